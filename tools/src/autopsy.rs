@@ -1,4 +1,4 @@
-//! `doorbell autopsy`: what a node's engine did last.
+//! `doorbell autopsy`: the last records of a node's engine.
 
 use crate::environment::{DOMAIN, Domain};
 use crate::exit::Failure;
@@ -10,22 +10,14 @@ use doorbell_shm::board::{BoardCopy, Figure, RECORDS, Recorded};
 use doorbell_shm::domain::{DomainStatus, NodeStatus};
 use serde_json::json;
 
-/// Show what a node did last, though it was killed
+/// Show what a node did last, even if it was killed
 ///
-/// Reads the flight recorder on the node's board: of a node that lives, that was stopped, or that was killed. The node is not
-/// asked. What a dead node left stays until the next one joins its domain, or until `doorbell clean`.
+/// Reads the flight recorder on the board of a living, stopped or killed node. The node takes no part. The board of a dead node stays until
+/// the next node joins its domain, or until `doorbell clean`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  doorbell autopsy 1                           node 1, if one domain has such a node
-  doorbell autopsy 1 --domain grid --last 100
-  doorbell autopsy 1 --format json | jq '.records[] | select(.kind == \"peer-died\")'
-
-The recorder holds the last 512 things. TRANSFER, OFFSET and BYTES say which transfer, where in it, and how much; of a
-DMA counter that reached zero (counter-zero): its number, which use of it, and the bytes with which it began.
-Small messages are not recorded: a record would take as long as the message.")]
+#[command(after_help = include_str!("../help/autopsy.txt"))]
 pub struct AutopsyArgs {
-    /// Which node
+    /// The id of the node
     node: NodeId,
     /// Its domain [default: the one that has such a node]
     #[arg(long, value_name = "NAME", env = DOMAIN)]
@@ -33,12 +25,12 @@ pub struct AutopsyArgs {
     /// Form of the output
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
     format: Format,
-    /// How many records at most
+    /// The most records to show
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=RECORDS as i64))]
     last: u16,
 }
 
-/// Looks and prints.
+/// Reads the board and prints.
 pub fn run(args: &AutopsyArgs) -> Result<(), Failure> {
     let domains = domains()?;
     let (domain, node) = find(&domains, args)?;
@@ -71,12 +63,12 @@ fn find<'a>(domains: &'a [DomainStatus], args: &AutopsyArgs) -> Result<(&'a Doma
     match (found.as_slice(), &args.domain) {
         ([found], _) => Ok(*found),
         ([], Some(Domain(name))) => Err(Failure::failed(
-            format!("there is nothing of a node {} of a domain '{name}'", args.node),
-            "who leaves in good order leaves nothing; `doorbell ls` shows what there is",
+            format!("nothing is left of a node {} of a domain '{name}'", args.node),
+            "a node that leaves normally leaves nothing; `doorbell ls` shows what there is",
         )),
         ([], None) => Err(Failure::failed(
-            format!("no domain of this user has anything of a node {}", args.node),
-            "who leaves in good order leaves nothing; `doorbell ls` shows what there is",
+            format!("no domain of this user has a node {}", args.node),
+            "a node that leaves normally leaves nothing; `doorbell ls` shows what there is",
         )),
         (several, _) => {
             let names: Vec<_> = several.iter().map(|(domain, _)| domain.name.as_str()).collect();
@@ -87,12 +79,12 @@ fn find<'a>(domains: &'a [DomainStatus], args: &AutopsyArgs) -> Result<(&'a Doma
 }
 
 fn table(domain: &DomainStatus, node: &NodeStatus, board: &BoardCopy, records: &[Recorded], style: Style) -> String {
-    let who = node.member.as_ref().map_or("role and process not known".to_owned(), |member| {
+    let process = node.member.as_ref().map_or("role and process not known".to_owned(), |member| {
         format!("{}, process {}{}", member.role, member.pid, labelled(&member.label))
     });
     let title = format!("node {} of domain '{}', life {}", node.id, domain.name, board.incarnation());
     let shown = board.figures();
-    let mut lines = vec![format!("{}: {}, {who}", style.bold(title), state(node))];
+    let mut lines = vec![format!("{}: {}, {process}", style.bold(title), state(node))];
     lines.push(format!(
         "messages  {} in ({}), {} out ({}), {} wait ({})",
         shown[Figure::MessagesIn],

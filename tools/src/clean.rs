@@ -1,4 +1,4 @@
-//! `doorbell clean`: removes what dead nodes left.
+//! `doorbell clean`: removes the segments of dead nodes.
 
 use crate::environment::Domain;
 use crate::exit::Failure;
@@ -9,36 +9,29 @@ use doorbell_shm::domain::{DomainLayout, DomainStatus, clean};
 
 /// Remove what dead nodes left in shared memory
 ///
-/// Nodes that end in good order leave nothing, and what a killed one left goes when another joins its domain. This is for the
-/// rest. What belongs to living nodes is never touched.
+/// Nodes that end normally leave nothing. When a node joins a domain, it removes what killed nodes left there. This command removes the
+/// rest. It never touches anything of a living node.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  doorbell clean --dry-run     what would go
-  doorbell clean               what dead nodes of this user left, in all domains
-  doorbell clean grid          in one domain
-  doorbell clean --force       also domains of other builds of Doorbell, if nobody lives in them
-
-Exit code: 0 if nothing is left that could go, 1 if something was kept although nobody lives in it.")]
+#[command(after_help = include_str!("../help/clean.txt"))]
 pub struct CleanArgs {
     /// Only this domain
     domain: Option<Domain>,
-    /// Remove domains of other builds, too, if nobody lives in them
+    /// Also remove domains of other builds that have no living node
     #[arg(long)]
     force: bool,
-    /// Only say what would be removed
+    /// Only show what would be removed
     #[arg(long)]
     dry_run: bool,
 }
 
-/// Cleans, or says what would be cleaned.
+/// Cleans, or shows what would be removed.
 pub fn run(args: &CleanArgs) -> Result<(), Failure> {
     let only = args.domain.as_ref().map(|Domain(name)| name.as_str());
     if args.dry_run {
         return preview(only, args.force);
     }
     let report = clean(&Space::posix(), only, args.force)
-        .map_err(|error| Failure::failed(error, "what is left can be removed by another `doorbell clean`"))?;
+        .map_err(|error| Failure::failed(error, "another `doorbell clean` can remove the rest"))?;
     let mut text: String = report.removed.iter().map(|name| format!("removed {name}\n")).collect();
     text += &match report.removed.len() {
         0 => "nothing to remove\n".to_owned(),

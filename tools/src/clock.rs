@@ -7,7 +7,7 @@ pub fn now() -> u64 {
     clock(libc::CLOCK_MONOTONIC)
 }
 
-/// How long the threads of this process have had a processor.
+/// The processor time of all threads of this process.
 pub fn processor_time() -> Duration {
     Duration::from_nanos(clock(libc::CLOCK_PROCESS_CPUTIME_ID))
 }

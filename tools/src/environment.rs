@@ -1,4 +1,4 @@
-//! The variables by which `doorbell run` tells a program its place, and which the commands read as defaults too.
+//! The variables by which `doorbell run` tells a program its place. The commands read them as defaults, too.
 
 use crate::exit::Failure;
 use doorbell::{FabricKind, NodeId, PortKind, Progress, Role, Wait};
@@ -10,32 +10,32 @@ use tracing_subscriber::filter::LevelFilter;
 
 /// The domain's name.
 pub const DOMAIN: &str = "DOORBELL_DOMAIN";
-/// Which node to be.
+/// The id of the node.
 pub const NODE: &str = "DOORBELL_NODE";
-/// How many nodes were started together.
+/// The number of nodes that were started together.
 pub const NODES: &str = "DOORBELL_NODES";
-/// What the node is to its domain.
+/// The role of the node.
 pub const ROLE: &str = "DOORBELL_ROLE";
-/// Who turns the engine.
+/// Which thread turns the engine.
 pub const PROGRESS: &str = "DOORBELL_PROGRESS";
 /// How threads wait.
 pub const WAIT: &str = "DOORBELL_WAIT";
-/// Which fabrics to use.
+/// The fabrics to use.
 pub const FABRIC: &str = "DOORBELL_FABRIC";
-/// The UDP addresses at which others find the node.
+/// The UDP addresses at which the node listens.
 pub const LISTEN: &str = "DOORBELL_LISTEN";
-/// UDP addresses of nodes that have to be there.
+/// UDP addresses of nodes that must be up.
 pub const CONNECT: &str = "DOORBELL_CONNECT";
-/// UDP addresses of nodes that may be there.
+/// UDP addresses of nodes that may be up.
 pub const SEEK: &str = "DOORBELL_SEEK";
 /// How to wait for datagrams.
 pub const PORT: &str = "DOORBELL_PORT";
 /// The file with the domain's key.
 pub const KEY_FILE: &str = "DOORBELL_KEY_FILE";
-/// How much the libraries say of themselves.
+/// The level of the libraries' messages.
 const LOG: &str = "DOORBELL_LOG";
 
-/// Refuses an environment that no program of the domain would accept, before anything is done.
+/// Refuses a malformed environment before the command does anything.
 pub fn check() -> Result<(), Failure> {
     let _: Option<Domain> = variable(DOMAIN)?;
     let _: Option<NodeId> = variable(NODE)?;
@@ -52,32 +52,32 @@ pub fn check() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The progress policy: as the command line says, else the environment, else the default.
+/// The progress policy of the command line, else that of the environment, else the default.
 pub fn progress(said: Option<Progress>) -> Result<Progress, Failure> {
     Ok(said.or(variable(PROGRESS)?).unwrap_or_default())
 }
 
-/// The way of waiting: as the command line says, else the environment, else the default.
+/// The way of waiting of the command line, else that of the environment, else the default.
 pub fn wait(said: Option<Wait>) -> Result<Wait, Failure> {
     Ok(said.or(variable(WAIT)?).unwrap_or_default())
 }
 
-/// How to wait for datagrams: as the command line says, else the environment, else the default.
+/// How to wait for datagrams, from the command line, else from the environment, else the default.
 pub fn port(said: Option<PortKind>) -> Result<PortKind, Failure> {
     Ok(said.or(variable(PORT)?).unwrap_or_default())
 }
 
-/// The file with the domain's key: as the command line says, else the environment.
+/// The file with the domain's key, from the command line, else from the environment.
 pub fn key_file(said: Option<PathBuf>) -> Result<Option<PathBuf>, Failure> {
     Ok(said.or(variable(KEY_FILE)?))
 }
 
-/// How much the libraries say of themselves, if the environment says so.
+/// The level of the libraries' messages, if the environment sets it.
 pub fn log() -> Result<Option<LevelFilter>, Failure> {
     Ok(variable(LOG)?.map(|Log(level)| level))
 }
 
-/// A level of what is said.
+/// A level of messages.
 struct Log(LevelFilter);
 
 impl FromStr for Log {
@@ -112,7 +112,7 @@ impl FromStr for Addresses {
     }
 }
 
-/// The name of a domain, given on a command line or in the environment.
+/// The name of a domain, from a command line or from the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Domain(pub String);
 

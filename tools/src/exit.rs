@@ -1,7 +1,7 @@
 //! How the command ends: exit codes that scripts can use, and one line on stderr that says what to do.
 //!
-//! 0: done. 1: it was tried and failed. 2: it was not even tried, because arguments or environment are not right.
-//! 128 and more: ended by a signal, as shells count.
+//! 0: done. 1: the command tried and failed. 2: the command tried nothing, because arguments or environment are not right.
+//! 128 and more: a signal ended the command, as shells count.
 
 use clap::error::ErrorKind;
 use serde::{Deserialize, Serialize};
@@ -23,62 +23,85 @@ impl Failure {
         Self { code: 2, what: what.to_string(), hint: hint.into() }
     }
 
-    /// It was tried and failed.
+    /// The command tried and failed.
     pub fn failed(what: impl fmt::Display, hint: impl Into<String>) -> Self {
         Self { code: 1, what: what.to_string(), hint: hint.into() }
     }
 
-    /// The same, of which it is said before it what failed.
+    /// The same failure, with the words for what failed in front of it.
     pub fn of(self, what: impl fmt::Display) -> Self {
         Self { what: format!("{what}: {}", self.what), ..self }
     }
 
-    /// Whether it was not even tried.
+    /// Whether the command tried nothing, because arguments or environment are not right.
     pub fn is_usage(&self) -> bool {
         self.code == 2
     }
 
-    /// The same, with the exit code of what was started.
+    /// The same failure, with the exit code of the program that was started.
     pub fn with_code(self, code: u8) -> Self {
         Self { code, ..self }
     }
 
-    /// A signal asked for an end.
+    /// The words, without the mark of an error.
+    pub fn plain(&self) -> String {
+        if self.hint.is_empty() { self.what.clone() } else { format!("{}; hint: {}", self.what, self.hint) }
+    }
+
+    /// A signal asked for the end.
     pub fn interrupted(signal: i32) -> Self {
         Self { code: 128_u8.wrapping_add(signal as u8), what: "interrupted".into(), hint: String::new() }
     }
 }
 
+/// Turns an error into a [`Failure`] that says first what could not be done, and then why.
+pub trait Explain<T> {
+    /// The failure if arguments or environment are not right.
+    fn or_usage(self, what: impl fmt::Display, hint: impl Into<String>) -> Result<T, Failure>;
+
+    /// The failure if the command tried.
+    fn or_failed(self, what: impl fmt::Display, hint: impl Into<String>) -> Result<T, Failure>;
+}
+
+impl<T, E: fmt::Display> Explain<T> for Result<T, E> {
+    fn or_usage(self, what: impl fmt::Display, hint: impl Into<String>) -> Result<T, Failure> {
+        self.map_err(|error| Failure::usage(format!("{what}: {error}"), hint))
+    }
+
+    fn or_failed(self, what: impl fmt::Display, hint: impl Into<String>) -> Result<T, Failure> {
+        self.map_err(|error| Failure::failed(format!("{what}: {error}"), hint))
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "doorbell: error: {}", self.what)?;
-        if self.hint.is_empty() { Ok(()) } else { write!(f, "; hint: {}", self.hint) }
+        write!(f, "doorbell: error: {}", self.plain())
     }
 }
 
 /// Prints what went wrong, in one line, and gives the exit code.
 pub fn report(failure: &Failure) -> ExitCode {
-    // Not `eprintln`, which panics where nobody listens any more.
+    // `eprintln` panics where stderr is closed.
     let _ = writeln!(std::io::stderr(), "{}", failure.to_string().replace('\n', " "));
     ExitCode::from(failure.code)
 }
 
-/// A line on stderr that changes nothing.
+/// Prints a warning on stderr.
 pub fn warn(what: impl fmt::Display) {
     eprintln!("doorbell: warning: {what}");
 }
 
-/// What the command line parser has to say: help and version as they are, errors in one line.
+/// Prints what the command line parser says: help and version as they are, errors in one line.
 pub fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // Who closed the pipe has seen enough.
+        // A closed pipe is no error.
         let _ = error.print();
         return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
     }
     report(&from_clap(error))
 }
 
-/// The first line of the parser's message says what is wrong; of the others, the one that helps most is kept.
+/// The first line of the parser's message says what is wrong. Of the other lines the most helpful one becomes the hint.
 fn from_clap(error: &clap::Error) -> Failure {
     let text = error.render().to_string();
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());

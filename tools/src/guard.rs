@@ -1,10 +1,10 @@
-//! The guard: a process that finishes what a command cannot finish, should the command be killed.
+//! The guard: a process that cleans up if the command is killed.
 //!
-//! The kernel kills the processes that a command started when it ends, but not what those started in turn, and it removes no
-//! segments. The guard holds one end of a pipe of which the command has the other. If that breaks before the command has
-//! said that all is done, the guard kills the groups of processes it was told of and cleans up after their nodes.
+//! When a command ends, the kernel kills the processes that it started, but not the processes that those started in turn, and it
+//! removes no segments. The guard and the command hold the two ends of a pipe. If the pipe breaks before the command has said
+//! "done", the guard kills the groups of processes that the command named, and cleans up after their nodes.
 
-use crate::exit::Failure;
+use crate::exit::{Explain, Failure};
 use crate::processes::{any_alive_in, own_command, signal_group, take_name};
 use doorbell::Space;
 use doorbell_shm::domain::clean;
@@ -15,10 +15,10 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Stdio};
 use std::time::{Duration, Instant};
 
-/// The name under which the command runs itself as guard.
+/// The name of the hidden command of the guard.
 pub const COMMAND: &str = "guard";
 
-/// How long processes that were killed may take to be gone.
+/// How long killed processes may take to be gone.
 const GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, clap::Args)]
@@ -39,35 +39,31 @@ impl Guard {
     pub fn start(domain: &str) -> Result<Self, Failure> {
         let mut command = own_command(COMMAND);
         command.arg(domain).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        // A session of its own, which no terminal sends signals to.
+        // A session of its own, so that no terminal sends signals to it.
         // SAFETY: one system call, no allocation, no lock.
         unsafe { command.pre_exec(|| Ok(setsid().map(|_| ())?)) };
-        let mut child = command.spawn().map_err(|error| {
-            Failure::usage(
-                format!("cannot start another process: {error}"),
-                "see the limits on processes (`ulimit -u`), and that /proc is mounted",
-            )
-        })?;
+        let hint = "see the limits on processes (`ulimit -u`), and that /proc is mounted";
+        let mut child = command.spawn().or_usage("cannot start another process", hint)?;
         let pipe = child.stdin.take();
         Ok(Self { child, pipe })
     }
 
     /// Puts a group of processes under guard.
     pub fn watch(&mut self, group: Pid) {
-        // If somebody killed the guard, the command has to do without it.
+        // If the guard was killed, the command goes on without it.
         let _ = self.pipe.as_mut().map(|pipe| writeln!(pipe, "{group}"));
     }
 }
 
 impl Drop for Guard {
-    /// All is done: the groups are gone, and their nodes cleaned up after.
+    /// Tells the guard that the groups are gone and their nodes are cleaned up.
     fn drop(&mut self) {
         let _ = self.pipe.take().map(|mut pipe| writeln!(pipe, "done"));
         let _ = self.child.wait();
     }
 }
 
-/// Stands guard.
+/// Waits for the end of the command.
 pub fn run(args: &GuardArgs) -> Result<(), Failure> {
     take_name();
     let mut groups = Vec::new();
@@ -83,8 +79,8 @@ pub fn run(args: &GuardArgs) -> Result<(), Failure> {
     while any_alive_in(&groups) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
-    // The command itself may not be gone wholly, and its node with it. Nobody is left to be told of a failure; `doorbell
-    // clean` tells.
+    // The process of the command, and its node, may still be ending, so this tries again. The guard has nobody to report a failure to.
+    // `doorbell clean` reports it.
     while clean(&Space::posix(), Some(&args.domain), false).is_ok_and(|report| !report.kept.is_empty())
         && Instant::now() < deadline
     {

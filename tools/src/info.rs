@@ -1,50 +1,46 @@
-//! `doorbell info`: what about this machine matters to Doorbell.
+//! `doorbell info`: the properties of this machine that matter to Doorbell.
 
 use crate::exit::Failure;
 use crate::experiment::report::{Fields, lines};
 use crate::ls::Format;
+use crate::processes;
 use crate::text::{DIRECTORY, Style, bytes, counted, print};
 use doorbell::LaneGeometry;
 use doorbell::io::IoEngine;
 use doorbell_fabric::sync::Barriers;
 use doorbell_shm::layout::{BOARD_BYTES, LAYOUT_HASH, LAYOUT_VERSION, inbox_bytes};
 use doorbell_udp::port::Uring;
-use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::statvfs::statvfs;
 use nix::sys::utsname::uname;
-use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::sync::atomic::AtomicU32;
 
-/// Show what about this machine matters to Doorbell
+/// Show the properties of this machine that matter to Doorbell
 ///
-/// What is missing or slow here, and what programs get if they say nothing.
+/// Shows what is missing or slow on this machine, and the defaults of programs.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  doorbell info
-  doorbell info --format json | jq .producers_fence")]
+#[command(after_help = include_str!("../help/info.txt"))]
 pub struct InfoArgs {
     /// Form of the output
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
     format: Format,
 }
 
-/// Nodes a domain can have if its creator says nothing; as in [`doorbell::NodeBuilder::max_nodes`].
+/// The default number of nodes of a domain, as in [`doorbell::NodeBuilder::max_nodes`].
 const MAX_NODES: usize = 16;
 
-/// What a node uses where io_uring cannot be had.
+/// What a node does without io_uring.
 const WITHOUT_PORT: &str = "a node waits for the network by ppoll and a second thread";
 const WITHOUT_FILES: &str = "an I/O node reads and writes files by plain calls, so a slow medium holds up all its clients";
 
-/// One fact: its name for people, what people read, and the same for programs.
+/// One fact: its name, its text for people, and its fields for programs.
 struct Fact {
     name: &'static str,
     text: String,
     fields: Vec<(&'static str, Value)>,
 }
 
-/// Finds out and prints.
+/// Collects the facts and prints them.
 pub fn run(args: &InfoArgs) -> Result<(), Failure> {
     let facts = [kernel(), processors(), memory(), barriers(), futex(), io_uring(), layout(), defaults()];
     print(&match args.format {
@@ -73,14 +69,11 @@ fn kernel() -> Fact {
 }
 
 fn processors() -> Fact {
-    let allowed = sched_getaffinity(Pid::from_raw(0));
-    let list: Vec<usize> =
-        allowed.map(|set| (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu) == Ok(true)).collect()).unwrap_or_default();
-    let words: Vec<String> = list.iter().map(usize::to_string).collect();
+    let list = processes::processors().unwrap_or_default();
     let note = if list.len() < 2 { "; messages between processes are fastest with two" } else { "" };
     Fact {
         name: "processors",
-        text: format!("{} for this process: {}{note}", counted(list.len(), "processor"), words.join(",")),
+        text: format!("{} for this process: {}{note}", counted(list.len(), "processor"), processes::joined(&list)),
         fields: vec![("processors", json!(list))],
     }
 }
@@ -114,7 +107,7 @@ fn memory() -> Fact {
 fn barriers() -> Fact {
     let found = Barriers::join();
     let text = match (found.process, found.machine) {
-        (true, true) => "works: producers do not fence, who parks pays for both",
+        (true, true) => "works: producers do not fence, and a thread that parks pays for both",
         (false, true) => "works between processes only: threads that share a node lock each time",
         (_, false) => "does not work: producers fence after every message, which makes them several times slower",
     };
@@ -131,14 +124,14 @@ fn barriers() -> Fact {
 
 fn futex() -> Fact {
     let word = AtomicU32::new(0);
-    // SAFETY: the word outlives the call, which wakes nobody and reads only its address.
+    // SAFETY: the word outlives the call, which wakes no thread and uses only the address.
     let works = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) == 0 };
     let text = if works { "works: threads can park" } else { "is refused: threads cannot park; use --wait spin or yield" };
     Fact { name: "futex", text: text.into(), fields: vec![("futex", json!(works))] }
 }
 
 fn io_uring() -> Fact {
-    // A node on a network and an I/O node ask the kernel for different things: one kernel may have the one and not the other.
+    // A node on a network and an I/O node need different features of io_uring, and a kernel may have only one of them.
     let (port, files) = (Uring::check(), IoEngine::Uring.check());
     let text = match (&port, &files) {
         (Ok(()), Ok(())) => {

@@ -5,28 +5,28 @@ use crate::exit::Failure;
 use doorbell::{Error, FabricKind, Node, NodeBuilder, PortKind, Role, UdpError};
 use std::path::PathBuf;
 
-/// By which way others are reached.
+/// The fabrics by which a node reaches others.
 #[derive(Clone, Debug, clap::Args)]
 pub struct NetworkArgs {
-    /// Have nodes of other machines find this one at this UDP address
+    /// Listen for nodes of other machines at this UDP address
     #[arg(long, value_name = "ADDR", help_heading = "Over the network", conflicts_with = "connect")]
     pub listen: Option<Address>,
     /// Join the domain by way of the node that listens at this UDP address
     #[arg(long, value_name = "ADDR", help_heading = "Over the network")]
     pub connect: Option<Address>,
-    /// The file with the key that all share: 32 bytes, for this user alone [env: DOORBELL_KEY_FILE=]
+    /// The file with the key that all nodes share: 32 bytes, readable by this user alone [env: DOORBELL_KEY_FILE=]
     #[arg(long, value_name = "FILE", help_heading = "Over the network")]
     pub key_file: Option<PathBuf>,
-    /// How to wait for datagrams, which plain calls send and receive in any case: auto, io_uring or plain [env: DOORBELL_PORT=] [default: auto]
+    /// How to wait for datagrams: auto, io_uring or plain. Plain calls send and receive them in any case [env: DOORBELL_PORT=] [default: auto]
     #[arg(long, value_name = "HOW", help_heading = "Over the network")]
     pub port: Option<PortKind>,
-    /// auto: shared memory where there is any, else the network; or shm or udp alone
+    /// auto: shared memory if both nodes have it, otherwise the network; or shm or udp alone
     #[arg(long, value_name = "WHAT", help_heading = "Over the network", default_value = "auto")]
     pub fabric: FabricKind,
 }
 
 impl NetworkArgs {
-    /// A node that is about to join. `first` is the command that has to be started first, at the address to connect to.
+    /// A builder of a node. `first` is the command that has to run first, at the address to connect to.
     pub fn builder(&self, domain: &Domain, role: Role, label: &str, first: &str) -> Result<NodeBuilder, Failure> {
         let mut builder = Node::builder(&domain.0).role(role).label(label).fabric(self.fabric);
         builder = builder.udp_port(port(self.port)?);
@@ -47,7 +47,7 @@ impl NetworkArgs {
     }
 }
 
-/// Why a node could not join, and what to do on a command line. `first` as in [`NetworkArgs::builder`].
+/// The failure of a node that could not join, with a hint for the command line. `first` is as in [`NetworkArgs::builder`].
 pub fn failure(error: Error, first: &str) -> Failure {
     let Error::Udp(udp) = &error else { return Failure::usage(error, "`doorbell info` shows what this machine lacks") };
     match &**udp {

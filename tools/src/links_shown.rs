@@ -1,4 +1,4 @@
-//! What nodes show of their links and of how their messages went, in words for people and in fields for programs.
+//! Links of nodes and the modes of their messages, as text for people and as fields for programs.
 
 use crate::nodes::{nanoseconds, short};
 use crate::text::{Table, bytes, counted};
@@ -6,7 +6,7 @@ use doorbell::mode::{Fabric, LatencySum, LinkShown, ModeCounts, ModeMonitor, Pro
 use doorbell_shm::clock::now_ns;
 use serde_json::{Map, Value, json};
 
-/// Decisions that people are shown of each node.
+/// Decisions that the text shows for each node.
 const LATEST: usize = 5;
 /// Characters of a bar.
 const BAR: usize = 10;
@@ -14,13 +14,13 @@ const BAR: usize = 10;
 const LINK_COLUMNS: [&str; 11] =
     ["DOMAIN", ">NODE", ">TO", "LINK", ">DEPTH", ">QUEUED", "OCCUPANCY", ">WAITING", ">TRANSFERS", ">MESSAGES", ">SENT"];
 
-/// The nodes of a domain that show anything.
+/// The nodes of a domain that have a monitor.
 pub struct Domain<'a> {
     pub name: &'a str,
     pub nodes: Vec<&'a ModeMonitor>,
 }
 
-/// All there is to see, line by line: the links, what was counted, the latest decisions, and each domain as a whole.
+/// All lines: the links, the counts and the latest decisions of each node, and each domain as a whole.
 pub fn lines(domains: &[Domain<'_>]) -> Vec<String> {
     let mut lines = links(domains);
     for Domain { name, nodes } in domains {
@@ -32,7 +32,7 @@ pub fn lines(domains: &[Domain<'_>]) -> Vec<String> {
     lines
 }
 
-/// A line for each link, below their names; nothing without links.
+/// A line for each link below the names of the columns; empty without links.
 pub fn links(domains: &[Domain<'_>]) -> Vec<String> {
     let mut table = Table::new(&LINK_COLUMNS);
     let mut is_empty = true;
@@ -57,13 +57,13 @@ pub fn links(domains: &[Domain<'_>]) -> Vec<String> {
     if is_empty { Vec::new() } else { table.lines() }
 }
 
-/// Thousandths, as a bar and in per cent.
+/// Thousandths, as a bar and as a percentage.
 fn bar(occupancy: u16) -> String {
     let full = (usize::from(occupancy) * BAR).div_ceil(1000).min(BAR);
     format!("{}{} {:>5.1} %", "█".repeat(full), "·".repeat(BAR - full), f64::from(occupancy) / 10.0)
 }
 
-/// What was counted of a node, and its latest decisions.
+/// The counts of a node, and its latest decisions.
 pub fn about(node: &ModeMonitor) -> Vec<String> {
     let counts = &node.counts;
     let asked = requests(counts);
@@ -109,7 +109,7 @@ pub fn whole(nodes: &[&ModeMonitor]) -> String {
     parts.join("; ")
 }
 
-/// How often each fabric was asked for; empty if nothing was.
+/// How often each fabric was requested; empty if none was.
 fn requests(counts: &ModeCounts) -> String {
     let kinds = [(Some(Fabric::Shm), "shm"), (Some(Fabric::Udp), "udp"), (None, "none")];
     let found = kinds.into_iter().map(|(fabric, word)| (counts.requests(fabric), word)).filter(|(count, _)| *count > 0);
@@ -122,7 +122,7 @@ fn refusals(counts: &ModeCounts) -> String {
     if found.is_empty() { "none".into() } else { found.join(", ") }
 }
 
-/// The modes that were used, with how many messages took each and how long those took that were sampled.
+/// The used modes, each with its number of messages and the sampled latencies.
 fn modes(counts: &ModeCounts) -> impl Iterator<Item = (Fabric, Protocol, u64, LatencySum)> + '_ {
     let all = Fabric::ALL.into_iter().flat_map(|fabric| Protocol::ALL.map(|protocol| (fabric, protocol)));
     let found =
@@ -130,7 +130,7 @@ fn modes(counts: &ModeCounts) -> impl Iterator<Item = (Fabric, Protocol, u64, La
     found.filter(|(.., messages, latency)| *messages > 0 || latency.samples > 0)
 }
 
-/// A node for programs.
+/// The fields of a node.
 pub fn object(node: &ModeMonitor) -> Value {
     let mut object = counted_object(&node.counts);
     let decisions = node.decisions.iter().map(|decision| {
@@ -170,7 +170,7 @@ fn link_object(link: &LinkShown) -> Value {
     })
 }
 
-/// A domain for programs: the sums and means of its nodes.
+/// The fields of a domain: sums and means of its nodes.
 pub fn whole_object<'a>(nodes: impl IntoIterator<Item = &'a ModeMonitor>) -> Value {
     let all = ModeMonitor::aggregate(nodes);
     let mut object = counted_object(&all.counts);

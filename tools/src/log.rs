@@ -1,4 +1,4 @@
-//! What the libraries say of themselves, as lines on stderr like the command's own.
+//! Messages of the libraries, as lines on stderr like the command's own.
 
 use crate::environment;
 use crate::exit::Failure;
@@ -9,12 +9,12 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// From here on all of this level and above is said, unless the environment names another.
+/// Prints messages of this level and above from now on, unless the environment names another level.
 pub fn install(usual: LevelFilter) -> Result<(), Failure> {
     let level = environment::log()?.unwrap_or(usual);
-    // Where nobody listens on stderr any more, nobody is told of that either.
+    // A closed stderr is no error.
     let lines = tracing_subscriber::fmt().log_internal_errors(false).event_format(Line);
-    // Where something is installed already, that says it.
+    // If another subscriber is installed already, that one stays.
     let _ = tracing::subscriber::set_global_default(lines.with_max_level(level).with_writer(std::io::stderr).finish());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The `doorbell` command. Each command is a module that has its arguments and a `run`.
+//! The `doorbell` command. Each subcommand is a module with its arguments and a `run`.
 
 mod atomics;
 mod autopsy;
@@ -37,10 +37,7 @@ use tracing_subscriber::filter::LevelFilter;
     name = "doorbell",
     version,
     max_term_width = 110,
-    after_help = "\
-Environment:
-  DOORBELL_LOG=LEVEL  what the libraries say on stderr: off, error, warn, info, debug or trace [default: warn]
-  DOORBELL_TUNE=FILE  where `doorbell tune` keeps what it found, and policies read it; off: nowhere"
+    after_help = include_str!("../help/cli.txt")
 )]
 struct Cli {
     #[command(subcommand)]
@@ -67,13 +64,13 @@ enum Command {
     Clean(clean::CleanArgs),
     Tune(tune::TuneArgs),
     Info(info::InfoArgs),
-    /// One of the processes of a measurement; started by the commands that measure.
+    /// One of the processes of a measurement, which the measuring commands start.
     #[command(name = experiment::COMMAND, hide = true)]
     Worker(experiment::WorkerArgs),
-    /// Finishes what a command cannot finish that was killed; started by the commands that start processes.
+    /// Cleans up after a command that was killed. The commands that start processes start it.
     #[command(name = guard::COMMAND, hide = true)]
     Guard(guard::GuardArgs),
-    /// One of the accelerators of the demo; started by it.
+    /// One of the accelerators of the demo, which starts it.
     #[command(name = demo::accelerator::COMMAND, hide = true)]
     DemoAccelerator(demo::accelerator::AcceleratorArgs),
 }
@@ -81,7 +78,7 @@ enum Command {
 impl Command {
     fn run(self) -> Result<(), Failure> {
         environment::check()?;
-        // Of the processes of a measurement one speaks for all.
+        // Only the first worker of a measurement logs, and it installs the log itself.
         if !matches!(self, Command::Worker(_)) {
             log::install(LevelFilter::WARN)?;
         }
@@ -128,7 +125,7 @@ mod tests {
     use clap::CommandFactory;
     use clap::builder::ValueParser;
 
-    /// Every option that is a path, as `command option`.
+    /// Every option that takes a path, as `command option`.
     fn paths(command: &clap::Command, of: &str, found: &mut Vec<String>) {
         let is_path = |parser: &ValueParser| {
             let types = [ValueParser::path_buf(), clap::value_parser!(io::place::Place).into()];

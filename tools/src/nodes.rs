@@ -1,4 +1,4 @@
-//! Nodes as anybody can see them from outside, in words for people and in fields for programs.
+//! Nodes as other processes see them, as text for people and as fields for programs.
 
 use doorbell::{Figures, Priority};
 use doorbell_shm::board::{BoardCopy, Latencies, Record, Recorded};
@@ -14,7 +14,7 @@ pub fn state(node: &NodeStatus) -> &'static str {
         return "dead";
     }
     let Some(member) = &node.member else { return "alive" };
-    // Its number means something to us only if we count processes alike.
+    // The number of its process is valid here only in the same namespace of processes.
     let alike = fs::metadata("/proc/self/ns/pid").is_ok_and(|found| found.ino() == member.pid_namespace);
     if alike && is_stopped(member.pid) { "stopped" } else { "alive" }
 }
@@ -25,12 +25,12 @@ fn is_stopped(pid: u32) -> bool {
     found.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
 }
 
-/// All figures by name.
+/// All metrics by name.
 pub fn figures(figures: &Figures) -> Value {
     figures.iter().map(|(figure, value)| (figure.word().to_owned(), json!(value))).collect::<Map<_, _>>().into()
 }
 
-/// Sampled latencies, as far as people ask.
+/// Sampled latencies.
 pub fn latencies(latencies: &Latencies) -> Value {
     let quantile = |share| latencies.quantile(share);
     json!({ "samples": latencies.count(), "p50_ns": quantile(0.5), "p90_ns": quantile(0.9), "p99_ns": quantile(0.99) })
@@ -42,7 +42,7 @@ pub fn counters(board: &BoardCopy) -> Value {
     board.counters().into_iter().map(counter).collect()
 }
 
-/// What a node is.
+/// The fields that identify a node.
 pub fn identity(node: &NodeStatus) -> Map<String, Value> {
     let member = node.member.as_ref();
     let incarnation = member.map(|member| member.incarnation).or(node.board.as_ref().map(BoardCopy::incarnation));
@@ -56,7 +56,7 @@ pub fn identity(node: &NodeStatus) -> Map<String, Value> {
     fields
 }
 
-/// A record for programs.
+/// The fields of a record.
 pub fn record(recorded: &Recorded) -> Value {
     let Recorded { number, time_ns, thread, record } = *recorded;
     json!({
@@ -66,7 +66,7 @@ pub fn record(recorded: &Recorded) -> Value {
         "thread": thread,
         "kind": record.kind.word(),
         "peer": record.peer.map(|peer| peer.0),
-        "incarnation": Some(record.incarnation.0).filter(|life| *life != 0),
+        "incarnation": Some(record.incarnation.0).filter(|incarnation| *incarnation != 0),
         "priority": record.priority.map(priority),
         "transfer": record.transfer,
         "offset": record.offset,
@@ -74,11 +74,11 @@ pub fn record(recorded: &Recorded) -> Value {
     })
 }
 
-/// The columns of records for people.
+/// The columns of records.
 pub const RECORD_COLUMNS: [&str; 9] =
     [">NUMBER", ">SECONDS AGO", ">THREAD", "WHAT", ">PEER", "PRIORITY", ">TRANSFER", ">OFFSET", ">BYTES"];
 
-/// A record for people.
+/// The cells of a record.
 pub fn record_cells(recorded: &Recorded) -> [String; 9] {
     let Recorded { number, time_ns, thread, record } = *recorded;
     let Record { kind, peer, transfer, offset, bytes, .. } = record;
@@ -106,7 +106,7 @@ pub fn priority(priority: Priority) -> &'static str {
     }
 }
 
-/// Nanoseconds in the unit that people would choose.
+/// Nanoseconds in a unit that suits the number.
 pub fn nanoseconds(ns: Option<u64>) -> String {
     match ns {
         None => "-".into(),

@@ -1,7 +1,7 @@
-//! Files that people name on the command line: opened without waiting, and written whole.
+//! Files from the command line, which are opened without waiting and replaced as a whole.
 //!
-//! Only regular files are read and written. To open a FIFO may wait for ever, and to write a device or a socket is never meant. An [`Output`] is written
-//! beside its place and then takes it, so a reader finds the former file or the new one.
+//! Only regular files are read and written. Opening a FIFO may block for ever, and writing to a device or a socket is a mistake. An [`Output`] is written
+//! beside its place and then takes the place, so a reader finds the former file or the new one.
 
 use std::fs::{self, File, FileType, Metadata, Permissions};
 use std::io::{self, ErrorKind, Write};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// How many names are tried for the file beside an output.
 const NAMES: u32 = 100;
 
-/// What a file is, in words.
+/// The kind of a file, in words.
 pub fn kind(kind: FileType) -> &'static str {
     match kind {
         _ if kind.is_file() => "a regular file",
@@ -25,7 +25,7 @@ pub fn kind(kind: FileType) -> &'static str {
     }
 }
 
-/// An error of the kind [`ErrorKind::InvalidInput`] for all but regular files.
+/// Fails with [`ErrorKind::InvalidInput`] unless the file is a regular file.
 pub fn regular(facts: &Metadata) -> io::Result<()> {
     if facts.is_file() { Ok(()) } else { Err(refused(format!("it is no regular file but {}", kind(facts.file_type())))) }
 }
@@ -34,7 +34,7 @@ fn refused(why: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, why.into())
 }
 
-/// Opens a regular file. Looks before, since to open a device may do something, and afterwards, since somebody may have exchanged the file.
+/// Opens a regular file. Checks before, because opening a device may have an effect, and afterwards, because another process may have exchanged the file.
 fn open_regular(path: &Path, options: &mut fs::OpenOptions) -> io::Result<File> {
     regular(&fs::metadata(path)?)?;
     let file = options.custom_flags(libc::O_NONBLOCK).open(path)?;
@@ -47,25 +47,25 @@ pub fn open(path: &Path) -> io::Result<File> {
     open_regular(path, File::options().read(true))
 }
 
-/// A place where a file is to be written.
+/// A place for a file.
 #[derive(Debug)]
 pub struct Output {
     path: PathBuf,
-    /// Whose the file is that is replaced, and its rights.
+    /// The owner and the rights of the file to replace.
     former: Option<Metadata>,
 }
 
 impl Output {
-    /// Sees that a file can be written here, so that a mistake is told before anything else is done. A file that is here stays as it is.
+    /// Checks that a file can be written here, so that the command reports a mistake before it does anything. A former file stays as it is.
     pub fn at(path: &Path) -> io::Result<Self> {
-        // `file_name` would leave the slash out, and the file would be refused only when it is whole.
+        // `file_name` ignores the slash, and the mistake would show only at the end.
         if path.as_os_str().as_bytes().ends_with(b"/") {
             return Err(refused("it ends with a slash, which only a directory may"));
         }
         let output = match fs::metadata(path) {
             Ok(_) => {
                 let found = open_regular(path, File::options().write(true))?;
-                // The file that a symbolic link leads to is replaced, and not the link.
+                // Replaces the target of a symbolic link, and not the link.
                 Self { path: fs::canonicalize(path)?, former: Some(found.metadata()?) }
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -80,12 +80,12 @@ impl Output {
         Ok(output)
     }
 
-    /// The file itself, where a symbolic link leads to it.
+    /// The path of the file; for a symbolic link, that of its target.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Begins a file that may take this place.
+    /// Begins a file that can take this place.
     pub fn draft(&self) -> io::Result<Draft> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         if self.path.file_name().is_none() {
@@ -98,7 +98,7 @@ impl Output {
             let mut options = File::options();
             options.read(true).write(true).create_new(true);
             if self.former.is_some() {
-                // Nobody else reads it before it has the rights of the file that it replaces.
+                // Other users must not read it before it has the rights of the former file.
                 options.mode(0o600);
             }
             made = options.open(&path).map(|file| (file, path));
@@ -112,7 +112,7 @@ impl Output {
             let is_same = |made: &Metadata| (made.uid(), made.gid()) == (former.uid(), former.gid());
             let is_its = is_same(&draft.file.metadata()?)
                 || std::os::unix::fs::fchown(&draft.file, Some(former.uid()), Some(former.gid())).is_ok();
-            // Rights to run as another user go with no new content, and rights of a group with that group alone.
+            // The new content must not run as another user, and a group has rights only if the file still belongs to it.
             let rights = former.mode() & if is_its { 0o777 } else { 0o700 };
             draft.file.set_permissions(Permissions::from_mode(rights))?;
         }
@@ -127,11 +127,11 @@ impl Output {
     }
 }
 
-/// A file beside its place. Dropped, it is removed.
+/// A file beside its place. Dropping it removes the file.
 #[derive(Debug)]
 pub struct Draft {
     file: File,
-    /// None once it has taken its place.
+    /// The path beside the place; `None` once the file has taken the place.
     beside: Option<PathBuf>,
     place: PathBuf,
 }
@@ -142,12 +142,12 @@ impl Draft {
         &self.file
     }
 
-    /// Takes the place; if that is wanted, not before all is on the medium.
+    /// Takes the place. With `sync`, not before the content is on its medium.
     pub fn keep(mut self, sync: bool) -> io::Result<()> {
         if sync {
             self.file.sync_all()?;
         }
-        // Renaming would remove whatever came to be here meanwhile.
+        // Renaming would replace any file that was made here meanwhile.
         match fs::symlink_metadata(&self.place) {
             Ok(found) => regular(&found)?,
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -158,7 +158,7 @@ impl Draft {
         }
         self.beside = None;
         if sync {
-            // The file is in its place. Where a directory can't be opened or synchronised, the system does that in its own time.
+            // The file is in its place. If the directory cannot be synchronised, the system does so later.
             let _ = File::open(directory(&self.place)).and_then(|directory| directory.sync_all());
         }
         Ok(())

@@ -1,13 +1,16 @@
-//! How the commands write for people: figures, tables, and colours where somebody sees them.
+//! How the commands write for people: figures, tables, and colours on a terminal.
 
-use std::fmt::Display;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::fmt::{self, Display};
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-/// Where segments are: that of `Space::posix`.
+/// The directory of the segments, as in `Space::posix`.
 pub const DIRECTORY: &str = "/dev/shm";
 
-/// Bytes in the unit that people would choose: `96 KiB`, `3.3 MiB`.
+/// Bytes in a unit that suits the number: `96 KiB`, `3.3 MiB`.
 pub fn bytes(count: u64) -> String {
     let units = [("GiB", 1_u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match units.into_iter().find(|(_, unit)| count >= *unit) {
@@ -20,30 +23,66 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
-/// A time of up to a day as people write it: `3s`, `500ms`.
+/// A time of up to a day: `3s`, `500ms`.
 pub fn time(word: &str) -> Result<Duration, String> {
-    let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
-    let (number, unit) = word.split_at(digits);
-    let number = number.parse::<u64>().ok().filter(|number| *number <= 86_400_000);
-    match (number, unit) {
-        (Some(number), "s" | "") if number <= 86_400 => Ok(Duration::from_secs(number)),
-        (Some(number), "ms") => Ok(Duration::from_millis(number)),
-        _ => Err("it is not a time of up to a day; hint: times look like 3s or 500ms".into()),
-    }
+    let most = Duration::from_secs(86_400);
+    let found = span(word, &[("s", 1_000_000_000), ("", 1_000_000_000), ("ms", 1_000_000)]).filter(|found| *found <= most);
+    found.ok_or_else(|| "it is not a time of up to a day; hint: times look like 3s or 500ms".into())
 }
 
-/// A number with its noun, in the plural where it belongs.
+/// A number and one of these units, which are in nanoseconds.
+pub fn span(word: &str, units: &[(&str, u64)]) -> Option<Duration> {
+    let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
+    let (number, unit) = word.split_at(digits);
+    let (_, ns) = units.iter().find(|(name, _)| *name == unit)?;
+    number.parse::<u64>().ok()?.checked_mul(*ns).map(Duration::from_nanos)
+}
+
+/// The word by which serde writes a value.
+pub fn word(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// A parser of the words of a type, which `--help` and errors list.
+pub fn words<T>(known: &'static [&'static str]) -> impl TypedValueParser<Value = T>
+where
+    T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(known).try_map(|word| word.parse::<T>())
+}
+
+/// The ways of waiting that [`doorbell::Wait`] knows.
+pub const WAITS: &[&str] = &["auto", "spin", "yield", "park"];
+
+/// The median; the mean of the two values in the middle if their number is even. `None` without values.
+pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_unstable_by(f64::total_cmp);
+    let upper = *values.get(values.len() / 2)?;
+    Some(if values.len().is_multiple_of(2) { (values[values.len() / 2 - 1] + upper) / 2.0 } else { upper })
+}
+
+/// A number with its noun, in the plural unless the number is 1.
 pub fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Prints what was made up whole. Whoever closed the pipe has seen enough.
+/// Prints a whole text. A closed pipe is no error.
 pub fn print(text: &str) {
     let mut out = io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-/// Rows of cells, of which each column is as wide as its widest cell.
+/// A bar on stderr that shows how far a command has come. It is hidden unless stderr is a terminal.
+pub fn bar(total: u64, template: &str) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(total).with_style(style)
+}
+
+/// Rows of cells. Each column is as wide as its widest cell.
 #[derive(Debug, Default)]
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -51,7 +90,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these names over its columns; those that begin with `>` are of figures and stand to the right.
+    /// A table with these names over its columns. A column whose name begins with `>` is aligned to the right.
     pub fn new(names: &[&str]) -> Self {
         let right = names.iter().enumerate().filter(|(_, name)| name.starts_with('>')).map(|(at, _)| at).collect();
         Self { rows: vec![names.iter().map(|name| name.trim_start_matches('>').to_owned()).collect()], right }
@@ -62,7 +101,16 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// Its lines, without blanks at their ends.
+    /// A table of rows: the cells of each, every one with the name of its column, which is the same for all rows.
+    pub fn of<'a, R>(rows: impl IntoIterator<Item = R>, cells: impl Fn(R) -> Vec<(&'a str, String)>) -> Self {
+        let mut rows = rows.into_iter().map(cells).peekable();
+        let names: Vec<&str> = rows.peek().map_or_else(Vec::new, |first| first.iter().map(|(name, _)| *name).collect());
+        let mut table = Self::new(&names);
+        rows.for_each(|row| table.row(row.into_iter().map(|(_, cell)| cell)));
+        table
+    }
+
+    /// The lines, without blanks at their ends.
     pub fn lines(&self) -> Vec<String> {
         let width = |column: usize| {
             self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
@@ -78,14 +126,21 @@ impl Table {
     }
 }
 
-/// Colours, if there is somebody to see them.
+/// All lines, each with its end.
+impl Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lines().iter().try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+/// Colours, if the output is a terminal that has them.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
     on: bool,
 }
 
 impl Style {
-    /// For a stream: with colours on a terminal that has them, unless `NO_COLOR` is set.
+    /// The style of a stream: with colours on a terminal that has them, unless `NO_COLOR` is set.
     pub fn of(stream: &impl IsTerminal) -> Self {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let able = std::env::var_os("TERM").is_some_and(|term| term != "dumb");
@@ -97,12 +152,12 @@ impl Style {
         self.paint("1", text)
     }
 
-    /// In letters that stand back.
+    /// In dim letters.
     pub fn dim(self, text: impl Display) -> String {
         self.paint("2", text)
     }
 
-    /// In one of six colours, the same one for the same number.
+    /// In one of six colours. A number has always the same colour.
     pub fn hue(self, number: usize, text: impl Display) -> String {
         self.paint(["36", "33", "35", "32", "34", "31"][number % 6], text)
     }

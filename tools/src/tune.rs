@@ -1,51 +1,27 @@
-//! `doorbell tune`: from which length on messages are faster by DMA on this machine, kept for the programs that ask for it.
+//! `doorbell tune`: finds the length from which on messages are faster by DMA on this machine, and keeps it for programs that ask for it.
 
-use crate::exit::{Failure, warn};
+use crate::exit::{Explain, Failure, warn};
 use crate::experiment::report::lines as objects;
 use crate::experiment::setting::{FREE, Setting};
-use crate::experiment::workers::requested_end;
 use crate::ls::Format;
-use crate::measure::args::crowded;
 use crate::measure::pairs;
-use crate::measure::plan::{Copier, Leg, Place, Plan, Test, unpack};
+use crate::measure::plan::{Leg, Place, Plan, Test, unpack};
 use crate::measure::size::Size;
 use crate::measure::table::time;
 use crate::paths::{self, Output};
-use crate::text::{Table, counted, print};
+use crate::processes::EndRequest;
+use crate::text::{Table, bar, counted, median, print, word};
 use doorbell::mode::{Dma, Fabric, Found, Machine, Tune};
-use doorbell::{Progress, Wait};
 use serde_json::json;
-use std::io::{IsTerminal, Write};
 use std::path::Path;
-use std::sync::atomic::Ordering;
 
-/// Measure from which length on messages are faster by DMA here, and keep it
+/// Measure the length from which on messages are faster by DMA here, and keep it
 ///
-/// Two processes send messages back and forth, of each size and memory by both ways in turns: through the lane (`transfer`), which
-/// both processors copy into and out of, and by DMA, where each byte is copied once. What is found is kept in a file, which a program's
-/// policy reads that is made with `Thresholds::tuned()`; no other program is changed by it.
+/// Two processes send messages of each size and memory back and forth, by both ways in turns: through the lane (`transfer`), where
+/// both processors copy, and by DMA, where each byte is copied once. The command keeps the length in a file. A policy made with
+/// `Thresholds::tuned()` reads that file. Other programs are not affected.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  doorbell tune --pin 0,1                one process on each processor: some ten seconds
-  doorbell tune --pin 0,1 --dry-run      only look
-  doorbell tune --pin 0,1 --rounds 20    when the machine is restless
-  doorbell tune --format json | jq 'select(.found).found'
-  DOORBELL_TUNE=other.json doorbell tune keep it somewhere else
-  DOORBELL_TUNE=off ./program            without what was measured
-
-Times are half a round trip; every line is written before it is sent, and read after it was
-received. Each is the median over the rounds of medians. `faster` says by how much, in the
-median of the rounds, of which each compares what was measured at the same time. The length
-that is found is the one with which the times of all sizes together are least: so one size
-that was disturbed does not decide. It is that of messages which are alone on their way.
-
-`private` is memory of one process, which the kernel copies (process_vm_readv); where the system
-refuses that, there is nothing to compare. `registered` memory is a region that both have mapped.
-
-The file is $XDG_CACHE_HOME/doorbell/tune.json, or below ~/.cache. It is believed only where
-processor, number of processors, kernel and release of Doorbell are those it was made with:
-measure again when one of them changes.")]
+#[command(after_help = include_str!("../help/tune.txt"))]
 pub struct TuneArgs {
     /// The two processors on which the processes run
     #[arg(long, value_name = "CPU,CPU", value_delimiter = ',', num_args = 1..=2)]
@@ -63,15 +39,15 @@ pub struct TuneArgs {
 
 const SHORTEST: usize = 4 << 10;
 const LONGEST: usize = 4 << 20;
-/// Bytes of a size in a round, one way, at most.
+/// The most bytes of a size in a round, one way.
 const ROUND_BYTES: usize = 32 << 20;
-/// DMA has to save so much of the time of all sizes together, or it is taken for noise.
+/// DMA has to save this part of the time of all sizes together. Less counts as noise.
 const GAIN: f64 = 0.03;
-/// More than this, as the logarithm of a ratio, is clear.
+/// A ratio whose logarithm is larger than this counts as this.
 const CLEAR: f64 = 0.5;
 const PLACES: [Place; 2] = [Place::Private, Place::Registered];
 
-/// By what a message goes.
+/// The way of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Transfer,
@@ -94,7 +70,7 @@ impl Way {
     }
 }
 
-/// What was found of a size: nanoseconds by each way, of each round.
+/// The figures of a size: nanoseconds by each way, for each round.
 #[derive(Clone, Debug)]
 struct Row {
     place: Place,
@@ -105,17 +81,16 @@ struct Row {
 
 impl Row {
     fn times(&self) -> (Option<f64>, Option<f64>) {
-        (median(&self.transfer), median(&self.dma))
+        (median(self.transfer.iter().copied()), median(self.dma.iter().copied()))
     }
 
-    /// How many times as long as a transfer a DMA takes. The two of a round were in the same mood of the machine.
+    /// How many times as long as a transfer a DMA takes. Both figures of a round were measured right after each other.
     fn ratio(&self) -> Option<f64> {
-        let ratios: Vec<f64> = self.transfer.iter().zip(&self.dma).map(|(transfer, dma)| dma / transfer).collect();
-        median(&ratios)
+        median(self.transfer.iter().zip(&self.dma).map(|(transfer, dma)| dma / transfer))
     }
 }
 
-/// Measures, prints, and keeps what was found.
+/// Measures, prints, and keeps the length.
 pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let output = if args.dry_run { None } else { Some(output()?) };
     let path = output.as_ref().map(Output::path);
@@ -129,10 +104,9 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let tune = Tune { machine: Machine::this(), found: found.collect() };
     if let Some(output) = &output {
         let text = serde_json::to_string_pretty(&tune).map_err(std::io::Error::from);
-        text.and_then(|text| output.write((text + "\n").as_bytes())).map_err(|error| {
-            let hint = "what was found is lost: see --dry-run, or name another file with DOORBELL_TUNE";
-            Failure::failed(format!("could not write {}: {error}", output.path().display()), hint)
-        })?;
+        let hint = "the figures are lost: see --dry-run, or name another file with DOORBELL_TUNE";
+        let written = text.and_then(|text| output.write((text + "\n").as_bytes()));
+        written.or_failed(format_args!("could not write {}", output.path().display()), hint)?;
     }
     print(&match args.format {
         Format::Json => lines(&rows, &tune, path),
@@ -144,45 +118,42 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where it is kept. A mistake is told before anything is measured.
+/// The file that keeps the length. A mistake is reported before the measurement.
 fn output() -> Result<Output, Failure> {
     let path = Tune::path().ok_or_else(|| {
         let what = "there is no file to keep it in: DOORBELL_TUNE is `off`, or neither XDG_CACHE_HOME nor HOME is a directory";
         Failure::usage(what, "only look with --dry-run, or name a file with DOORBELL_TUNE=FILE")
     })?;
-    std::fs::create_dir_all(paths::directory(&path)).and_then(|()| Output::at(&path)).map_err(|error| {
-        let hint = "only look with --dry-run, or name a regular file with DOORBELL_TUNE=FILE";
-        Failure::usage(format!("cannot write {}: {error}", path.display()), hint)
-    })
+    let hint = "only look with --dry-run, or name a regular file with DOORBELL_TUNE=FILE";
+    let output = std::fs::create_dir_all(paths::directory(&path)).and_then(|()| Output::at(&path));
+    output.or_usage(format_args!("cannot write {}", path.display()), hint)
 }
 
 fn measure(args: &TuneArgs) -> Result<Vec<Row>, Failure> {
-    let signal = requested_end()?;
-    let crowded = crowded(&args.pin, 2)?;
+    let request = EndRequest::listen()?;
+    let setting = Setting::new("tune", None, &args.pin, 2)?;
     let sizes: Vec<usize> = (SHORTEST.ilog2()..=LONGEST.ilog2()).map(|power| 1 << power).collect();
     let row = |place: Place| {
         sizes.iter().map(move |&bytes| Row { place, bytes, transfer: Vec::new(), dma: Vec::new() }).collect::<Vec<_>>()
     };
     let mut rows = PLACES.map(row);
-    let told = std::io::stderr().is_terminal();
+    let bar = bar(args.rounds.into(), "round {pos} of {len}: {msg}");
     let mut refused = None;
     for round in 0..args.rounds {
-        // In turns, so that a mood of the machine meets both alike; and each is first as often as the other.
+        bar.inc(1);
+        // A change of the machine's speed affects both ways alike, because they take turns. Each way is the first as often as the other.
         let mut ways = [Way::Transfer, Way::Dma];
         ways.rotate_left(usize::from(round % 2));
         for (place, rows) in PLACES.into_iter().zip(&mut rows) {
             for way in ways {
-                if way == Way::Dma && place == Place::Private && refused.is_some() {
+                let is_pull = way == Way::Dma && place == Place::Private;
+                if is_pull && refused.is_some() {
                     continue;
                 }
-                if told {
-                    let step = format!("round {} of {}: {} memory by {}", round + 1, args.rounds, name(place), way.name());
-                    eprint!("\r{step:<60}");
-                    let _ = std::io::stderr().flush();
-                }
-                let outcome = match pairs::carry_out(&plan(args, place, way, crowded, &sizes)) {
+                bar.set_message(format!("{} memory by {}", word(&place), way.name()));
+                let outcome = match pairs::carry_out(&plan(&setting, place, way, &sizes)) {
                     // The system does not let one process read the memory of the other.
-                    Err(failure) if failure.is_usage() && way == Way::Dma && place == Place::Private => {
+                    Err(failure) if failure.is_usage() && is_pull => {
                         refused = Some(failure);
                         continue;
                     }
@@ -192,81 +163,38 @@ fn measure(args: &TuneArgs) -> Result<Vec<Row>, Failure> {
                     let ns = unpack(&finding.driver).summary(outcome.clock.ns_per_tick / 2.0).p50;
                     if way == Way::Dma { &mut row.dma } else { &mut row.transfer }.push(ns);
                 }
-                // One that came while no process was there to be told.
-                let signal = signal.load(Ordering::SeqCst);
-                if signal != 0 {
-                    return Err(Failure::interrupted(signal as i32));
-                }
+                // A signal may have come while no worker was running.
+                request.check()?;
             }
         }
     }
-    if told {
-        eprint!("\r{:<60}\r", "");
-    }
+    bar.finish_and_clear();
     if let Some(failure) = refused {
-        warn(format_args!(
-            "private memory was not measured by DMA: {}",
-            failure.to_string().trim_start_matches("doorbell: error: ")
-        ));
+        warn(format_args!("private memory was not measured by DMA: {}", failure.plain()));
     }
     Ok(rows.concat())
 }
 
-fn plan(args: &TuneArgs, buffers: Place, way: Way, crowded: bool, sizes: &[usize]) -> Plan {
+fn plan(setting: &Setting, buffers: Place, way: Way, sizes: &[usize]) -> Plan {
     let leg = |&bytes: &usize| {
         let count = (ROUND_BYTES / bytes).clamp(16, 256);
         Leg { bytes, rounds: 1, warmup: 4 + count / 8, count }
     };
-    let setting = Setting {
-        domain: format!("tune-{}", std::process::id()),
-        net: None,
-        progress: Progress::default().to_string(),
-        wait: Wait::default().to_string(),
-        pin: args.pin.clone(),
-        crowded,
-    };
-    Plan {
-        test: Test::Latency,
-        setting,
-        pairs: 1,
-        put: false,
-        window: 1,
-        both_ways: false,
-        buffers,
-        copy: Copier::Auto,
-        legs: sizes.iter().map(leg).collect(),
-        floor: false,
-        touched: true,
-        loan: false,
-        mode: Some(way.mode().into()),
-        shared: false,
-    }
+    let legs = sizes.iter().map(leg).collect();
+    Plan { buffers, mode: Some(way.mode().into()), ..Plan::new(Test::Latency, setting.clone(), legs) }
 }
 
-/// The length from which on DMA costs least, all sizes taken alike: of each, how many times as long the slower way takes.
+/// The length from which on DMA costs least. Each size counts alike, by how many times as long the slower way takes.
 fn threshold(rows: &[(usize, f64)]) -> Dma {
     let (mut best, mut least, mut cost) = (Dma::Never, 0.0, 0.0);
     for (bytes, ratio) in rows.iter().rev() {
-        // One that is this far off was disturbed, or needs no more to be clear.
+        // A larger ratio was disturbed, or would not make the decision clearer.
         cost += ratio.ln().clamp(-CLEAR, CLEAR);
         if cost < least - if best == Dma::Never { GAIN } else { 0.0 } {
             (best, least) = (Dma::From(*bytes as u64), cost);
         }
     }
     best
-}
-
-fn median(times: &[f64]) -> Option<f64> {
-    let mut times = times.to_vec();
-    times.sort_unstable_by(f64::total_cmp);
-    times.get(times.len() / 2).copied()
-}
-
-fn name(place: Place) -> &'static str {
-    match place {
-        Place::Private => "private",
-        Place::Registered => "registered",
-    }
 }
 
 fn table(rows: &[Row], tune: &Tune, path: Option<&Path>, rounds: u16) -> String {
@@ -281,12 +209,9 @@ fn table(rows: &[Row], tune: &Tune, path: Option<&Path>, rounds: u16) -> String 
         });
         let cell = |ns: Option<f64>| ns.map_or_else(|| "-".into(), time);
         let size = Size(row.bytes).to_string();
-        table.row([name(row.place).into(), size, cell(transfer), cell(dma), faster.unwrap_or_default()]);
+        table.row([word(&row.place), size, cell(transfer), cell(dma), faster.unwrap_or_default()]);
     }
-    for line in table.lines() {
-        text += &format!("{line}\n");
-    }
-    text.push('\n');
+    text += &format!("{table}\n");
     for place in PLACES {
         let found = tune.found.iter().find(|found| found.in_region == (place == Place::Registered));
         let what = match found.map(|found| found.dma) {
@@ -294,7 +219,7 @@ fn table(rows: &[Row], tune: &Tune, path: Option<&Path>, rounds: u16) -> String 
             Some(Dma::Never) => format!("transfer, up to {} at least", Size(LONGEST)),
             None => "nothing to compare: the driver's own length stays".into(),
         };
-        text += &format!("{} memory: {what}\n", name(place));
+        text += &format!("{} memory: {what}\n", word(&place));
     }
     text + &path.map_or("not kept: --dry-run\n".into(), |path| {
         format!("kept in {}, for programs whose policy is Thresholds::tuned()\n", path.display())
@@ -304,7 +229,7 @@ fn table(rows: &[Row], tune: &Tune, path: Option<&Path>, rounds: u16) -> String 
 fn lines(rows: &[Row], tune: &Tune, path: Option<&Path>) -> String {
     let row = |row: &Row| {
         let (transfer, dma) = row.times();
-        json!({"memory": name(row.place), "size_bytes": row.bytes, "transfer_ns": transfer, "dma_ns": dma, "ratio": row.ratio()})
+        json!({"memory": word(&row.place), "size_bytes": row.bytes, "transfer_ns": transfer, "dma_ns": dma, "ratio": row.ratio()})
     };
     let found = json!({"machine": tune.machine, "found": tune.found, "kept": path.map(|path| path.display().to_string())});
     objects(rows.iter().map(row).chain([found]))

@@ -1,59 +1,32 @@
-//! `doorbell atomics`: which type has which operator by which tier, and what each tier takes.
+//! `doorbell atomics`: the tier of each operator of each type, and how long each tier takes.
 
 mod report;
 mod timing;
 
 use crate::exit::{Failure, warn};
+use crate::experiment::setting::Setting;
 use crate::ls::Format;
-use crate::measure::args::crowded;
 use crate::measure::net::Fabric;
 use crate::text::print;
 use clap::builder::PossibleValuesParser;
 use doorbell::atomic::TABLE;
 use report::Row;
 
-/// Show by which tier each operator of each type is made atomic, and what each takes
+/// Show the tier that makes each operator of each type atomic, and how long each tier takes
 ///
-/// An update that is written as an expression is translated into one instruction (native), into a loop around a compare-and-swap (swap), or into a callback under
-/// a lock (lock): the cheapest that this platform has for the operator and the type. This command prints the table, and times the tier that was chosen
-/// beside those below it, which are forced on the same expression for that: alone, and while several threads update the same cell.
+/// An update is an expression. It becomes one instruction (native), a loop around a compare-and-swap (swap), or a callback under a lock (lock): the cheapest
+/// tier that this platform has for the operator and the type. This command prints the table. It times the chosen tier beside the tiers below it, which it
+/// forces on the same expression: alone, and while several threads update the same cell.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  doorbell atomics --tiers                   the table alone, without any measurement
-  doorbell atomics --pin 0,1                 all of it, contended by two threads on two processors
-  doorbell atomics --type u64 --type f64     two types
-  doorbell atomics --type u64 --op Add       one operator
-  doorbell atomics --threads 4 --pin 0,1     four threads on two processors
-  doorbell atomics --fabric udp --pin 0,1    a cell that only the network reaches
-  doorbell atomics --format json | jq 'select(.op == \"Add\") | {type, tier, alone}'
-
-`tier` is how the update is done if nobody asks what the value was, `fetch` if the old value or
-the new one is wanted. The columns of nanoseconds are one update each: `as is` by the tier
-under `tier`, `fetch` with the old value, `swap` by a compare-and-swap whether or not there is an
-instruction, `lock` under a lock whether or not it needs one. Alone means that one thread updates
-a cell of its own; it is the median of short sections. Contended means that all threads update one cell as
-fast as they can; it is the time of all divided by the updates of all.
-
-A `!` behind a figure says that the tier was not faster than the next one down.
-
-The second table is of a cell in a region of another node that shares memory: what the checks of a
-key take beside the update itself.
-
-With --fabric udp two nodes of this process talk over the loopback interface: a message of
-8 bytes goes there and back, and a cell is updated, one update at a time and 64 under way,
-in turns; medians of short sections. A round trip is what an update at its best takes.
-
-Believe ratios rather than nanoseconds: the processors of a virtual machine move, and every
-time with them.")]
+#[command(after_help = include_str!("../../help/atomics.txt"))]
 pub struct AtomicsArgs {
-    /// Only this type; may be said several times
+    /// Only this type; can be given several times
     #[arg(long = "type", value_name = "TYPE", value_parser = PossibleValuesParser::new(types()))]
     types: Vec<String>,
-    /// Only this operator; may be said several times
+    /// Only this operator; can be given several times
     #[arg(long = "op", value_name = "OPERATOR", value_parser = PossibleValuesParser::new(operators()))]
     ops: Vec<String>,
-    /// By which fabric a cell of another node is reached: with udp that alone is measured
+    /// The fabric over which a cell of another node is reached; with udp nothing else is measured
     #[arg(long, value_enum, value_name = "FABRIC", default_value_t = Fabric::Shm, conflicts_with_all = ["types", "ops", "tiers", "threads"])]
     fabric: Fabric,
     /// Print the tiers and measure nothing
@@ -62,7 +35,7 @@ pub struct AtomicsArgs {
     /// Threads that update one cell
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64))]
     threads: u16,
-    /// Processors on which the threads run, in turn; the first is for what is measured alone
+    /// Processors for the threads, in turn; the first is used for uncontended updates
     #[arg(long, value_name = "CPU,…", value_delimiter = ',')]
     pin: Vec<usize>,
     /// Form of the output
@@ -75,7 +48,7 @@ fn types() -> Vec<&'static str> {
 }
 
 fn operators() -> Vec<&'static str> {
-    // The first type is an integer, which has all of them.
+    // The first type is an integer, and integers have all operators.
     TABLE[0].iter().map(|row| row.op).collect()
 }
 
@@ -95,7 +68,7 @@ pub fn run(args: &AtomicsArgs) -> Result<(), Failure> {
         return Ok(());
     }
     if args.fabric == Fabric::Udp {
-        let is_crowded = crowded(&args.pin, 2)?;
+        let is_crowded = Setting::new("atomics", None, &args.pin, 2)?.crowded;
         let rows = timing::Bench::new(&args.pin, 2)?.network()?;
         print(&report::render_net(args.format, &rows));
         if is_crowded {
@@ -104,7 +77,7 @@ pub fn run(args: &AtomicsArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let threads = usize::from(args.threads);
-    let is_crowded = crowded(&args.pin, threads)?;
+    let is_crowded = Setting::new("atomics", None, &args.pin, threads)?.crowded;
     let bench = timing::Bench::new(&args.pin, threads)?;
     let rows = bench.rows(|value, op| args.wants(value, op))?;
     let remote = bench.remote()?;

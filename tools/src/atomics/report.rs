@@ -10,10 +10,10 @@ use serde_json::json;
 /// Nanoseconds of one update.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Times {
-    /// As the expression is translated, if nobody asks for a value.
+    /// By the chosen tier, without the old or new value.
     #[serde(rename = "as_is_ns", serialize_with = "rounded")]
     pub as_is: f64,
-    /// The same for the old value.
+    /// By the chosen tier, with the old value.
     #[serde(rename = "fetch_ns", serialize_with = "rounded")]
     pub fetch: f64,
     /// By compare-and-swap.
@@ -40,54 +40,45 @@ pub struct Row {
     pub contended: Option<Times>,
 }
 
-/// Something that was done to a cell in a region.
+/// An update of a cell of another node, and the nanoseconds that one update takes. The first row over the network is a message there and back.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RemoteRow {
     pub what: &'static str,
     pub ns: f64,
 }
 
-/// Something that was done to a cell over the network: the first is a message there and back.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NetRow {
-    pub what: &'static str,
-    /// Of one of them.
-    pub ns: f64,
-}
-
-/// In the form that was asked for.
-pub fn render_net(format: Format, rows: &[NetRow]) -> String {
+/// The rows in this form.
+pub fn render_net(format: Format, rows: &[RemoteRow]) -> String {
     let trip = rows.first().map_or(f64::NAN, |row| row.ns);
     match format {
         Format::Json => report::lines(rows.iter().map(|row| object_of_net(row, trip))),
         Format::Table => {
-            let mut table = Table::new(&["u64", ">µs", ">of a round trip", ">a second"]);
-            for NetRow { what, ns } in rows {
-                table.row([
-                    (*what).to_owned(),
-                    format!("{:.2}", ns / 1e3),
-                    format!("{:.3}", ns / trip),
-                    format!("{:.0}", 1e9 / ns),
-                ]);
-            }
-            format!("A cell in a region of another node, over UDP.\n\n{}\n", table.lines().join("\n"))
+            let table = Table::of(rows, |RemoteRow { what, ns }| {
+                vec![
+                    ("u64", (*what).to_owned()),
+                    (">µs", format!("{:.2}", ns / 1e3)),
+                    (">of a round trip", format!("{:.3}", ns / trip)),
+                    (">a second", format!("{:.0}", 1e9 / ns)),
+                ]
+            });
+            format!("A cell in a region of another node, over UDP.\n\n{table}")
         }
     }
 }
 
-fn object_of_net(NetRow { what, ns }: &NetRow, trip: f64) -> Fields {
+fn object_of_net(RemoteRow { what, ns }: &RemoteRow, trip: f64) -> Fields {
     let (each, ratio) = (report::rounded(*ns, 2), report::rounded(ns / trip, 2));
     Fields(vec![("fabric", json!("udp")), ("what", json!(what)), ("ns", each), ("of_round_trip", ratio)])
 }
 
 impl Row {
-    /// Without times.
+    /// A row without times.
     pub fn tiers(row: &cells::Row) -> Self {
         let cells::Row { value, op, tier, tier_fetch } = *row;
         Self { value, op, tier, tier_fetch, alone: None, contended: None }
     }
 
-    /// Whether a tier was no faster than the next one down: the one that was chosen, and compare-and-swap.
+    /// Whether the chosen tier, and compare-and-swap, were no faster than the next tier below them.
     fn is_beaten(&self, times: &Times) -> (bool, bool) {
         (self.tier == Tier::Native && times.as_is >= times.swap, times.swap >= times.lock)
     }
@@ -100,7 +91,7 @@ impl Row {
     }
 }
 
-/// In the form that was asked for.
+/// The rows in this form.
 pub fn render(format: Format, rows: &[Row], remote: &[RemoteRow], threads: usize) -> String {
     match format {
         Format::Json => {
@@ -151,15 +142,12 @@ fn table(rows: &[Row], threads: usize) -> String {
     let title = format!("Operators by type on {}, and the tier by which each is made atomic.", std::env::consts::ARCH);
     let times =
         if is_timed { format!(" Nanoseconds an update: alone, and contended by {threads} threads.") } else { String::new() };
-    format!("{title}{times}\n\n{}\n", table.lines().join("\n"))
+    format!("{title}{times}\n\n{table}")
 }
 
 fn table_of_remote(rows: &[RemoteRow]) -> String {
-    let mut table = Table::new(&["u64", ">ns"]);
-    for row in rows {
-        table.row([row.what.to_owned(), format!("{:.1}", row.ns)]);
-    }
-    format!("A cell in a region, over shared memory, alone.\n\n{}\n", table.lines().join("\n"))
+    let table = Table::of(rows, |row| vec![("u64", row.what.to_owned()), (">ns", format!("{:.1}", row.ns))]);
+    format!("A cell in a region, over shared memory, alone.\n\n{table}")
 }
 
 #[cfg(test)]
@@ -183,7 +171,7 @@ mod tests {
 
     #[test]
     fn what_goes_by_the_network_is_beside_a_round_trip() {
-        let rows = [NetRow { what: "trip", ns: 20_000.0 }, NetRow { what: "update", ns: 25_000.0 }];
+        let rows = [RemoteRow { what: "trip", ns: 20_000.0 }, RemoteRow { what: "update", ns: 25_000.0 }];
         let text = render_net(Format::Table, &rows);
         assert!(text.lines().any(|line| line.split_whitespace().eq(["update", "25.00", "1.250", "40000"])), "{text}");
         let last: Value = serde_json::from_str(render_net(Format::Json, &rows).lines().last().unwrap()).unwrap();

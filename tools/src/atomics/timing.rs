@@ -1,8 +1,9 @@
-//! What updates take: the same expression by each tier, alone and contended.
+//! How long updates take: the same expression by each tier, alone and contended.
 
-use super::report::{NetRow, RemoteRow, Row, Times};
-use crate::exit::Failure;
+use super::report::{RemoteRow, Row, Times};
+use crate::exit::{Explain, Failure};
 use crate::experiment::place::pin;
+use crate::text::median;
 use doorbell::atomic::{
     self as cells, AtomicCell, AtomicValue, ByLock, New, Nothing, Offset, Old, Operate, Pending, RemoteCell, TABLE, Word,
 };
@@ -13,41 +14,41 @@ use std::sync::atomic::Ordering::AcqRel;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Sections of each kind, alone, of which the median counts.
+/// Uncontended sections of each kind. The median counts.
 const SECTIONS: usize = 15;
 /// Updates of a section.
 const UPDATES: u32 = 10_000;
-/// How long threads contend for a cell, and how often, of which the median counts.
+/// How long threads contend for a cell, and how often. The median counts.
 const SPAN: Duration = Duration::from_millis(3);
 const SPANS: usize = 5;
-/// Over the network: rounds, of each of which every kind has a section, and what is done in one: one at a time, and many of which so many are under way.
+/// Over the network: rounds, in which every kind has a section; updates of a section one at a time; and updates of a section with so many under way.
 const ROUNDS: usize = 101;
 const TRIPS: usize = 200;
 const AT_ONCE: usize = 64;
 const MANY: usize = 1000;
-/// How long rounds go on.
+/// How long all rounds may take.
 const LONGEST: Duration = Duration::from_secs(5);
-/// Longer than other work of the machine holds a thread up.
+/// After so long a silence the other node counts as dead. A busy machine holds a thread up for less.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Tags of messages: to be sent back, and the last one.
+/// Tags of messages: one to send back, and the last one.
 const ECHO: u64 = 1;
 const LAST: u64 = 2;
 
-/// What is needed to measure.
+/// The clock and the threads of the measurement.
 pub struct Bench<'a> {
     clock: Clock,
     pin: &'a [usize],
     threads: usize,
 }
 
-/// Updates a cell so many times. Behind a pointer, so that the loops around it exist once and not for each operator of each type.
+/// Updates a cell so many times. A pointer, so that the loops around it exist once and not for each operator of each type.
 type Update<'a> = &'a (dyn Fn(u32) + Sync);
 
-/// A cell on lines of its own.
+/// A cell on cache lines of its own.
 #[repr(align(256))]
 struct Apart<T: AtomicValue>(AtomicCell<T>);
 
-/// Operands that leave something to do: one, or true.
+/// Operands that change a value: one, or true.
 trait Operand: Copy + Send + Sync {
     const ONE: Self;
 }
@@ -63,7 +64,7 @@ macro_rules! operands {
 operands!(u8 1; i8 1; u16 1; i16 1; u32 1; i32 1; u64 1; i64 1; u128 1; i128 1; f32 1.0; f64 1.0; bool true; Offset Offset(1););
 
 impl<'a> Bench<'a> {
-    /// For threads on these processors, in turn. This one moves to the first.
+    /// A measurement by threads on these processors, in turn. The calling thread moves to the first.
     pub fn new(processors: &'a [usize], threads: usize) -> Result<Self, Failure> {
         pin(processors.first().copied())?;
         Ok(Self { clock: Clock::calibrate(), pin: processors, threads })
@@ -121,16 +122,14 @@ impl<'a> Bench<'a> {
             ticks() - began
         };
         section();
-        let mut sections: Vec<u64> = (0..SECTIONS).map(|_| section()).collect();
-        sections.sort_unstable();
-        self.clock.ns(sections[SECTIONS / 2] as f64) / f64::from(UPDATES)
+        let ticks = median((0..SECTIONS).map(|_| section() as f64)).unwrap_or(0.0);
+        self.clock.ns(ticks) / f64::from(UPDATES)
     }
 
     /// Nanoseconds an update while all threads do it: the median of several spans.
     fn contended(&self, update: Update<'_>) -> Result<f64, Failure> {
-        let mut spans = (0..SPANS).map(|_| self.span(update)).collect::<Result<Vec<f64>, Failure>>()?;
-        spans.sort_unstable_by(f64::total_cmp);
-        Ok(spans[SPANS / 2])
+        let spans = (0..SPANS).map(|_| self.span(update)).collect::<Result<Vec<f64>, Failure>>()?;
+        Ok(median(spans).unwrap_or(0.0))
     }
 
     /// The time of all threads over the updates of all.
@@ -143,7 +142,7 @@ impl<'a> Bench<'a> {
                 std::thread::yield_now();
             }
             let (began, mut updates) = (ticks(), 0_u64);
-            // Once at least, however late this thread was.
+            // At least once, even if this thread started late.
             loop {
                 update(64);
                 updates += 64;
@@ -172,11 +171,11 @@ impl<'a> Bench<'a> {
 
     /// A cell of another node that shares memory.
     pub fn remote(&self) -> Result<Vec<RemoteRow>, Failure> {
-        self.over_shm().map_err(|error| Failure::usage(format!("could not measure a cell of another node: {error}"), ""))
+        self.over_shm().or_usage("could not measure a cell of another node", "")
     }
 
     /// A cell of another node that only the network reaches.
-    pub fn network(&self) -> Result<Vec<NetRow>, Failure> {
+    pub fn network(&self) -> Result<Vec<RemoteRow>, Failure> {
         let second = self.pin.get(1 % self.pin.len().max(1)).copied();
         let wrong = |error| Failure::usage(format!("could not measure a cell over the network: {error}"), "");
         let name = format!("atomics-{}", std::process::id());
@@ -198,7 +197,7 @@ impl<'a> Bench<'a> {
         Ok(rows)
     }
 
-    fn over_udp(&self, node: &Node, to: NodeId, words: &Region<u64>) -> doorbell::Result<Vec<NetRow>> {
+    fn over_udp(&self, node: &Node, to: NodeId, words: &Region<u64>) -> doorbell::Result<Vec<RemoteRow>> {
         let cell: RemoteCell<u64> = RemoteCell::open(node, words.key())?;
         let trip = || -> doorbell::Result<()> {
             node.send(to, ECHO, &[1; 8])?;
@@ -227,24 +226,24 @@ impl<'a> Bench<'a> {
         let mut figures = [const { Vec::new() }; 5];
         let deadline = Instant::now() + LONGEST;
         for round in 0..=ROUNDS {
-            // Where others have the processors, each update waits for its turn.
+            // On busy processors each update waits for its turn.
             if round > 1 && Instant::now() > deadline {
                 break;
             }
             for ((_, update, times, each), figures) in kinds.iter().zip(&mut figures) {
                 let began = ticks();
                 (0..*times).try_for_each(|_| update())?;
-                // The first round opens what is to be opened.
+                // The first round opens connections, and does not count.
                 if round > 0 {
                     figures.push(self.clock.ns((ticks() - began) as f64) / (times * each) as f64);
                 }
             }
         }
-        let median = |mut figures: Vec<f64>| {
-            figures.sort_unstable_by(f64::total_cmp);
-            figures[figures.len() / 2]
+        let row = |((what, ..), figures): (&(&'static str, Do<'_>, usize, usize), Vec<f64>)| RemoteRow {
+            what,
+            ns: median(figures).unwrap_or(0.0),
         };
-        Ok(kinds.iter().zip(figures).map(|((what, ..), figures)| NetRow { what, ns: median(figures) }).collect())
+        Ok(kinds.iter().zip(figures).map(row).collect())
     }
 
     fn over_shm(&self) -> doorbell::Result<Vec<RemoteRow>> {
@@ -272,7 +271,7 @@ impl<'a> Bench<'a> {
             row!("by key, under a lock", ignore(atomic! { under_lock += 1 })),
             row!("by key, cell read", ignore(atomic! { cell })),
         ];
-        // What was measured took place.
+        // Fails if the updates did not take place.
         atomic! { old: cell = 0 }?;
         let _ = cells::update::<New, _>(&under_lock, AcqRel, |value| value)?;
         drop((cell, under_lock));
@@ -283,7 +282,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Sends back what a node sends, up to the last message.
+/// Sends back the messages of a node, up to the last one.
 fn send_back(node: &Node, to: NodeId) -> doorbell::Result<()> {
     let mut bytes = [0; 8];
     loop {
@@ -295,13 +294,13 @@ fn send_back(node: &Node, to: NodeId) -> doorbell::Result<()> {
     }
 }
 
-/// Somebody wants the value.
+/// Keeps the compiler from dropping the value.
 #[inline(always)]
 fn kept<T>(value: T) {
     std::hint::black_box(value);
 }
 
-/// The nodes of this measurement do not leave before its end.
+/// Ignores an error: the nodes of this measurement do not leave before its end.
 #[inline(always)]
 fn ignore<T>(result: doorbell::Result<T>) {
     kept(result.is_ok());

@@ -1,4 +1,4 @@
-//! Where connections come from, and where they go.
+//! The two ends of a bridge: it accepts connections at one and connects at the other.
 
 use super::link::Link;
 use super::socket::{Connection, Listener, Place};
@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 /// The first and the longest time between two attempts to reach a socket.
 const AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
-/// How long nothing is accepted when the system has nothing left for that.
+/// The pause before accepting again when the system has no resources left.
 const SHORTAGE: Duration = Duration::from_millis(100);
 
 /// A service, of one node or of any.
@@ -60,19 +60,19 @@ pub enum Bridge {
     From { listener: doorbell::Listener, place: Place, patience: Duration },
 }
 
-/// One side of a connection, and how to come to the other.
+/// One side of a connection, and the way to the other side.
 enum Half {
     Socket(Connection, StreamBuilder),
     Stream(Stream, Place, Duration),
 }
 
 impl Bridge {
-    /// Accepts connections, so many at a time, and has tasks carry them. Returns when no more can be accepted, ever.
+    /// Accepts connections, at most so many at a time, and starts tasks that carry them. Returns when it can never accept again.
     pub async fn accept(&self, most: u32, tally: &Arc<Tally>, tasks: &mut JoinSet<()>) -> Failure {
         let room = Arc::new(Semaphore::new(most as usize));
         loop {
             let place = room.clone().acquire_owned().await;
-            // Tasks that are done are let go.
+            // Drops finished tasks.
             while tasks.try_join_next().is_some() {}
             let half = match self.next(tally).await {
                 Ok(half) => half,
@@ -109,7 +109,7 @@ impl Bridge {
 }
 
 impl Half {
-    /// Makes the other half, and carries until both have ended.
+    /// Connects to the other side, and carries the connection until both sides have ended.
     async fn serve(self, tally: &Tally) {
         let link = match self {
             Half::Socket(socket, connector) => match connector.connect_async().await {
@@ -134,12 +134,12 @@ impl Half {
     }
 }
 
-/// Connects to a socket: again and again while the patience lasts, as whoever is to listen there may be about to.
+/// Connects to a socket. Tries again until the timeout, because the server may be starting.
 async fn reach(place: &Place, patience: Duration) -> Result<Connection, String> {
     let deadline = Instant::now() + patience;
     let mut pause = AGAIN[0];
     loop {
-        // At least once, however short the patience.
+        // At least once, even with a short timeout.
         let left = deadline.saturating_duration_since(Instant::now()).max(AGAIN[0]);
         let why = match tokio::time::timeout(left, place.connect()).await {
             Ok(Ok(socket)) => return Ok(socket),

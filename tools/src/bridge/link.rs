@@ -1,4 +1,4 @@
-//! A connection: a socket on the one side, a stream on the other.
+//! A connection: a socket on one side, and a stream on the other.
 
 use super::pump::{Broken, Pump};
 use super::socket::Connection;
@@ -11,14 +11,14 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// How long a client may go on sending what nobody reads, after it has all that it gets.
+/// How long a client may go on sending to a reader that is gone, after it has received everything.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Both sides. Dropped before all was said, both are cut off.
+/// Both sides. If it is dropped before both have ended, both are cut off.
 #[derive(Debug)]
 pub struct Link {
     socket: Connection,
-    /// Until it is dropped.
+    /// `None` once it is aborted.
     stream: Option<Stream>,
     is_whole: bool,
 }

@@ -7,20 +7,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes that are taken at a time.
+/// Bytes of one read.
 const PIECE: usize = 64 << 10;
-/// Pieces after which others have their turn.
+/// Pieces after which other connections get their turn.
 const PIECES: usize = 16;
 
 thread_local! {
-    /// Into which all connections read: what is idle needs no memory, and what is busy finds it in the cache.
+    /// The buffer into which all connections read. Idle connections need no buffer, and busy ones find this one in the cache.
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; PIECE]);
 }
 
-/// Carries bytes from one side to the other until there are no more, and then says so there.
+/// Carries bytes from one side to the other until the first ends, and then ends the other.
 #[derive(Debug, Default)]
 pub struct Pump {
-    /// What was taken and found no room yet, from `at` on.
+    /// Bytes from `at` on that were read and not written yet.
     rest: Vec<u8>,
     at: usize,
     stage: Stage,
@@ -30,7 +30,7 @@ pub struct Pump {
 enum Stage {
     #[default]
     Carries,
-    /// Nobody reads any more what is carried: it is taken and let go, so that whoever writes goes on.
+    /// The reader is gone. The pump discards all bytes, so that the writer can go on.
     Discards,
     Ends,
     Over,
@@ -39,20 +39,20 @@ enum Stage {
 /// Which side failed, and how.
 #[derive(Debug)]
 pub enum Broken {
-    /// Where bytes come from.
+    /// The side that bytes come from.
     From(io::Error),
-    /// Where they go.
+    /// The side that bytes go to.
     To(io::Error),
 }
 
 impl Pump {
-    /// Whether nobody reads any more what is carried.
+    /// Whether the reader is gone and bytes are discarded.
     pub fn discards(&self) -> bool {
         self.stage == Stage::Discards
     }
 
-    /// Carries what can be carried now; ready when this direction has ended. Adds to `count` what the other side took. Where `may_discard`
-    /// a target that reads no more ends nothing: what comes is let go.
+    /// Carries the bytes that can be carried now. Ready when this direction has ended. Adds the written bytes to `count`. With `may_discard` a
+    /// reader that is gone does not end the direction: further bytes are discarded.
     pub fn poll(
         &mut self,
         context: &mut Context<'_>,
@@ -80,7 +80,7 @@ impl Pump {
                 }
                 Stage::Ends => {
                     match ready!(Pin::new(&mut to).poll_shutdown(context)) {
-                        // It has ended there already.
+                        // A side that is not connected has ended already.
                         Err(error) if error.kind() != ErrorKind::NotConnected => return Poll::Ready(Err(Broken::To(error))),
                         _ => self.stage = Stage::Over,
                     }
@@ -92,7 +92,7 @@ impl Pump {
         Poll::Pending
     }
 
-    /// One piece, or the rest of one.
+    /// Carries one piece, or the rest of one.
     fn carry(
         &mut self,
         context: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! Sockets of the system: where they are, who connects to them, and to whom this process connects.
+//! TCP and Unix sockets: their places, listeners and connections.
 
 use crate::exit::Failure;
 use crate::paths::{directory, kind};
@@ -13,15 +13,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-/// How many may wait to be accepted.
+/// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// What to do about an address that is in use.
-const IN_USE: &str = "somebody else listens there; choose another place, or end it";
-/// How long the lock of a directory is waited for, and how often it is tried.
+/// The hint for an address that is in use.
+const IN_USE: &str = "another process listens there; choose another place, or end that process";
+/// How long to wait for the lock of a directory, and the pause between two attempts.
 const LOCKED_MOST: Duration = Duration::from_secs(2);
 const LOCKED_AGAIN: Duration = Duration::from_millis(5);
 
-/// Where a socket is.
+/// The place of a socket.
 #[derive(Clone, Debug)]
 pub enum Place {
     /// Host and port.
@@ -78,16 +78,16 @@ impl Place {
         Ok(Bound::Unix(File { path: path.to_owned(), id: identity(path) }, bound))
     }
 
-    /// Listens where something is: a socket that no process has any more is replaced, and all else stays as it is.
+    /// Listens at a path that exists. Replaces a socket that no process has open, and refuses everything else.
     fn take_over(&self, path: &Path) -> Result<StdUnixListener, Failure> {
         let refused = |what: &str, hint| Err(Failure::usage(format!("cannot listen at {self}: {what}"), hint));
-        // Of two bridges that find the same abandoned socket, the second must find the socket of the first.
+        // If two bridges find the same abandoned socket, the second one must see the socket of the first.
         let locked = lock(directory(path));
         let _lock = locked.map_err(|error| {
             let what = format!("cannot listen at {self}: its directory cannot be locked: {error}");
             Failure::usage(what, "choose a path in another directory, or remove what is at this one")
         })?;
-        // Not what a symbolic link leads to: the link itself is what would be removed.
+        // Does not follow a symbolic link, because removing would remove the link itself.
         match fs::symlink_metadata(path).map(|found| found.file_type()) {
             Ok(found) if found.is_socket() && is_abandoned(path) => {
                 fs::remove_file(path).map_err(|error| self.cannot_listen(&error))?;
@@ -101,17 +101,17 @@ impl Place {
                 let what = format!("{} is there", kind(found));
                 return refused(&what, "choose another path, or remove that file if nobody needs it");
             }
-            // It went meanwhile.
+            // The file was removed meanwhile.
             Err(_) => {}
         }
         match StdUnixListener::bind(path) {
-            // Another bridge began here meanwhile, which takes no lock where nothing is.
+            // Another bridge began to listen meanwhile. A bridge takes no lock if the path does not exist.
             Err(error) if error.kind() == ErrorKind::AddrInUse => refused("the path is in use", IN_USE),
             bound => bound.map_err(|error| self.cannot_listen(&error)),
         }
     }
 
-    /// Refuses what can never accept a connection. Where nothing is, a server may come to be.
+    /// Refuses a path that can never accept a connection. A path that does not exist may get a server later.
     pub fn may_accept(&self) -> Result<(), Failure> {
         let Place::Unix(path) = self else { return Ok(()) };
         match fs::metadata(path).map(|found| found.file_type()) {
@@ -123,7 +123,7 @@ impl Place {
         }
     }
 
-    /// Connects to whoever listens there.
+    /// Connects to the listener at the place.
     pub async fn connect(&self) -> io::Result<Connection> {
         match self {
             Place::Tcp(address) => TcpStream::connect(address).await.map(Connection::tcp),
@@ -152,7 +152,7 @@ fn bind_at(at: SocketAddr) -> io::Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
-/// Locks a directory for as long as what is returned lives. Other bridges hold the lock for a moment only.
+/// Locks a directory for as long as the returned file lives. Other bridges hold the lock only for a moment.
 fn lock(directory: &Path) -> io::Result<fs::File> {
     let directory = fs::File::open(directory)?;
     let deadline = Instant::now() + LOCKED_MOST;
@@ -166,19 +166,19 @@ fn lock(directory: &Path) -> io::Result<fs::File> {
     }
 }
 
-/// Whether no process has the socket any more. A listener of another type than the one that asks here is not disturbed.
+/// Whether no process has the socket open. Connecting with another socket type does not disturb a listener.
 fn is_abandoned(path: &Path) -> bool {
     let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
     connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
-/// Which file it is.
+/// The device and inode of a file.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-/// The file of a Unix socket. Dropped, it is removed, unless another is there by now. It has to go before its socket is closed: until then no
-/// other bridge replaces it, and no other file has its number.
+/// The file of a Unix socket. Dropping it removes the file, unless another file has taken the path. It must be dropped before the socket is
+/// closed: until then no other bridge replaces the file, and no other file gets its inode.
 #[derive(Debug)]
 pub struct File {
     path: PathBuf,
@@ -193,7 +193,7 @@ impl Drop for File {
     }
 }
 
-/// A socket that listens, of no runtime yet.
+/// A listening socket that belongs to no runtime yet.
 #[derive(Debug)]
 pub enum Bound {
     Tcp(std::net::TcpListener),
@@ -201,7 +201,7 @@ pub enum Bound {
 }
 
 impl Bound {
-    /// Where it is: with the port that the system chose.
+    /// The place, with the port that the system chose.
     pub fn place(&self) -> Place {
         match self {
             Bound::Tcp(listener) => Place::Tcp(listener.local_addr().map_or_else(|_| "?".into(), |address| address.to_string())),
@@ -209,7 +209,7 @@ impl Bound {
         }
     }
 
-    /// In the present runtime.
+    /// Enters the current runtime.
     pub fn enter(self) -> io::Result<Listener> {
         Ok(match self {
             Bound::Tcp(listener) => Listener::Tcp(TcpListener::from_std(listener)?),
@@ -218,7 +218,7 @@ impl Bound {
     }
 }
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Debug)]
 pub enum Listener {
     Tcp(TcpListener),
@@ -244,13 +244,13 @@ pub enum Connection {
 
 impl Connection {
     fn tcp(stream: TcpStream) -> Self {
-        // Small messages go at once; and whose machine vanished is noticed some day. Without them it is slower, and works.
+        // Small messages go out at once, and a vanished machine is noticed at some time. If the options fail, the bridge still works.
         let _ = stream.set_nodelay(true);
         let _ = SockRef::from(&stream).set_keepalive(true);
         Self::Tcp(stream)
     }
 
-    /// When it is dropped its other side is told that it was cut off (RST), and not that all was said.
+    /// Makes dropping the connection reset it (RST) instead of ending it normally.
     pub fn cut(&self) {
         if let Connection::Tcp(stream) = self {
             let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));

@@ -1,4 +1,4 @@
-//! What a bridge did, and what it says of it.
+//! The counts of a bridge, and its messages.
 
 use super::link::Trouble;
 use crate::ls::Format;
@@ -9,26 +9,26 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often something is said of connections that fail.
+/// The least time between two messages about failed connections.
 const SAY_EVERY: Duration = Duration::from_secs(1);
 
 /// Counts of all connections.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// That were made on both sides.
+    /// Connections that were made on both sides.
     pub connections: AtomicU64,
     /// Bytes from sockets to streams.
     pub to_streams: AtomicU64,
     /// Bytes from streams to sockets.
     pub to_sockets: AtomicU64,
-    /// That came, and could not be made on the other side.
+    /// Connections that could not be made on the other side.
     pub failed: AtomicU64,
-    /// That ended before both sides had said all.
+    /// Connections that were cut off before both sides had ended.
     pub cut: AtomicU64,
     said: Mutex<Option<Said>>,
 }
 
-/// What was said last.
+/// The last message.
 #[derive(Debug)]
 struct Said {
     at: Instant,
@@ -42,11 +42,11 @@ impl Tally {
         self.warn(format_args!("a connection was given up: {why}"));
     }
 
-    /// A connection ended before its end.
+    /// A connection was cut off.
     pub fn is_cut(&self, trouble: &Trouble) {
         add(&self.cut);
         match trouble {
-            // What clients do all day.
+            // Clients do this all the time.
             Trouble::Socket(error) => tracing::debug!("a connection ended at its socket: {error}"),
             Trouble::Stream(error) if error.kind() == ErrorKind::BrokenPipe => {
                 tracing::debug!("a connection ended at its stream: {error}");
@@ -55,7 +55,7 @@ impl Tally {
         }
     }
 
-    /// Says it, unless something was said a moment ago: a thousand connections may fail at once.
+    /// Logs a warning, unless it logged one a moment ago: a thousand connections may fail at once.
     pub fn warn(&self, what: std::fmt::Arguments<'_>) {
         let mut said = self.said.lock().unwrap_or_else(|error| error.into_inner());
         let now = Instant::now();
@@ -69,7 +69,7 @@ impl Tally {
         }
     }
 
-    /// The last line. The service is on the streams' side or on the sockets'.
+    /// Prints the last line. The service is on the side of the streams or on that of the sockets.
     pub fn print(&self, form: Format, service_is_by_streams: bool) {
         let [connections, mut to, mut from, failed, cut] =
             [&self.connections, &self.to_streams, &self.to_sockets, &self.failed, &self.cut]
@@ -93,7 +93,7 @@ impl Tally {
     }
 }
 
-/// One more.
+/// Adds one.
 pub fn add(count: &AtomicU64) {
     count.fetch_add(1, Ordering::Relaxed);
 }

@@ -1,4 +1,4 @@
-//! An accelerator of the demo: does what the host orders.
+//! An accelerator of the demo, which obeys the orders of the host.
 
 use super::cast::PATIENCE;
 use super::script::{
@@ -12,16 +12,17 @@ use doorbell::transfer::Side;
 use doorbell::{
     Copy, CounterKey, Error, Event, KEY_BYTES, Key, Match, Node, NodeId, Peer, Progress, ReadWrite, Region, Role, Wait,
 };
+use serde::Serialize;
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// The name under which the demo starts an accelerator.
 pub const COMMAND: &str = "demo-accelerator";
-/// Messages that nobody asks for take this many bytes at most: little, so that the demo sees what happens then.
+/// The most bytes of unexpected messages: few, so that the demo shows what happens then.
 const POOL: usize = 256 << 10;
-/// Words of the region that it lends.
+/// Words of the region to which the accelerator gives keys.
 const LENT: usize = 8;
-/// In how many pieces it fills what it is given.
+/// The number of pieces in which it fills memory.
 const PIECES: usize = 4;
 
 #[derive(Debug, clap::Args)]
@@ -32,7 +33,7 @@ pub struct AcceleratorArgs {
     wait: Wait,
 }
 
-/// Joins, serves, and leaves when it is told to or when the host is gone.
+/// Joins, obeys orders, and leaves when the host says so or is gone.
 pub fn run(args: &AcceleratorArgs) -> Result<(), Failure> {
     take_name();
     let served = join(args).and_then(|node| {
@@ -40,14 +41,14 @@ pub fn run(args: &AcceleratorArgs) -> Result<(), Failure> {
         serve(&node, &host)
     });
     match served {
-        // Nobody is left to be served.
+        // Without the host there is nothing left to do.
         Ok(()) | Err(Error::PeerLeft { .. } | Error::PeerDied { .. }) => Ok(()),
         Err(error) => Err(Failure::failed(format!("node {}: {error}", args.node), "see `doorbell info`")),
     }
 }
 
 fn join(args: &AcceleratorArgs) -> Result<Node, Error> {
-    // Also where the kernel's copy is dear: this is to be seen.
+    // Both sides copy, even where the kernel's copy is slow: the demo shows that.
     let builder = Node::builder(&args.domain).id(args.node).role(Role::Accelerator).label("demo").copy(Copy::Both);
     builder.progress(args.progress).wait(args.wait).pool_bytes(POOL).join()
 }
@@ -79,8 +80,7 @@ fn serve(node: &Node, host: &Peer) -> Result<(), Error> {
                 host.send(answer::COUNT, &count.to_ne_bytes())?;
             }
             order::REPORT => {
-                let report = serde_json::to_vec(&Report::new(&node.stats()?)).unwrap_or_default();
-                host.send(answer::REPORT, &report)?;
+                reply(host, answer::REPORT, &Report::new(&node.stats()?))?;
             }
             order::WATCH => {
                 let dead = NodeId(number(message) as u16);
@@ -116,7 +116,7 @@ fn serve(node: &Node, host: &Peer) -> Result<(), Error> {
                 host.recv(Match::any().tag(order::BULK), &mut into)?;
                 let mut moves = Moves::of(node, Side::Target, order::BULK, Instant::now() + Duration::from_secs(10))?;
                 moves.whole &= check_bulk(&into);
-                host.send(answer::MOVES, &serde_json::to_vec(&moves).unwrap_or_default())?;
+                reply(host, answer::MOVES, &moves)?;
             }
             order::GIVE => {
                 let mut message = vec![0; BULK_BYTES];
@@ -127,11 +127,11 @@ fn serve(node: &Node, host: &Peer) -> Result<(), Error> {
                 thread::sleep(pause);
                 request.wait().result?;
                 let moves = Moves::of(node, Side::Origin, answer::BULK, Instant::now() + Duration::from_secs(10))?;
-                host.send(answer::MOVES, &serde_json::to_vec(&moves).unwrap_or_default())?;
+                reply(host, answer::MOVES, &moves)?;
             }
             order::CONTEND => {
                 let contest = Contest::play(node, &LockKey::find(node, FRAME)?, Key::from_bytes(message)?)?;
-                host.send(answer::CONTEST, &serde_json::to_vec(&contest).unwrap_or_default())?;
+                reply(host, answer::CONTEST, &contest)?;
             }
             order::HOLD => {
                 LockKey::find(node, FRAME)?.lock_by(Instant::now() + PATIENCE)?.keep();
@@ -147,7 +147,7 @@ fn serve(node: &Node, host: &Peer) -> Result<(), Error> {
             }
             order::SUM => {
                 let overlap = Overlap::play(node)?;
-                host.send(answer::OVERLAP, &serde_json::to_vec(&overlap).unwrap_or_default())?;
+                reply(host, answer::OVERLAP, &overlap)?;
             }
             order::LEAVE => return Ok(()),
             _ => {}
@@ -155,7 +155,12 @@ fn serve(node: &Node, host: &Peer) -> Result<(), Error> {
     }
 }
 
-/// Puts this node's number wherever a key reaches, in a few pieces, and says so to the counter whose key follows it.
+/// Answers in JSON.
+fn reply(host: &Peer, tag: u64, answer: &impl Serialize) -> Result<(), Error> {
+    host.send(tag, &serde_json::to_vec(answer).unwrap_or_default())
+}
+
+/// Fills the memory of a key with this node's number, in a few pieces. The key is followed by that of a counter, which counts the bytes.
 fn fill(node: &Node, message: &[u8]) -> Result<(), Error> {
     let Some((key, counter)) = message.split_at_checked(KEY_BYTES) else { return Ok(()) };
     let (key, Some(counter)) = (Key::<u64, ReadWrite>::from_bytes(key)?, CounterKey::from_bytes(counter)) else { return Ok(()) };

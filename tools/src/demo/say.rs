@@ -1,22 +1,22 @@
-//! How the demo tells its story.
+//! How the demo prints its story.
 
-use crate::text::{Style, print};
+use crate::text::{Style, Table, print};
 use std::fmt::Display;
 use std::io::{IsTerminal, stdout};
 use std::thread;
 use std::time::Duration;
 
-/// Before each act, where somebody reads along.
+/// A pause before each act, on a terminal.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Tells, on standard output.
+/// Prints on standard output.
 pub struct Say {
     style: Style,
     act: u32,
 }
 
 impl Say {
-    /// Nothing said yet.
+    /// A story that has not begun.
     pub fn new() -> Self {
         Self { style: Style::of(&stdout()), act: 0 }
     }
@@ -30,12 +30,17 @@ impl Say {
         print(&format!("\n{}\n", self.style.bold(format_args!("{}. {title}", self.act))));
     }
 
-    /// What happens.
+    /// Prints what happens.
     pub fn line(&self, line: impl Display) {
         print(&format!("{}\n", format!("   {line}").trim_end()));
     }
 
-    /// What a word means.
+    /// Prints a table.
+    pub fn table(&self, table: &Table) {
+        table.lines().into_iter().for_each(|line| self.line(line));
+    }
+
+    /// Explains a word.
     pub fn word(&self, word: &str, meaning: impl Display) {
         print(&format!("   {} {}\n", self.style.hue(0, format_args!("{word}:")), self.style.dim(meaning)));
     }

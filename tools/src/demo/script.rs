@@ -1,4 +1,4 @@
-//! What the host and the accelerators of the demo say to each other.
+//! The orders and answers between the host and the accelerators of the demo.
 
 use super::cast::PATIENCE;
 pub use crate::clock::{now, processor_time};
@@ -21,27 +21,27 @@ pub mod order {
     pub const SLEEP: u64 = 3;
     /// Read nothing for this many milliseconds; then count the messages of the flood.
     pub const STALL: u64 = 4;
-    /// One of many.
+    /// One message of the flood.
     pub const FLOOD: u64 = 5;
-    /// The last of many.
+    /// The last message of the flood.
     pub const FLOOD_ENDS: u64 = 6;
-    /// Tell who carried what.
+    /// Tell which threads carried messages.
     pub const REPORT: u64 = 7;
-    /// Tell when you are told that this node died.
+    /// Tell when you learn that this node died.
     pub const WATCH: u64 = 8;
-    /// Say something, and then never anything again.
+    /// Send one message, and then none again.
     pub const FAREWELL: u64 = 9;
-    /// Send it back.
+    /// Send this message back.
     pub const PING: u64 = 10;
     /// Leave the domain.
     pub const LEAVE: u64 = 11;
     /// Make a region, and send two keys to it: one to read and write, one to read.
     pub const LEND: u64 = 12;
-    /// Send what is in the region.
+    /// Send the content of the region.
     pub const SHOW: u64 = 13;
     /// Withdraw the region.
     pub const WITHDRAW: u64 = 14;
-    /// Put your number wherever this key reaches, and lower the counter whose key follows it.
+    /// Fill the memory of this key with your number, and count the bytes on the counter whose key follows it.
     pub const FILL: u64 = 15;
     /// Receive a long message.
     pub const TAKE: u64 = 16;
@@ -49,15 +49,15 @@ pub mod order {
     pub const BULK: u64 = 17;
     /// Begin to send a long message, and sleep for this many milliseconds.
     pub const GIVE: u64 = 18;
-    /// How many: more than a long message takes.
+    /// The usual number: longer than a long message takes.
     pub const PAUSE_MS: u64 = 60;
-    /// Lock the key of the story again and again, and raise under it the two counters to which this key of a region reaches.
+    /// Lock the lock of the story repeatedly, and raise under it the two counters in the memory of this key.
     pub const CONTEND: u64 = 19;
-    /// Lock the key of the story, and keep it.
+    /// Lock the lock of the story, and keep it.
     pub const HOLD: u64 = 20;
-    /// Lock the key of the story, tell from whom it comes, and say that what it guards is repaired.
+    /// Lock the lock of the story, tell its dead owner, and report that the data is repaired.
     pub const INHERIT: u64 = 21;
-    /// Sum vectors with the others, and compute meanwhile.
+    /// Sum vectors with the other nodes, and compute meanwhile.
     pub const SUM: u64 = 22;
 }
 
@@ -65,7 +65,7 @@ pub mod order {
 pub mod answer {
     /// The scaled vector.
     pub const RESULT: u64 = 101;
-    /// Three of a kind.
+    /// Three messages with different tags.
     pub const COLOURS: [(u64, &str); 3] = [(111, "red"), (112, "green"), (113, "blue")];
     /// The time at which it was sent.
     pub const TIME: u64 = 120;
@@ -75,34 +75,34 @@ pub mod answer {
     pub const REPORT: u64 = 140;
     /// Last words.
     pub const WORDS: u64 = 150;
-    /// Sent back.
+    /// The message that was sent back.
     pub const PONG: u64 = 160;
     /// Two keys to a region.
     pub const KEYS: u64 = 170;
-    /// What was asked for is done.
+    /// The order is done.
     pub const DONE: u64 = 180;
-    /// All is prepared for a long message.
+    /// Everything is ready for a long message.
     pub const READY: u64 = 190;
     /// The long message.
     pub const BULK: u64 = 200;
-    /// What is known of the transfer of a long message: [`super::Moves`].
+    /// The transfer of a long message: [`super::Moves`].
     pub const MOVES: u64 = 210;
-    /// How it was to want what others want: a [`super::Contest`].
+    /// The waits for the lock: a [`super::Contest`].
     pub const CONTEST: u64 = 220;
-    /// Who died with a key, in words.
+    /// The dead owner of the lock, in words.
     pub const HEIR: u64 = 230;
-    /// How it was to sum and to compute: an [`super::Overlap`].
+    /// The times of summing and computing: an [`super::Overlap`].
     pub const OVERLAP: u64 = 240;
 }
 
-/// The name of the key that all want.
+/// The name of the lock that all nodes want.
 pub const FRAME: &str = "frame";
-/// How often each of them locks it.
+/// How often each node locks it.
 pub const TURNS: u64 = 50_000;
 
 /// Bytes of a message of the flood.
 pub const FLOOD_BYTES: usize = 1024;
-/// Longer than any other message.
+/// The longest message besides the long ones.
 pub const LONGEST: usize = 64 << 10;
 
 /// Numbers as bytes.
@@ -123,17 +123,17 @@ pub fn decode_words(bytes: &[u8]) -> Vec<u64> {
 /// Bytes of a long message.
 pub const BULK_BYTES: usize = 16 << 20;
 
-/// So much later its receiver asks for it: until then its first chunks wait in the lane, or in the pool.
+/// How much later its receiver asks for it. Until then its first chunks wait in the lane or in the pool.
 pub const LATE: Duration = Duration::from_millis(1);
 
-/// What a long message holds: each word is another.
+/// Fills a long message with words that are all different.
 pub fn fill_bulk(message: &mut [u8]) {
     for (at, word) in message.as_chunks_mut().0.iter_mut().enumerate() {
         *word = bulk_word(at);
     }
 }
 
-/// Whether it holds that.
+/// Whether a long message holds these words.
 pub fn check_bulk(message: &[u8]) -> bool {
     message.as_chunks().0.iter().enumerate().all(|(at, word)| *word == bulk_word(at))
 }
@@ -147,12 +147,12 @@ pub fn number(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
 }
 
-/// Who of a node carried what.
+/// The messages that the threads of a node carried.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
     /// Numbers and names of its threads, the first one first.
     pub threads: Vec<(u32, String)>,
-    /// Messages that the threads which wait took out of the lanes.
+    /// Messages that waiting threads took out of the lanes.
     pub by_application: u64,
     /// Messages that the poller took out of the lanes.
     pub by_poller: u64,
@@ -161,7 +161,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of this process.
+    /// The report of this process.
     pub fn new(stats: &Stats) -> Self {
         let mut threads: Vec<(u32, String)> = fs::read_dir("/proc/self/task")
             .into_iter()
@@ -178,12 +178,12 @@ impl Report {
     }
 }
 
-/// What one node did in a transfer, and what it knows of it.
+/// The part of one node in a transfer.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Moves {
     /// Bytes by memory FIFO, by direct put, and pulled.
     pub ways: [u64; 3],
-    /// Together they are the message.
+    /// Whether these bytes add up to the message.
     pub whole: bool,
     /// How often the counter reached zero.
     pub zeroes: u32,
@@ -198,14 +198,14 @@ pub struct Step {
     pub place: usize,
     /// Its name.
     pub descriptor: String,
-    /// Which thread of its node did so.
-    pub who: String,
+    /// The thread that executed it.
+    pub thread: String,
     /// The bytes it moved.
     pub bytes: u64,
 }
 
 impl Moves {
-    /// Of the latest transfer of messages with this tag. It may take a moment until it is over for this node, too.
+    /// The latest transfer of messages with this tag. Waits until the transfer is over for this node, too.
     pub fn of(node: &Node, side: Side, tag: u64, deadline: Instant) -> Result<Self, Error> {
         loop {
             let reports = node.transfers()?;
@@ -231,28 +231,28 @@ impl Moves {
                 _ => (5, "another"),
             };
             let last = if executed.thread == std::process::id() as i32 { "its application" } else { "its poller" };
-            let who = match executed.threads {
+            let thread = match executed.threads {
                 1 => last.to_owned(),
                 _ => format!("its application and its poller, {} handovers", executed.threads - 1),
             };
-            Step { place, descriptor: descriptor.into(), who, bytes: executed.moved.bytes }
+            Step { place, descriptor: descriptor.into(), thread, bytes: executed.moved.bytes }
         });
         let whole = ways.iter().sum::<u64>() == report.len;
         Self { ways, whole, zeroes: report.zeroes, executed: executed.collect() }
     }
 }
 
-/// How often one node found a key locked that others want, too.
+/// The waits of one node for the lock that all nodes want.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Contest {
-    /// How often it waited.
+    /// How often the node waited.
     pub waited: u64,
     /// Its longest wait.
     pub longest: Duration,
 }
 
 impl Contest {
-    /// Locks the key [`TURNS`] times, and raises two counters under it: read there, and written there, by whoever is in.
+    /// Locks the lock [`TURNS`] times, and raises two counters under it by a get and a put.
     pub fn play(node: &Node, key: &LockKey, counters: Key<u64, ReadWrite>) -> Result<Self, Error> {
         let mut contest = Self::default();
         for _ in 0..TURNS {
@@ -275,29 +275,28 @@ impl Contest {
     }
 }
 
-/// Who sums.
+/// The team that sums.
 pub const TEAM: [NodeId; 4] = [NodeId(0), NodeId(1), NodeId(2), NodeId(3)];
-/// How many numbers each of them has.
+/// How many numbers each node has.
 pub const SUMMED: usize = 8 << 10;
 
-/// How long it took one node to sum vectors with others, and to compute.
+/// How long one node took to sum vectors with the others, and to compute.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Overlap {
-    /// Every sum was right.
+    /// Whether every sum was right.
     pub is_right: bool,
     /// Computing alone.
     pub computing: Duration,
     /// A sum, and then computing.
     pub after: Duration,
-    /// Computing while a sum is under way, and what was left to wait for.
+    /// Computing while a sum is under way, with the remaining wait.
     pub meanwhile: Duration,
 }
 
 impl Overlap {
-    /// How often each is done.
+    /// The rounds of each kind.
     pub const ROUNDS: usize = 24;
-    /// How much more one of them computes than the others, in turn. After each part of it a node looks at its sum: that carries it on where
-    /// no poller does.
+    /// How many times as much one node computes as the others, in turn. After each part it tests its sum, which moves the sum if no poller does.
     pub const MORE: usize = 8;
 
     /// Sums, computes, and does both.
@@ -328,18 +327,18 @@ impl Overlap {
         Ok(Self { is_right: sums.iter().all(is_sum), computing, after, meanwhile })
     }
 
-    /// What a sum takes of a round, if it comes before the computing.
+    /// The time of a sum that comes before the computing.
     pub fn sum(&self) -> Duration {
         self.after.saturating_sub(self.computing)
     }
 
-    /// How much less it takes if it is under way meanwhile.
+    /// How much of that time is saved if the sum is under way meanwhile.
     pub fn hidden(&self) -> Duration {
         self.after.saturating_sub(self.meanwhile).min(self.sum())
     }
 }
 
-/// A part of a millisecond of what an application does.
+/// The work of an application for a part of a millisecond.
 fn compute() {
     let mut x = std::hint::black_box(0.4);
     for _ in 0..200_000 {

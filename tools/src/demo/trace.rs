@@ -1,6 +1,6 @@
-//! A timeline of the demo, made of the flight recorders of its nodes, in the Chrome trace event format.
+//! A timeline of the demo in the Chrome trace event format, made from the flight recorders of its nodes.
 
-use crate::exit::Failure;
+use crate::exit::{Explain, Failure};
 use crate::nodes::priority;
 use crate::paths::Output;
 use doorbell::{Incarnation, NodeId, Space};
@@ -11,39 +11,37 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// What was seen of the nodes, and where it goes.
+/// The records of the nodes, and the file for them.
 pub struct Trace {
     output: Output,
     lives: BTreeMap<(NodeId, Incarnation), Life>,
 }
 
-/// One life of a node.
+/// One incarnation of a node.
 #[derive(Default)]
 struct Life {
     role: &'static str,
     process: u32,
     /// Names of threads, by their numbers.
     threads: BTreeMap<u32, String>,
-    /// By their numbers, so that what is seen twice counts once.
+    /// By their numbers, so that a record that is read twice counts once.
     records: BTreeMap<u64, Recorded>,
 }
 
-/// A chunk was under way for this many times as long as others of its kind at most: what is longer was a pause before it.
+/// A chunk counts as under way for at most so many times as long as others of its kind. The rest was a pause before it.
 const LONGEST: f64 = 4.0;
 
 impl Trace {
-    /// Sees that the file can be written, before anything else is done.
+    /// Checks that the file can be written, before the demo begins.
     pub fn create(path: &Path) -> Result<Self, Failure> {
-        let output = Output::at(path).map_err(|error| {
-            let hint = "name a regular file, or a new one in a directory of yours";
-            Failure::usage(format!("--trace: cannot write {}: {error}", path.display()), hint)
-        })?;
+        let hint = "name a regular file, or a new one in a directory of yours";
+        let output = Output::at(path).or_usage(format_args!("--trace: cannot write {}", path.display()), hint)?;
         Ok(Self { output, lives: BTreeMap::new() })
     }
 
-    /// Reads the flight recorders of a domain. They hold the last things only, so this is to be done now and then.
+    /// Reads the flight recorders of a domain. They hold only the last records, so the demo calls this now and then.
     pub fn gather(&mut self, domain: &str) {
-        // What cannot be read now may be so the next time; a timeline with holes is better than none.
+        // A failed read may work the next time, and a timeline with gaps is better than none.
         let domains = list_domains(&Space::posix()).unwrap_or_default();
         for node in domains.into_iter().filter(|found| found.name == domain).flat_map(|found| found.nodes) {
             let Some(board) = &node.board else { continue };
@@ -59,7 +57,7 @@ impl Trace {
         }
     }
 
-    /// Writes all that was gathered, and says how many events that is.
+    /// Writes all records. Returns the number of events.
     pub fn write(self, domain: &str) -> Result<usize, Failure> {
         let mut events = Vec::new();
         let start = self.lives.values().flat_map(|life| life.records.values()).map(|recorded| recorded.time_ns).min();
@@ -70,14 +68,12 @@ impl Trace {
         }
         let count = events.len();
         let whole = json!({ "traceEvents": events, "displayTimeUnit": "ns", "otherData": { "domain": domain } });
-        self.output.write(whole.to_string().as_bytes()).map(|()| count).map_err(|error| {
-            let path = self.output.path().display();
-            Failure::failed(format!("--trace: cannot write {path}: {error}"), "see whether there is room")
-        })
+        let written = self.output.write(whole.to_string().as_bytes()).map(|()| count);
+        written.or_failed(format_args!("--trace: cannot write {}", self.output.path().display()), "see whether there is room")
     }
 }
 
-/// What a thread of a living process is called.
+/// The name of a thread of a living process.
 fn thread_name(process: u32, thread: u32) -> String {
     if thread == process {
         return "application".into();
@@ -87,10 +83,10 @@ fn thread_name(process: u32, thread: u32) -> String {
 }
 
 impl Life {
-    /// What its row and its tracks are called.
+    /// The names of its row and of its tracks.
     fn names(&self, node: NodeId, incarnation: Incarnation) -> Vec<Value> {
         let named = |what: &str, thread: u32, args: Value| json!({ "name": what, "ph": "M", "ts": 0, "pid": self.process, "tid": thread, "args": args });
-        let row = format!("node {node}, life {incarnation} ({})", self.role);
+        let row = format!("node {node}, incarnation {incarnation} ({})", self.role);
         let mut names = vec![
             named("process_name", self.process, json!({ "name": row })),
             named("process_sort_index", self.process, json!({ "sort_index": node.0 })),
@@ -99,8 +95,8 @@ impl Life {
         names
     }
 
-    /// Its records: chunks as slices, all else as moments. How far the ends of a message have come is told in the row of its
-    /// origin, whichever node moved the chunk.
+    /// Its records: chunks as slices, and all others as moments. The progress of the ends of a message is in the row of its origin, even if
+    /// another node moved the chunk.
     fn events(&self, node: NodeId, start: u64, process: impl Fn(NodeId) -> Option<u32>) -> Vec<Value> {
         let spans = self.spans();
         let mut events = Vec::new();
@@ -131,8 +127,8 @@ impl Life {
         events
     }
 
-    /// How long each chunk was under way, by the numbers of the records. A record is made when its chunk is through, so the chunk
-    /// began when its thread had done what it did before; or later, if that was long ago.
+    /// How long each chunk was under way, by the numbers of the records. A record is made when its chunk is complete. The chunk began after the
+    /// record before it of the same thread, or later if that was long ago.
     fn spans(&self) -> BTreeMap<u64, u64> {
         let mut before: BTreeMap<u32, u64> = BTreeMap::new();
         let mut gaps: Vec<(u64, RecordKind, u64, Option<u64>)> = Vec::new();
@@ -159,10 +155,10 @@ impl Life {
 const FIRST: &str = "first end";
 const LAST: &str = "last end";
 
-/// What a chunk is called, and from which end of its message it comes.
+/// The name of a chunk, and the end of its message from which it comes.
 fn chunk(record: &Record) -> Option<(&'static str, &'static str)> {
     match record.kind {
-        // Without a transfer these are messages that had waited for room.
+        // Without a transfer these are messages that waited for room.
         RecordKind::MemoryFifo if record.transfer != 0 => Some(("memory FIFO", FIRST)),
         RecordKind::DirectPut => Some(("direct put", LAST)),
         RecordKind::Pull => Some(("pull", LAST)),
@@ -174,7 +170,7 @@ fn args(node: NodeId, record: &Record) -> Value {
     let mut args = json!({ "offset": record.offset, "bytes": record.bytes });
     if let Some(peer) = record.peer {
         args["peer"] = json!(peer.0);
-        // The same words at both ends: a pull is made by the target, all other chunks by the origin.
+        // The same words at both ends: the target makes pulls, and the origin all other chunks.
         let (origin, target) = if record.kind == RecordKind::Pull { (peer, node) } else { (node, peer) };
         match chunk(record) {
             Some((_, end)) => {

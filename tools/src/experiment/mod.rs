@@ -1,16 +1,18 @@
-//! What the commands that measure have in common.
+//! What the measuring commands share.
 //!
-//! An [`Experiment`] is a plan. [`carry_out`] starts its [`workers`], of which each has a [`Place`] and does the plan's [work](Experiment::work). What
-//! they found becomes [rows](Experiment::rows), and a [`report`] shows these.
+//! An [`Experiment`] is a plan. [`measure`] starts its [`workers`]. Each worker has a [`Place`] and does the plan's [work](Experiment::work). Their
+//! findings become [rows](Experiment::rows), and a [`report`] prints the rows.
 
+pub mod args;
 pub mod place;
 pub mod report;
 pub mod setting;
 pub mod workers;
 
-use crate::exit::Failure;
+use crate::exit::{Explain, Failure};
 use crate::io::bench;
 use crate::measure::{collective, device, lock, pairs};
+use crate::processes::EndRequest;
 use crate::{log, modes};
 use doorbell::Error;
 use doorbell_benches::clock::Clock;
@@ -20,72 +22,71 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use setting::Setting;
 use std::io::Write;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use tracing_subscriber::filter::LevelFilter;
 use workers::Workers;
 
 /// The name under which the command starts its workers.
 pub const COMMAND: &str = "measure-worker";
 
-/// A measurement by processes of its own. The value is the plan, which all of them are told.
+/// A measurement by worker processes. The value is the plan, which every worker gets.
 pub trait Experiment: Clone + Serialize + DeserializeOwned {
-    /// The word for it, by which a worker knows what its plan is of.
+    /// The name that tells a worker the type of its plan.
     const NAME: &'static str;
-    /// What one process finds.
+    /// The findings of one process.
     type Found: Serialize + DeserializeOwned;
-    /// The rows of all findings.
+    /// A row of the output.
     type Row;
 
-    /// How its processes run.
+    /// How the processes run.
     fn setting(&self) -> &Setting;
 
-    /// How many there are.
+    /// The number of processes.
     fn processes(&self) -> usize;
 
-    /// What one of them does, in words.
+    /// The role of a process, in words.
     fn role(&self, process: usize) -> &'static str;
 
-    /// The processors on which one of them runs; anywhere if there are none.
+    /// The processors on which a process runs. Empty: it runs anywhere.
     fn processors(&self, process: usize) -> Vec<usize> {
         self.setting().processor(process).into_iter().collect()
     }
 
-    /// The memory that all share.
+    /// The shape of the memory that all processes share.
     fn shape(&self) -> Shape {
         Shape { pairs: 0, bytes: 0 }
     }
 
-    /// What one of them does.
+    /// The work of one process.
     ///
     /// # Errors
-    /// It could not begin, or not go on.
+    /// The process could not begin, or could not go on.
     fn work(self, place: Place) -> Result<Self::Found, Trouble>;
 
-    /// What all of them found, in the order of the processes.
+    /// The rows of all findings, which stand in the order of the processes.
     ///
     /// # Errors
-    /// It contradicts itself, so no figure is worth anything.
+    /// The findings contradict each other, so no figure can be believed.
     fn rows(&self, outcome: Outcome<Self::Found>) -> Result<Vec<Self::Row>, Failure>;
 }
 
-/// What the processes of an experiment found.
+/// The findings of all processes.
 pub struct Outcome<F> {
-    /// Of each process.
+    /// The findings of each process.
     pub found: Vec<F>,
-    /// The memory that they shared.
+    /// The memory that the processes shared.
     pub memory: Mapping,
-    /// By which ticks are read.
+    /// The clock that turns ticks into nanoseconds.
     pub clock: Clock,
 }
 
-/// Starts the processes of an experiment, and waits for what they find.
-pub fn carry_out<E: Experiment>(plan: &E, clock: Clock, signal: &AtomicUsize) -> Result<Outcome<E::Found>, Failure> {
+/// Starts the processes of an experiment, waits for their findings, and makes rows of these.
+pub fn measure<E: Experiment>(plan: &E, clock: Clock, request: &EndRequest) -> Result<Vec<E::Row>, Failure> {
     let shape = plan.shape();
-    let memory = Mapping::create(shape).map_err(|error| {
-        let what = format!("could not get memory that the processes share, for messages of {} bytes: {error}", shape.bytes);
-        Failure::usage(what, "measure smaller sizes, or fewer processes")
-    })?;
+    let memory = Mapping::create(shape).or_usage(
+        format_args!("could not get memory that the processes share, for messages of {} bytes", shape.bytes),
+        "measure smaller sizes, or fewer processes",
+    )?;
     let began_ns = crate::clock::now();
     let order = |process| Order {
         plan: plan.clone(),
@@ -96,67 +97,57 @@ pub fn carry_out<E: Experiment>(plan: &E, clock: Clock, signal: &AtomicUsize) ->
         began_ns,
     };
     let role = |process| plan.role(process);
-    let found = Workers::start(E::NAME, &plan.setting().domain, &role, plan.processes(), order)?.wait(signal)?;
-    Ok(Outcome { found, memory, clock })
+    let found = Workers::start(E::NAME, &plan.setting().domain, &role, plan.processes(), order)?.wait(request)?;
+    plan.rows(Outcome { found, memory, clock })
 }
 
-/// The rows of an experiment.
-pub fn measure<E: Experiment>(plan: &E, clock: Clock, signal: &AtomicUsize) -> Result<Vec<E::Row>, Failure> {
-    plan.rows(carry_out(plan, clock, signal)?)
-}
-
-/// What one process is told.
+/// What the command tells a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Order<E> {
     plan: E,
-    /// Which of them it is.
+    /// The number of the worker.
     process: usize,
-    /// The descriptor of the memory that all share.
+    /// The descriptor of the shared memory.
     memory: i32,
-    /// The process that started it.
+    /// The process of the command.
     parent: i32,
     ns_per_tick: f64,
-    /// When the measurement began, by the clock that all share.
+    /// When the measurement began, by the clock that all processes share.
     began_ns: u64,
 }
 
-/// What a worker answers.
+/// The answer of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Reply<F> {
-    /// Done.
+    /// The worker is done, with these findings.
     Done(F),
-    /// It was told to stop.
+    /// The worker was told to stop.
     Stopped,
-    /// It could not begin.
+    /// The worker could not begin.
     Unable(Failure),
     /// Something failed on the way.
     Failed(String),
 }
 
-/// Why the work was not done.
+/// Why a worker did not do its work.
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
     /// The process was told to stop.
     #[error(transparent)]
     Stopped(#[from] Stopped),
-    /// The driver says why.
+    /// The driver returned an error.
     #[error(transparent)]
     Driver(#[from] Error),
-    /// It could not begin.
+    /// The process could not begin.
     #[error("{0}")]
     Unable(Failure),
-    /// Something else failed, or went as it never should.
+    /// Something else failed, or a check found an error.
     #[error("{0}")]
     Wrong(String),
 }
 
 impl Trouble {
-    /// What could not be had to begin with.
-    pub fn unable(what: &str, error: impl std::fmt::Display) -> Self {
-        Self::Unable(Failure::usage(format!("{what}: {error}"), ""))
-    }
-
-    /// What went as it never should.
+    /// A check found an error.
     pub fn wrong(what: impl std::fmt::Display) -> Self {
         Self::Wrong(what.to_string())
     }
@@ -180,13 +171,13 @@ impl<F> From<Trouble> for Reply<F> {
 
 #[derive(Debug, clap::Args)]
 pub struct WorkerArgs {
-    /// The experiment it belongs to.
+    /// The name of the experiment.
     name: String,
-    /// What to do, in JSON.
+    /// The order, in JSON.
     order: String,
 }
 
-/// Does what it was ordered to and answers on stdout.
+/// Does what the order says, and answers on stdout.
 pub fn run(args: &WorkerArgs) -> Result<(), Failure> {
     let serve = match args.name.as_str() {
         pairs::Pairs::NAME => serve::<pairs::Pairs>,
@@ -206,27 +197,27 @@ fn malformed(why: impl std::fmt::Display) -> Failure {
 
 fn serve<E: Experiment>(order: &str) -> Result<(), Failure> {
     let order: Order<E> = serde_json::from_str(order).map_err(malformed)?;
-    // What befalls one of them befalls all, and one line is enough.
+    // All workers see the same trouble, and one line is enough.
     log::install(if order.process == 0 { LevelFilter::WARN } else { LevelFilter::OFF })?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let done = Place::take(&order, &stop).and_then(|place| order.plan.work(place));
+    let request = EndRequest::listen()?;
+    let done = Place::take(&order, &request).and_then(|place| order.plan.work(place));
     answer::<E>(&match done {
         Ok(found) => Reply::Done(found),
         Err(Trouble::Unable(failure)) => Reply::Unable(failure),
-        // The others were told as well, and one of them may have left before this one looked.
-        Err(_) if stop.load(Ordering::SeqCst) => Reply::Stopped,
+        // The command told all workers to stop, and another worker may have left before this one noticed the request.
+        Err(_) if request.stop.load(Ordering::SeqCst) => Reply::Stopped,
         Err(trouble) => trouble.into(),
     })
 }
 
 fn answer<E: Experiment>(reply: &Reply<E::Found>) -> Result<(), Failure> {
-    let line = serde_json::to_string(reply).map_err(|error| Failure::failed(error, ""))?;
-    // Nobody listens any more if the command is gone; then nobody misses the answer either.
+    let line = serde_json::to_string(reply).or_failed("could not write an answer", "")?;
+    // If the command is gone, nobody needs the answer.
     let _ = writeln!(std::io::stdout(), "{line}");
     Ok(())
 }
 
-/// Answers in place of a thread that hangs, and ends the process.
+/// Answers for a thread that hangs, and ends the process.
 pub fn give_up<E: Experiment>(trouble: Trouble) -> ! {
     let _ = answer::<E>(&trouble.into());
     std::process::exit(1)

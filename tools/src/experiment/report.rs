@@ -15,7 +15,7 @@ pub enum Format {
     Csv,
 }
 
-/// Everything of a row by name. As an object it keeps its order, which a map of serde_json would not.
+/// The fields of a row, by name. An object of them keeps their order, which a map of serde_json does not.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fields(pub Vec<(&'static str, Value)>);
 
@@ -25,15 +25,15 @@ impl Serialize for Fields {
     }
 }
 
-/// An experiment whose rows are shown in all forms.
+/// An experiment whose rows are printed in all forms.
 pub trait Report: Experiment {
-    /// Everything of a row, and the same names for all rows.
+    /// The fields of a row, with the same names for all rows.
     fn fields(&self, row: &Self::Row) -> Fields;
 
-    /// Rows for people.
+    /// The rows as text for people.
     fn table(&self, rows: &[Self::Row]) -> String;
 
-    /// Rows in the form that was asked for.
+    /// The rows in this form.
     fn render(&self, format: Format, rows: &[Self::Row]) -> String {
         let fields = || rows.iter().map(|row| self.fields(row));
         match format {
@@ -46,11 +46,11 @@ pub trait Report: Experiment {
 
 /// One object a line.
 pub fn lines<T: Serialize>(rows: impl IntoIterator<Item = T>) -> String {
-    // Names are words and values come from serde_json, so there is nothing that could fail.
+    // Names are words and values come from serde_json, so nothing can fail.
     rows.into_iter().filter_map(|row| serde_json::to_string(&row).ok()).map(|line| line + "\n").collect()
 }
 
-/// A line of names, and a line for each row. `nothing` stands for what was not measured.
+/// A line of names, and a line for each row. `nothing` stands for values that were not measured.
 pub fn csv(rows: impl IntoIterator<Item = Fields>, nothing: &str) -> String {
     let cell = |value: &Value| match value {
         Value::Null => nothing.to_owned(),
@@ -67,18 +67,18 @@ pub fn csv(rows: impl IntoIterator<Item = Fields>, nothing: &str) -> String {
     lines
 }
 
-/// A figure with so many digits behind the point.
+/// A figure with so many decimal places.
 pub fn rounded(value: f64, digits: i32) -> Value {
     let unit = 10_f64.powi(digits);
     json!((value * unit).round() / unit)
 }
 
-/// Nanoseconds and what is made of them: finer than any clock here.
+/// A figure of nanoseconds, or of something computed from them: finer than any clock here.
 pub fn figure(value: f64) -> Value {
     rounded(value, 3)
 }
 
-/// The same of what may not have been measured.
+/// The same for a figure that may not have been measured.
 pub fn figure_or_null(value: Option<f64>) -> Value {
     value.map_or(Value::Null, figure)
 }

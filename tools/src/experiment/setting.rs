@@ -1,9 +1,10 @@
 //! How the processes of an experiment run.
 
-use crate::exit::warn;
+use crate::environment::Domain;
+use crate::exit::{Failure, warn};
 use crate::measure::net::Net;
-use doorbell::{Error, Node, NodeBuilder, Wait};
-use doorbell_fabric::ParseIdError;
+use crate::processes::check_processors;
+use doorbell::{Error, Node, NodeBuilder, Progress, Wait};
 use serde::{Deserialize, Serialize};
 
 /// Settings that all processes of an experiment share.
@@ -11,19 +12,33 @@ use serde::{Deserialize, Serialize};
 pub struct Setting {
     /// The name of the domain.
     pub domain: String,
-    /// Over the network, and how; through shared memory if nothing is said.
+    /// How to use the network; `None` means shared memory.
     pub net: Option<Net>,
-    /// Who turns the engine.
-    pub progress: String,
+    /// Which thread turns the engine.
+    #[serde(with = "by_word")]
+    pub progress: Progress,
     /// How threads wait.
-    pub wait: String,
-    /// The processors on which they run in turn; wherever they like if there are none.
+    #[serde(with = "by_word")]
+    pub wait: Wait,
+    /// The processors on which the processes run in turn. Empty: the processes run anywhere.
     pub pin: Vec<usize>,
-    /// There are more of them than processors.
+    /// There are more processes than processors.
     pub crowded: bool,
 }
 
 impl Setting {
+    /// The usual setting of so many processes of an experiment, in this domain or in one of their own.
+    pub fn new(experiment: &str, domain: Option<&Domain>, pin: &[usize], processes: usize) -> Result<Self, Failure> {
+        let allowed = check_processors("--pin", pin)?;
+        let mut pinned = pin.to_vec();
+        pinned.truncate(processes);
+        pinned.sort_unstable();
+        pinned.dedup();
+        let processors = if pinned.is_empty() { allowed.len() } else { pinned.len() };
+        let domain = domain.map_or_else(|| format!("{experiment}-{}", std::process::id()), |Domain(name)| name.clone());
+        Ok(Self { domain, pin: pin.to_vec(), crowded: processes > processors, ..Self::default() })
+    }
+
     /// The name of the fabric.
     pub fn fabric(&self) -> &'static str {
         if self.net.is_some() { "udp" } else { "shm" }
@@ -39,29 +54,40 @@ impl Setting {
         if self.pin.is_empty() { None } else { Some(self.pin[process % self.pin.len()]) }
     }
 
-    /// A node that runs so.
+    /// A builder of a node that runs like this.
     pub fn builder(&self, label: &str) -> Result<NodeBuilder, Error> {
-        let malformed = |error: ParseIdError| Error::Invalid { what: error.to_string() };
-        let builder = Node::builder(&self.domain).label(label);
-        let builder = builder.progress(self.progress.parse().map_err(malformed)?).wait(self.wait.parse().map_err(malformed)?);
+        let builder = Node::builder(&self.domain).label(label).progress(self.progress).wait(self.wait);
         match &self.net {
             Some(net) => net.apply(builder),
             None => Ok(builder),
         }
     }
 
-    /// Says on stderr what the reader of the figures should know. `who` takes the processors.
-    pub fn doubt(&self, who: &str) {
+    /// Warns on stderr of what makes the figures less steady. `takers` names what takes the processors.
+    pub fn doubt(&self, takers: &str) {
         if self.pin.is_empty() {
             warn(FREE);
         }
-        if self.crowded && self.wait == Wait::Spin.to_string() {
-            warn(format_args!(
-                "there are more {who} than processors, and who waits keeps the one it has: that is what --wait spin says"
-            ));
+        if self.crowded && self.wait == Wait::Spin {
+            warn(format_args!("there are more {takers} than processors, and with --wait spin a waiter keeps its processor"));
         }
     }
 }
 
 /// The warning where processes have no processors of their own.
 pub const FREE: &str = "the processes were free to change processors: --pin 0,1 gives steadier figures";
+
+/// Values that travel as the words by which they are parsed.
+pub mod by_word {
+    use serde::{Deserialize, Deserializer, Serializer, de};
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    pub fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(value)
+    }
+
+    pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}

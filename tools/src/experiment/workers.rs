@@ -1,8 +1,8 @@
-//! The processes of a measurement: started together, and gone together.
+//! The worker processes of a measurement, which start together and end together.
 
 use super::{COMMAND, Reply};
-use crate::exit::Failure;
-use crate::processes::requests_to_end;
+use crate::exit::{Explain, Failure};
+use crate::processes::{EndRequest, own_command};
 use doorbell::Space;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -10,36 +10,24 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, Read};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// How long workers that were told to stop may take before they are killed.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Where the number of a signal is found that asks for the end; 0 before.
-pub fn requested_end() -> Result<Arc<AtomicUsize>, Failure> {
-    let signal = Arc::new(AtomicUsize::new(0));
-    for number in requests_to_end().map(|signal| signal as i32) {
-        signal_hook::flag::register_usize(number, signal.clone(), number as usize)
-            .map_err(|error| Failure::usage(format!("could not set a signal handler: {error}"), ""))?;
-    }
-    Ok(signal)
-}
-
-/// The worker processes. Dropped, they are gone.
+/// The worker processes. Dropping them kills them.
 pub struct Workers<'a> {
     /// The domain that they join.
     domain: &'a str,
-    /// What one of them does, in words.
+    /// The role of a process, in words.
     role: &'a dyn Fn(usize) -> &'static str,
     children: Vec<Child>,
     answers: Receiver<(usize, String)>,
 }
 
-/// How grave a worker's end is, if it is not a good one. The gravest is told: the others may be consequences.
+/// How grave the bad end of a worker is. The command reports the gravest: the others may be consequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Gravity {
     Stopped,
@@ -49,7 +37,7 @@ enum Gravity {
 }
 
 impl<'a> Workers<'a> {
-    /// Starts so many of an experiment, each with an order of its own.
+    /// Starts so many workers of an experiment, each with an order of its own.
     pub fn start<O: Serialize>(
         name: &str,
         domain: &'a str,
@@ -60,23 +48,17 @@ impl<'a> Workers<'a> {
         let (tell, answers) = channel();
         let mut workers = Self { domain, role, children: Vec::new(), answers };
         for node in 0..count {
-            let unable = |error: &dyn std::fmt::Display| {
-                Failure::usage(format!("could not start process {node} of the measurement: {error}"), "")
-            };
-            let order = serde_json::to_string(&order(node)).map_err(|error| unable(&error))?;
-            // The running program, even if the file was replaced meanwhile.
-            let mut child = Command::new("/proc/self/exe")
-                .args([COMMAND, name, &order])
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .spawn()
-                .map_err(|error| unable(&error))?;
+            let what = format!("could not start process {node} of the measurement");
+            let order = serde_json::to_string(&order(node)).or_usage(&what, "")?;
+            let mut command = own_command(COMMAND);
+            command.args([name, &order]).stdin(Stdio::null()).stdout(Stdio::piped());
+            let mut child = command.spawn().or_usage(&what, "")?;
             let mut stdout = child.stdout.take();
             workers.children.push(child);
             let tell = tell.clone();
             std::thread::spawn(move || {
                 let mut answer = String::new();
-                // A worker that died leaves no answer, which says enough.
+                // A worker that died leaves no answer, and `judge` reports that.
                 let _ = stdout.as_mut().map(|stdout| stdout.read_to_string(&mut answer));
                 tell.send((node, answer))
             });
@@ -84,19 +66,19 @@ impl<'a> Workers<'a> {
         Ok(workers)
     }
 
-    /// Waits until all are done, or all are stopped because one of them, or the user, made it necessary; then nothing is left of their domain.
-    pub fn wait<F: DeserializeOwned>(mut self, signal: &AtomicUsize) -> Result<Vec<F>, Failure> {
-        let found = self.gather(signal);
+    /// Waits until all workers are done. If one of them fails, or a signal comes, it stops all of them and cleans their domain.
+    pub fn wait<F: DeserializeOwned>(mut self, request: &EndRequest) -> Result<Vec<F>, Failure> {
+        let found = self.gather(request);
         let domain = self.domain;
         drop(self);
         if found.is_err() {
-            // A worker that was killed could not remove its part of the domain. What fails here, `doorbell clean` can do.
+            // A worker that was killed could not remove its part of the domain. If this fails, `doorbell clean` can do it.
             let _ = doorbell_shm::domain::clean(&Space::posix(), Some(domain), false);
         }
         found
     }
 
-    fn gather<F: DeserializeOwned>(&mut self, signal: &AtomicUsize) -> Result<Vec<F>, Failure> {
+    fn gather<F: DeserializeOwned>(&mut self, request: &EndRequest) -> Result<Vec<F>, Failure> {
         let mut findings: Vec<Option<F>> = self.children.iter().map(|_| None).collect();
         let mut running: Vec<bool> = vec![true; self.children.len()];
         let mut trouble: Option<(Gravity, Failure)> = None;
@@ -111,7 +93,7 @@ impl<'a> Workers<'a> {
                     let who = format!("{role} (node {node}, process {})", self.children[node].id());
                     match judge(&who, &answer, &status) {
                         Ok(found) => findings[node] = Some(found),
-                        // What we asked for is no news.
+                        // The command sent this signal itself.
                         Err((Gravity::Died, _)) if signal_of(&status).is_some_and(|signal| sent.contains(&signal)) => {}
                         Err((gravity, failure)) => {
                             if trouble.as_ref().is_none_or(|(known, _)| gravity > *known) {
@@ -123,7 +105,7 @@ impl<'a> Workers<'a> {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            let interrupted = signal.load(Ordering::SeqCst) != 0;
+            let interrupted = request.check().is_err();
             if kill_at.is_none() && (trouble.is_some() || interrupted) {
                 kill_at = Some(Instant::now() + GRACE);
                 sent.push(self.signal(&running, Signal::SIGTERM));
@@ -132,17 +114,17 @@ impl<'a> Workers<'a> {
                 sent.push(self.signal(&running, Signal::SIGKILL));
             }
         }
-        match (signal.load(Ordering::SeqCst), trouble) {
-            // Each of them has answered, or there would be trouble.
-            (0, None) => Ok(findings.into_iter().flatten().collect()),
-            (0, Some((_, failure))) => Err(failure),
-            (signal, _) => Err(Failure::interrupted(signal as i32)),
+        request.check()?;
+        match trouble {
+            // Each worker has answered, or there would be trouble.
+            None => Ok(findings.into_iter().flatten().collect()),
+            Some((_, failure)) => Err(failure),
         }
     }
 
     fn signal(&self, running: &[bool], signal: Signal) -> i32 {
         for (child, _) in self.children.iter().zip(running).filter(|(_, running)| **running) {
-            // Nobody has waited for it yet, so the number is still its own.
+            // Nobody has waited for the child yet, so its number is still its own.
             let _ = kill(Pid::from_raw(child.id() as i32), signal);
         }
         signal as i32
@@ -152,14 +134,14 @@ impl<'a> Workers<'a> {
 impl Drop for Workers<'_> {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // Errors mean that it is gone already.
+            // Errors mean that the child is gone already.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// What a worker that ended has to say.
+/// The findings of a worker that ended, or how it failed.
 fn judge<F: DeserializeOwned>(who: &str, answer: &str, status: &io::Result<ExitStatus>) -> Result<F, (Gravity, Failure)> {
     let again = "nothing was measured: run it again";
     match serde_json::from_str(answer) {

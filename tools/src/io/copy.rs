@@ -1,54 +1,44 @@
-//! `doorbell io cp`: a file from here to there, or from there to here.
+//! `doorbell io cp`: copies a file to an I/O node, or from one.
 
 use super::join::ClientArgs;
 use super::place::Place;
 use super::show::failed;
-use crate::exit::Failure;
-use crate::experiment::workers::requested_end;
+use crate::exit::{Explain, Failure};
 use crate::paths::{self, Output};
-use crate::text::{bytes, print};
+use crate::processes::EndRequest;
+use crate::text::{bar, bytes, print};
 use doorbell::io::IoFile;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use std::fs::File;
 use std::hash::Hasher;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use twox_hash::XxHash3_64;
 
-/// Bytes that are read and written at a time.
+/// Bytes of one read and write.
 const PIECE: usize = 1 << 20;
 
 /// Copy a file to an I/O node, or from one
 ///
-/// One of the two is a file of this machine, the other one of an I/O node. A directory as the destination means a file of the same name in it.
+/// One of the two is a file of this machine, and the other a file of an I/O node. If DST is a directory, the copy gets the name of SRC in it.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  doorbell io cp result.bin io:                     to the directory of the only I/O node
-  doorbell io cp io:runs/1.bin . --verify           from there, read once more and compared at the end
-  doorbell io cp 3:x y --domain grid                from node 3 of the domain `grid`
-
-With --verify the copy is read back from where it was written, and its checksum (XXH3, 64 bits) compared with that of what was sent.
-A copy to this machine is written beside its place and takes it when it is whole: if the command is interrupted or something fails, what was there stays.
-At an I/O node a file that is there is written over from its beginning and cut at the end. A copy that was cut short stays there, with the rest of the former file
-behind it.")]
+#[command(after_help = include_str!("../../help/io-copy.txt"))]
 pub struct CopyArgs {
-    /// What to copy: PATH, io:PATH or NODE:PATH
+    /// The file to copy: PATH, io:PATH or NODE:PATH
     #[arg(value_name = "SRC")]
     from: Place,
-    /// Where to: PATH, io:PATH or NODE:PATH
+    /// The place of the copy: PATH, io:PATH or NODE:PATH
     #[arg(value_name = "DST")]
     to: Place,
     /// Read the copy back and compare checksums
     #[arg(long)]
     verify: bool,
-    /// Have the copy on its medium before saying that it is there
+    /// Have the copy on its medium before reporting success
     #[arg(long)]
     sync: bool,
-    /// Say nothing, and show no bar
+    /// Print nothing, and show no bar
     #[arg(long, short)]
     quiet: bool,
     #[command(flatten)]
@@ -85,7 +75,7 @@ impl End {
         }
     }
 
-    /// Its bytes; none for what is no regular file.
+    /// Its length; `None` unless it is a regular file.
     fn len(&self) -> io::Result<Option<u64>> {
         let (is_file, len) = match self {
             End::Here(file) => file.metadata().map(|facts| (facts.is_file(), facts.len()))?,
@@ -94,7 +84,7 @@ impl End {
         Ok(is_file.then_some(len))
     }
 
-    /// Cuts what was there before behind the copy, and has it on the medium if that is wanted.
+    /// Cuts the rest of a former file behind the copy, and has the copy on its medium if that is wanted.
     fn finish(&self, len: u64, sync: bool) -> io::Result<()> {
         if self.len()?.is_some_and(|found| found > len) {
             match self {
@@ -109,10 +99,10 @@ impl End {
         }
     }
 
-    /// Some media tell only now that something could not be written.
+    /// Closes the file: some media report only now that a write failed.
     fn close(self) -> io::Result<()> {
         match self {
-            // The standard library would not say.
+            // The standard library ignores this error.
             End::Here(file) => nix::unistd::close(file).map_err(io::Error::from),
             End::There(file) => file.close(),
         }
@@ -125,7 +115,7 @@ pub fn run(args: &CopyArgs) -> Result<(), Failure> {
         (Place::Here(_), Place::There(there)) | (Place::There(there), Place::Here(_)) => there,
         _ => return Err(Failure::usage("one of SRC and DST has to be of an I/O node", "io:PATH is, and so is 3:PATH of node 3")),
     };
-    let signal = requested_end()?;
+    let request = EndRequest::listen()?;
     let node = args.client.join("io cp")?;
     let client = there.connect(args.client.client(&node))?;
     let here = |what: &str, path: &Path, error: io::Error| {
@@ -140,11 +130,11 @@ pub fn run(args: &CopyArgs) -> Result<(), Failure> {
     };
     let (from, to, draft, names) = match (&args.from, &args.to) {
         (Place::Here(source), _) => {
-            // Before anything is made.
+            // Opened before anything is made.
             let from = paths::open(source).map_err(|error| here("copy", source, error))?;
             let is_dir = client.metadata(&there.path).is_ok_and(|facts| facts.is_dir());
             let target = there.at(within(&there.path, is_dir, source)?);
-            // Not emptied first: it may be the very file that is copied.
+            // Not truncated: the target may be the file that is copied.
             let options = client.options().read(args.verify).write(true).create(true);
             let to = options.open(&target.path).map_err(|error| failed("make", &target, &error))?;
             (End::Here(from), End::There(to), None, [source.display().to_string(), target.to_string()])
@@ -164,7 +154,7 @@ pub fn run(args: &CopyArgs) -> Result<(), Failure> {
         }
         _ => return Ok(()),
     };
-    let said = carry(args, &signal, &from, &to, &names)?;
+    let said = carry(args, &request, &from, &to, &names)?;
     to.close().map_err(|error| failed("close", &names[1], &error))?;
     let kept = draft.map_or(Ok(()), |draft| draft.keep(args.sync));
     kept.map_err(|error| failed("finish", &names[1], &error))?;
@@ -174,7 +164,7 @@ pub fn run(args: &CopyArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The path of the copy: in the directory, under the name of the source, if it is a directory.
+/// The path of the copy. In a directory the copy has the name of the source.
 fn within(target: &Path, is_dir: bool, source: &Path) -> Result<PathBuf, Failure> {
     if !is_dir {
         return Ok(target.to_owned());
@@ -184,14 +174,15 @@ fn within(target: &Path, is_dir: bool, source: &Path) -> Result<PathBuf, Failure
     Ok(target.join(name))
 }
 
-/// Copies all bytes, and says so in a line.
-fn carry(args: &CopyArgs, signal: &AtomicUsize, from: &End, to: &End, names: &[String; 2]) -> Result<String, Failure> {
+/// Copies all bytes, and returns the line to print.
+fn carry(args: &CopyArgs, request: &EndRequest, from: &End, to: &End, names: &[String; 2]) -> Result<String, Failure> {
     let total = from.len().map_err(|error| failed("look at", &names[0], &error))?.unwrap_or(0);
     let passes = if args.verify { 2 } else { 1 };
-    let bar = bar(args, total * passes);
+    let template = "{wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+    let bar = if args.quiet { ProgressBar::hidden() } else { bar(total * passes, template) };
     let (began, mut piece, mut hash, mut at) = (Instant::now(), vec![0; PIECE], XxHash3_64::new(), 0);
     loop {
-        interrupted(signal)?;
+        request.check()?;
         let len = from.read(&mut piece, at).map_err(|error| failed("read", &names[0], &error))?;
         if len == 0 {
             break;
@@ -209,7 +200,7 @@ fn carry(args: &CopyArgs, signal: &AtomicUsize, from: &End, to: &End, names: &[S
     if args.verify {
         let sent = hash.finish();
         let found =
-            checksum(signal, to, at, &mut piece, &bar).map_err(|failure| failure.of(format!("cannot verify {}", names[1])))?;
+            checksum(request, to, at, &mut piece, &bar).map_err(|failure| failure.of(format!("cannot verify {}", names[1])))?;
         if sent != found {
             let what = format!("{} is no copy of {}: checksums are {found:016x} and {sent:016x}", names[1], names[0]);
             return Err(Failure::failed(what, "see whether somebody else writes it, and copy it again"));
@@ -221,12 +212,12 @@ fn carry(args: &CopyArgs, signal: &AtomicUsize, from: &End, to: &End, names: &[S
     Ok(format!("{} -> {}: {} in {:.2} s, {rate}/s{checked}\n", names[0], names[1], bytes(at), took.as_secs_f64()))
 }
 
-/// Of all that is there, which has to be as much as was written.
-fn checksum(signal: &AtomicUsize, file: &End, len: u64, piece: &mut [u8], bar: &ProgressBar) -> Result<u64, Failure> {
+/// The checksum of the whole file.
+fn checksum(request: &EndRequest, file: &End, len: u64, piece: &mut [u8], bar: &ProgressBar) -> Result<u64, Failure> {
     let (mut hash, mut at) = (XxHash3_64::new(), 0);
     loop {
-        interrupted(signal)?;
-        let got = file.read(piece, at).map_err(|error| Failure::failed(error, ""))?;
+        request.check()?;
+        let got = file.read(piece, at).or_failed("cannot read it", "")?;
         if got == 0 {
             return Ok(hash.finish());
         }
@@ -234,20 +225,4 @@ fn checksum(signal: &AtomicUsize, file: &End, len: u64, piece: &mut [u8], bar: &
         at += got as u64;
         bar.set_position(len + at);
     }
-}
-
-fn interrupted(signal: &AtomicUsize) -> Result<(), Failure> {
-    match signal.load(Ordering::SeqCst) {
-        0 => Ok(()),
-        signal => Err(Failure::interrupted(signal as i32)),
-    }
-}
-
-/// Where somebody sees it.
-fn bar(args: &CopyArgs, total: u64) -> ProgressBar {
-    if args.quiet || !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
-    ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -1,4 +1,4 @@
-//! How these commands join a domain.
+//! How the commands of `doorbell io` join a domain.
 
 use crate::environment::Domain;
 use crate::exit::Failure;
@@ -7,7 +7,7 @@ use doorbell::io::{IoClient, IoClientBuilder};
 use doorbell::{Node, NodeBuilder, Role};
 use std::time::Duration;
 
-/// What has to be started before clients of other machines.
+/// The hint for clients of other machines that find no server.
 const FIRST: &str = "start the I/O node there first: doorbell io serve DIR";
 
 /// Options of every command that joins.
@@ -26,7 +26,7 @@ impl JoinArgs {
         self.join_with(role, label, |builder| builder)
     }
 
-    /// Joins as something else, too.
+    /// Joins, after a change of the builder.
     pub fn join_with(&self, role: Role, label: &str, with: impl FnOnce(NodeBuilder) -> NodeBuilder) -> Result<Node, Failure> {
         let builder = self.network.builder(&self.domain, role, label, FIRST)?;
         with(builder).join().map_err(|error| failure(error, FIRST))
@@ -36,7 +36,7 @@ impl JoinArgs {
 /// Options of every command that is a client.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ClientArgs {
-    /// How long the I/O node may take for each answer, from 1 on [default: as long as it lives, and ten seconds for the first]
+    /// How long the I/O node may take for each answer, at least 1 [default: as long as it lives, and ten seconds for the first answer]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     patience: Option<u32>,
     #[command(flatten)]
@@ -44,12 +44,12 @@ pub struct ClientArgs {
 }
 
 impl ClientArgs {
-    /// Joins, to be a client.
+    /// Joins as a client.
     pub fn join(&self, label: &str) -> Result<Node, Failure> {
         self.join.join(Role::Host, label)
     }
 
-    /// How to become a client.
+    /// A builder of the client.
     pub fn client(&self, node: &Node) -> IoClientBuilder {
         let patience = self.patience.map(|seconds| Duration::from_secs(seconds.into()));
         patience.into_iter().fold(IoClient::builder(node), IoClientBuilder::patience)

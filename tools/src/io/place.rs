@@ -1,4 +1,4 @@
-//! What files are called on a command line.
+//! Names of files on a command line.
 
 use crate::exit::Failure;
 use doorbell::NodeId;
@@ -20,7 +20,7 @@ pub enum Place {
 /// A path in the directory that a node serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct There {
-    /// Which node; the only one of role io if it is not said.
+    /// The node; `None`: the only node with the role io.
     pub node: Option<NodeId>,
     /// The path.
     pub path: PathBuf,
@@ -66,7 +66,7 @@ impl fmt::Display for There {
 }
 
 impl There {
-    /// The same node's, by another path.
+    /// Another path of the same node.
     pub fn at(&self, path: impl AsRef<Path>) -> Self {
         Self { node: self.node, path: path.as_ref().to_owned() }
     }

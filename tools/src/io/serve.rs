@@ -2,41 +2,31 @@
 
 use super::join::JoinArgs;
 use crate::exit::Failure;
-use crate::experiment::workers::requested_end;
-use crate::measure::args::words;
-use crate::processes::raise_descriptors;
-use crate::text::{bytes, counted, print};
+use crate::processes::{EndRequest, raise_descriptors};
+use crate::text::{WAITS, bytes, counted, print, words};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use doorbell::Role;
 use doorbell::io::{IoEngine, IoServer};
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often it looks whether it is asked to end.
+/// How often the server looks for a request to end.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Serve a directory to the nodes of a domain, until interrupted
 ///
-/// The node has the role `io`. Each client has descriptors of its own, which are closed when it drops them, leaves or dies. Only regular files and
-/// directories are opened; paths that lead out of the directory fail with EXDEV.
+/// The node has the role `io`. Each client has descriptors of its own. The server closes them when the client drops them, leaves or dies. It opens only
+/// regular files and directories. Paths that lead out of the directory fail with EXDEV.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  doorbell io serve /srv/data
-  doorbell io serve . --read-only --domain grid
-  doorbell io serve /srv/data --listen 10.0.0.1:7000 --key-file grid.key      for other machines, too
-
-It says on one line that it serves, and how: by io_uring, or by plain calls where that is forbidden; then a file whose medium is slow holds up all clients.
-Interrupted, it says what it did.")]
+#[command(after_help = include_str!("../../help/io-serve.txt"))]
 pub struct ServeArgs {
     /// The directory
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// Have everything fail that would change something (EROFS)
+    /// Let all calls fail that would change something (EROFS)
     #[arg(long)]
     read_only: bool,
-    /// Serve what is mounted in the directory, too; else paths that lead there fail (EXDEV)
+    /// Also serve file systems that are mounted in the directory; otherwise paths that lead there fail (EXDEV)
     #[arg(long)]
     other_file_systems: bool,
     /// Clients at a time
@@ -49,7 +39,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "HOW", default_value = "auto", value_parser = PossibleValuesParser::new(["auto", "io_uring", "plain"]).map(engine))]
     engine: IoEngine,
     /// How its threads wait: auto spins, then yields, then sleeps
-    #[arg(long, value_name = "HOW", default_value_t = doorbell::Wait::default(), value_parser = words::<doorbell::Wait>(&["auto", "spin", "yield", "park"]))]
+    #[arg(long, value_name = "HOW", default_value_t = doorbell::Wait::default(), value_parser = words::<doorbell::Wait>(WAITS))]
     wait: doorbell::Wait,
     #[command(flatten)]
     join: JoinArgs,
@@ -65,7 +55,7 @@ fn engine(word: String) -> IoEngine {
 
 /// Serves.
 pub fn run(args: &ServeArgs) -> Result<(), Failure> {
-    let signal = requested_end()?;
+    let request = EndRequest::listen()?;
     raise_descriptors();
     let node = args.join.join_with(Role::Io, "io serve", |builder| builder.wait(args.wait))?;
     let directory = args.directory.display();
@@ -95,7 +85,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         "node {id} of domain '{domain}'{at} serves {directory}{rights}, by {}; interrupt it to end\n",
         server.engine()
     ));
-    while signal.load(Ordering::SeqCst) == 0 && server.is_serving() {
+    while request.check().is_ok() && server.is_serving() {
         std::thread::sleep(LOOK);
     }
     let counts = server.counts();

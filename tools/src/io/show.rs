@@ -9,15 +9,12 @@ use serde_json::json;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-/// Bytes that are asked for at a time.
+/// Bytes of one read.
 const PIECE: usize = 1 << 20;
 
 /// Print files of an I/O node
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  doorbell io cat io:log
-  doorbell io cat 3:part1 3:part2 > whole      of node 3")]
+#[command(after_help = include_str!("../../help/io-cat.txt"))]
 pub struct CatArgs {
     /// The files: io:PATH, or NODE:PATH
     #[arg(required = true, value_name = "PLACE")]
@@ -26,12 +23,9 @@ pub struct CatArgs {
     client: ClientArgs,
 }
 
-/// Show what is in a directory of an I/O node
+/// List a directory of an I/O node
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  doorbell io ls                              all of the directory that the only I/O node serves
-  doorbell io ls io:runs --format json | jq -r 'select(.kind == \"file\").name'")]
+#[command(after_help = include_str!("../../help/io-ls.txt"))]
 pub struct LsArgs {
     /// The directory, or a file: io:PATH, or NODE:PATH
     #[arg(value_name = "PLACE", default_value = "io:")]
@@ -43,7 +37,7 @@ pub struct LsArgs {
     client: ClientArgs,
 }
 
-/// Why something could not be done with a file of an I/O node.
+/// The failure of a call with a file of an I/O node.
 pub fn failed(what: &str, place: impl std::fmt::Display, error: &std::io::Error) -> Failure {
     let hint = match error.raw_os_error() {
         Some(libc::EXDEV) => {
@@ -72,7 +66,7 @@ pub fn cat(args: &CatArgs) -> Result<(), Failure> {
         loop {
             let len = file.read_at(&mut piece, at).map_err(|error| failed("read", place, &error))?;
             match out.write_all(&piece[..len]) {
-                // Whoever closed the pipe has seen enough.
+                // A closed pipe is no error.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
                 Err(error) => return Err(Failure::failed(format!("cannot write to stdout: {error}"), "")),
                 Ok(()) if len == 0 => break,
@@ -83,7 +77,7 @@ pub fn cat(args: &CatArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Shows a directory.
+/// Lists a directory.
 pub fn ls(args: &LsArgs) -> Result<(), Failure> {
     let node = args.client.join("io ls")?;
     let place = &args.place;
@@ -103,7 +97,7 @@ pub fn ls(args: &LsArgs) -> Result<(), Failure> {
         let path = if found.is_dir() { place.path.join(&name) } else { name.clone() };
         let facts = match of(&path) {
             Ok(facts) => facts,
-            // Somebody removed it meanwhile.
+            // Another process removed the file meanwhile.
             Err(error) if found.is_dir() && error.kind() == ErrorKind::NotFound => continue,
             Err(error) => return Err(failed("look at", place.at(&path), &error)),
         };
@@ -119,7 +113,7 @@ pub fn ls(args: &LsArgs) -> Result<(), Failure> {
         table.row([name.escape_debug().to_string(), kind.into(), facts.len().to_string(), mode]);
     }
     match args.format {
-        Format::Table => print(&table.lines().iter().map(|line| format!("{line}\n")).collect::<String>()),
+        Format::Table => print(&table.to_string()),
         Format::Json => print(&lines),
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Shared devices, in words for people and in fields for programs.
+//! Shared devices, as text for people and as fields for programs.
 
 use super::{finish, nothing, remark};
 use crate::text::{Style, Table, bytes};
@@ -25,7 +25,7 @@ pub fn table(domains: &[DomainStatus], style: Style) -> String {
         notes.extend(domain.devices.iter().filter(odd).map(|device| {
             let (inherited, broken) = (device.counts.inherited, device.counts.broken);
             format!(
-                "'{}' of '{}': {inherited} times somebody died with its lock, {broken} lanes were given up",
+                "'{}' of '{}': {inherited} times a node died with its lock, {broken} lanes were given up",
                 device.name, domain.name
             )
         }));
@@ -53,7 +53,7 @@ fn cells(domain: &DomainStatus, device: &DeviceFacts) -> Vec<String> {
     ]
 }
 
-/// What is known of a domain, and its devices.
+/// The fields of a domain, with its devices.
 pub fn object(domain: &DomainStatus, mut object: Value) -> Value {
     object["devices"] = domain.devices.iter().map(device_object).collect();
     object

@@ -1,4 +1,4 @@
-//! The keys of lock registries, in words for people and in fields for programs.
+//! Locks, as text for people and as fields for programs.
 
 use super::{finish, nothing, remark};
 use crate::text::{Style, Table};
@@ -6,7 +6,7 @@ use doorbell::{KeyFacts, OwnerId, Resource, Value as Held};
 use doorbell_shm::domain::{DomainStatus, NodeStatus};
 use serde_json::{Value, json};
 
-/// A line for each key.
+/// A line for each lock.
 pub fn table(domains: &[DomainStatus], style: Style) -> String {
     if domains.is_empty() {
         return nothing();
@@ -22,7 +22,7 @@ pub fn table(domains: &[DomainStatus], style: Style) -> String {
         notes.extend(remark(domain));
     }
     if domains.iter().any(|domain| domain.keys.iter().any(|key| holder_lives(domain, key) == Some(false))) {
-        notes.push("what a dead owner holds goes to the next who waits for it, and to whoever locks it".into());
+        notes.push("a lock of a dead owner goes to its next waiter, or to the next node that locks it".into());
     }
     finish(&table, notes, style)
 }
@@ -44,12 +44,12 @@ fn cells(domain: &DomainStatus, key: &KeyFacts) -> Vec<String> {
     ]
 }
 
-/// What there is to say of a key besides its value.
+/// The state of a lock besides its owner.
 fn state(domain: &DomainStatus, key: &KeyFacts) -> String {
     let mut said = Vec::new();
     match key.seen.owner().map(|owner| lives(domain, owner)) {
         Some(Some(false)) => said.push("its owner is dead".to_owned()),
-        // It has left, or is on another machine.
+        // The owner has left, or is on another machine.
         Some(None) => said.push("its owner is in no directory here".into()),
         _ => {}
     }
@@ -64,24 +64,24 @@ fn state(domain: &DomainStatus, key: &KeyFacts) -> String {
     if said.is_empty() { "sound".into() } else { said.join("; ") }
 }
 
-/// The node whose life an owner is, if the directory of this machine has it.
+/// The node of an owner in the same incarnation, if the directory of this machine has it.
 fn life(domain: &DomainStatus, owner: OwnerId) -> Option<&NodeStatus> {
     let node = domain.nodes.iter().find(|node| node.id == owner.node())?;
     node.member.as_ref().is_some_and(|member| member.incarnation == owner.life()).then_some(node)
 }
 
-/// Whether an owner lives. `None`: it is a node that the directory of this machine has not.
+/// Whether an owner lives; `None` if the directory of this machine does not have its node.
 fn lives(domain: &DomainStatus, owner: OwnerId) -> Option<bool> {
     let node = domain.nodes.iter().find(|node| node.id == owner.node())?;
     Some(node.alive && life(domain, owner).is_some())
 }
 
-/// Whether who holds a key lives; `None` if nobody does, or it is not known.
+/// Whether the owner of a lock lives; `None` without an owner, or if that is unknown.
 fn holder_lives(domain: &DomainStatus, key: &KeyFacts) -> Option<bool> {
     lives(domain, key.seen.owner()?)
 }
 
-/// What is known of a domain, and its keys.
+/// The fields of a domain, with its locks.
 pub fn object(domain: &DomainStatus, mut object: Value) -> Value {
     object["locks"] = domain.keys.iter().map(|key| key_object(domain, key)).collect();
     object

@@ -1,4 +1,4 @@
-//! `doorbell ls`: which domains there are, who is in them, what they lock, and the devices they share.
+//! `doorbell ls`: domains with their nodes, locks, links and shared devices.
 
 mod devices;
 mod locks;
@@ -6,6 +6,7 @@ mod modes;
 
 use crate::environment::Domain;
 use crate::exit::Failure;
+use crate::experiment::report::lines;
 use crate::nodes::figures;
 use crate::text::{DIRECTORY, Style, Table, bytes, counted, print};
 use doorbell::{Figure, Space};
@@ -14,43 +15,17 @@ use serde_json::{Value, json};
 
 /// Show domains and their nodes
 ///
-/// Reads what lies in shared memory, and asks the kernel who lives. Nodes are not asked, and not disturbed: it works on nodes
-/// that hang, and on what dead ones left.
+/// Reads shared memory, and asks the kernel which nodes live. The nodes take no part, so the command works on nodes that hang, and on the
+/// segments of dead nodes.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  doorbell ls                                          all domains of this user
-  doorbell ls grid                                     one of them
-  watch -n 1 doorbell ls grid                          its figures, as they grow
-  doorbell ls grid --locks                             the keys of its lock registry
-  doorbell ls grid --modes                             the links between its nodes, and the modes of messages
-  doorbell ls grid --devices                           its shared devices: who receives, who sends, what waits
-  doorbell ls --format json | jq '.nodes[] | select(.alive | not)'
-
-LIFE tells the lives of one node number apart: who joins anew gets a new one. IN and OUT are messages, POOLED those that
-wait because nobody has asked for them yet, PARKS how often a thread went to sleep on the doorbell; JSON has all figures.
-Nodes write them when they sleep, leave, or look at them themselves, and every 50 ms while they wait or poll.
-
-With --locks, a line for each key. VALUE is who holds it: a node, in brackets which life of it, and a thread of that, or a number that the
-program chose; ROLE and LABEL are that node's. STATE is `damaged` from the death of an owner until a later one says that the
-resource is repaired, and names who died with it. USERS are the nodes that have opened the key and not released it,
-WAITING how many threads have stood in line for longer than a moment.
-
-With --modes, a line for each link by which a node has sent. DEPTH is how many messages and packets the target has not taken yet, as
-far as is known: in shared memory up to a quarter of the lane may have been taken since. QUEUED are messages that wait in the sending
-node for room, TRANSFERS DMA transfers that are not complete. Below: of messages for which a mode was asked or a policy decided, how many
-took which, why others went otherwise, the latest of these, and each domain as a whole.
-
-With --devices, a line for each shared device. NODES are attached to it; THREADS are the ids that somebody has, and how many it serves;
-SENDERS the lanes that somebody has, and how many there are. STORED headers wait for threads that have not fetched them, WAITING are bytes in
-the lanes. RECEIVED and DROPPED are messages since it was made. PORT is the node that feeds it from the network. JSON has each id and lane.")]
+#[command(after_help = include_str!("../../help/ls.txt"))]
 pub struct LsArgs {
     /// Only this domain
     domain: Option<Domain>,
-    /// Show the keys of the lock registry, and who holds them
+    /// Show the locks of the lock registry, and their owners
     #[arg(long)]
     locks: bool,
-    /// Show the links by which nodes send, what waits there, and how messages went
+    /// Show the links of nodes, their waiting messages, and the modes of messages
     #[arg(long, conflicts_with = "locks")]
     modes: bool,
     /// Show the shared devices
@@ -70,7 +45,7 @@ pub enum Format {
     Json,
 }
 
-/// Looks and prints.
+/// Lists and prints.
 pub fn run(args: &LsArgs) -> Result<(), Failure> {
     let mut domains = domains()?;
     if let Some(Domain(name)) = &args.domain {
@@ -97,7 +72,7 @@ pub fn run(args: &LsArgs) -> Result<(), Failure> {
                 LsArgs { devices: true, .. } => devices::object(domain, object(domain)),
                 _ => object(domain),
             };
-            print(&domains.iter().map(|domain| format!("{}\n", object(domain))).collect::<String>());
+            print(&lines(domains.iter().map(object)));
         }
     }
     Ok(())

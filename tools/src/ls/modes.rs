@@ -1,4 +1,4 @@
-//! The links and modes of nodes.
+//! Links of nodes and modes of messages, as text for people and as fields for programs.
 
 use super::{finish_lines, nothing, remark};
 use crate::links_shown::{Domain, lines, object as node_object, whole_object};
@@ -11,7 +11,7 @@ fn monitors(domain: &DomainStatus) -> Vec<ModeMonitor> {
     domain.nodes.iter().filter_map(|node| node.board.as_ref()).map(ModeMonitor::of).collect()
 }
 
-/// The links, and how messages went.
+/// The links, and the modes of messages.
 pub fn table(domains: &[DomainStatus], style: Style) -> String {
     if domains.is_empty() {
         return nothing();
@@ -21,7 +21,7 @@ pub fn table(domains: &[DomainStatus], style: Style) -> String {
     finish_lines(lines(&seen), domains.iter().filter_map(remark).collect(), style)
 }
 
-/// What is known of a domain, and the modes of its nodes.
+/// The fields of a domain, with the modes of its nodes.
 pub fn object(domain: &DomainStatus, mut object: Value) -> Value {
     let seen = monitors(domain);
     let nodes = seen.iter().map(|node| {

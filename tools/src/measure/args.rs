@@ -1,69 +1,59 @@
-//! What the measuring commands have in common on their command lines.
+//! The options of `latency`, `rate` and `bandwidth`.
 
 use super::net::{Half, NetArgs, PassingKey};
-use super::plan::{COPIER_VARIABLE, Copier, Leg, Place, Plan, Test};
+use super::plan::{Leg, Place, Plan, Test};
 use super::report::Format;
 use super::size::Size;
 use crate::exit::Failure;
+use crate::experiment::args::ProcessArgs;
 use crate::experiment::setting::Setting;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use doorbell::{Progress, Wait};
-use nix::sched::{CpuSet, sched_getaffinity};
-use nix::unistd::Pid;
+use crate::text::{word, words};
+use doorbell::{Copy as Copier, Progress, Wait};
 
-/// Options of every command that measures.
+/// Options of every command that measures pairs of processes.
 #[derive(Clone, Debug, clap::Args)]
+#[command(mut_arg("domain", |domain| domain.help(DOMAIN)))]
 pub struct MeasureArgs {
-    /// Processors on which the processes run, in turn: with 0,1 one side of each pair runs on each
-    #[arg(long, value_name = "CPU,…", value_delimiter = ',')]
-    pub pin: Vec<usize>,
     /// Messages that count for each size, over all sections [default: as many as a second or so allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub iterations: Option<u64>,
     /// Pairs of processes that measure at once
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub pairs: u16,
-    /// Who turns the engine: the threads that call, a thread of the node, or whoever waits
-    #[arg(long, value_name = "WHO", default_value_t = Progress::default(), value_parser = words::<Progress>(&["inline", "poller", "adaptive"]))]
-    pub progress: Progress,
-    /// How threads wait: auto spins, then yields, then sleeps
-    #[arg(long, value_name = "HOW", default_value_t = Wait::default(), value_parser = words::<Wait>(&["auto", "spin", "yield", "park"]))]
-    pub wait: Wait,
-    /// Also measure what this machine can do at best, in turns with the driver
+    #[command(flatten)]
+    pub processes: ProcessArgs,
+    /// Also measure the best that this machine can do, in turns with the driver
     #[arg(long)]
     pub floor: bool,
     /// Neither write messages before they are sent nor read them after they were received
     #[arg(long)]
     pub untouched: bool,
-    /// Go through a node that threads share, instead of a peer that belongs to one
+    /// Use a node that threads share, instead of a peer that belongs to one thread
     #[arg(long)]
     pub shared: bool,
     /// Form of the output
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
     pub format: Format,
-    /// The domain that the processes join [default: one of their own, and `measure` for two halves]
-    #[arg(long, value_name = "NAME")]
-    pub domain: Option<String>,
     #[command(flatten)]
     pub net: NetArgs,
 }
 
-/// Options of the commands in which long messages matter.
+/// Options of the commands that measure long messages.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct TransferArgs {
     /// Where the bytes of messages lie, at both ends [default: registered]
     #[arg(long, value_enum, value_name = "WHERE")]
     pub buffers: Option<Place>,
-    /// Who copies long messages [default: auto]. Over UDP `origin` and `both` have all that are longer than 32 KiB stored where the
-    /// receiver wants them as they arrive, and `target` sends them in packets
-    #[arg(long, value_enum, value_name = "WHO", env = COPIER_VARIABLE)]
-    pub copy: Option<Copier>,
+    /// Which process copies long messages: the origin, the target, both, each from its end, or auto, as the driver thinks best. Over UDP
+    /// `origin` and `both` store all messages longer than 32 KiB in the receiver's buffer as they arrive, and `target` sends them in packets
+    #[arg(long, value_name = "WHICH", env = "DOORBELL_COPY", default_value_t, value_parser = words::<Copier>(&["origin", "target", "both", "auto"]))]
+    pub copy: Copier,
 }
 
 impl TransferArgs {
-    /// The plan with these.
+    /// The plan with these options.
     pub fn apply(&self, plan: Plan) -> Result<Plan, Failure> {
-        let copy = self.copy.unwrap_or(Copier::Auto);
+        let copy = self.copy;
         if plan.setting.net.is_none() {
             return Ok(Plan { buffers: self.buffers.unwrap_or(Place::Registered), copy, ..plan });
         }
@@ -74,27 +64,20 @@ impl TransferArgs {
     }
 }
 
-/// The domain of two halves: both know it.
+const DOMAIN: &str = "The domain that the processes join [default: one of their own, and `measure` for two halves]";
+/// The domain of two halves, which both know.
 const HALVES: &str = "measure";
 /// Bytes of the word that the target of a put polls.
 pub const PUT_UNIT: usize = size_of::<u64>();
 
-/// Words that a type knows, shown by `--help` and in errors.
-pub fn words<T>(known: &'static [&'static str]) -> impl TypedValueParser<Value = T>
-where
-    T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static> + Clone + Send + Sync + 'static,
-{
-    PossibleValuesParser::new(known).try_map(|word| word.parse::<T>())
-}
-
 impl MeasureArgs {
-    /// Whether anybody reads or writes the bytes of a message, besides whoever carries it.
+    /// Whether messages are written before they are sent, and read after they were received.
     pub fn touches_bytes(&self) -> bool {
         self.floor || !self.untouched
     }
 
-    /// The plan of a measurement of these sizes. `usual` says how many messages of a size there are if nothing is said, and
-    /// `leg` makes sections of them.
+    /// The plan of a measurement of these sizes. `usual` gives the number of messages of a size if the command line does not, and `leg` divides
+    /// them into sections.
     pub fn plan(
         &self,
         test: Test,
@@ -102,38 +85,18 @@ impl MeasureArgs {
         usual: impl Fn(usize) -> u64,
         leg: impl Fn(usize, usize) -> Leg,
     ) -> Result<Plan, Failure> {
-        let half = self.net.half();
-        let crowded = crowded(&self.pin, if half.is_some() { 1 } else { 2 * usize::from(self.pairs) })?;
+        let is_half = self.net.half().is_some();
+        let mut setting = self.processes.setting(&word(&test), if is_half { 1 } else { 2 * usize::from(self.pairs) }, None)?;
+        if is_half && self.processes.domain.is_none() {
+            setting.domain = HALVES.into();
+        }
         let slower = if self.net.is_udp() { test.slower_over_udp() } else { 1 };
-        let legs = sizes.iter().map(|Size(bytes)| leg(*bytes, self.messages(usual(*bytes) / slower, crowded)));
-        let domain = || if half.is_some() { HALVES.into() } else { format!("{}-{}", test.name(), std::process::id()) };
-        let setting = Setting {
-            domain: self.domain.clone().unwrap_or_else(domain),
-            net: None,
-            progress: self.progress.to_string(),
-            wait: self.wait.to_string(),
-            pin: self.pin.clone(),
-            crowded,
-        };
-        Ok(Plan {
-            test,
-            setting,
-            pairs: usize::from(self.pairs),
-            put: false,
-            window: 1,
-            loan: false,
-            mode: None,
-            both_ways: false,
-            buffers: Place::Private,
-            copy: Copier::Auto,
-            legs: legs.collect(),
-            floor: self.floor,
-            touched: !self.untouched,
-            shared: self.shared,
-        })
+        let legs = sizes.iter().map(|Size(bytes)| leg(*bytes, self.messages(usual(*bytes) / slower, &setting))).collect();
+        let (pairs, floor, touched, shared) = (usize::from(self.pairs), self.floor, !self.untouched, self.shared);
+        Ok(Plan { pairs, floor, touched, shared, ..Plan::new(test, setting, legs) })
     }
 
-    /// A plan by puts, or the same plan. Only whole words are put: the last one says that all is there.
+    /// The same plan, by puts if that is asked for. Only whole words are put: the last word says that the message has arrived.
     pub fn by_put(&self, put: bool, plan: Plan) -> Result<Plan, Failure> {
         match plan.legs.iter().find(|leg| put && (leg.bytes == 0 || !leg.bytes.is_multiple_of(PUT_UNIT))) {
             Some(leg) => {
@@ -144,7 +107,7 @@ impl MeasureArgs {
         }
     }
 
-    /// The plan as it is carried out: over the network, if that is asked for. The key has to live as long as the workers.
+    /// The same plan, over the network if that is asked for. The key has to live as long as the workers.
     pub fn over_network(&self, plan: Plan) -> Result<(Plan, Option<PassingKey>), Failure> {
         match self.net.net()? {
             None => Ok((plan, None)),
@@ -157,36 +120,14 @@ impl MeasureArgs {
         self.net.half()
     }
 
-    /// The messages that count for one size: as asked for, or as many as is usual and can be had in the time.
-    fn messages(&self, usual: u64, crowded: bool) -> usize {
-        let slower = match (self.wait, self.progress) {
-            (Wait::Spin, _) if crowded => 100,
+    /// The messages that count for one size: the number that was asked for, or the usual number divided by how much slower the setting is.
+    fn messages(&self, usual: u64, setting: &Setting) -> usize {
+        let slower = match (setting.wait, setting.progress) {
+            (Wait::Spin, _) if setting.crowded => 100,
             (Wait::Park, _) => 20,
             (_, Progress::Poller) => 10,
             _ => 1,
         };
         self.iterations.unwrap_or((usual / slower).max(100)) as usize
     }
-}
-
-/// Whether there are more processes than processors for them: those that were named, or all that this process may use.
-pub fn crowded(pin: &[usize], processes: usize) -> Result<bool, Failure> {
-    let allowed =
-        processors().map_err(|error| Failure::usage(format!("could not ask which processors there are: {error}"), ""))?;
-    if let Some(missing) = pin.iter().find(|processor| !allowed.contains(processor)) {
-        let list: Vec<String> = allowed.iter().map(usize::to_string).collect();
-        let hint = format!("this process may run on {}", list.join(","));
-        return Err(Failure::usage(format!("--pin: processor {missing} is not there"), hint));
-    }
-    let mut pinned = pin.to_vec();
-    pinned.truncate(processes);
-    pinned.sort_unstable();
-    pinned.dedup();
-    Ok(processes > if pinned.is_empty() { allowed.len() } else { pinned.len() })
-}
-
-/// The processors on which this process may run.
-fn processors() -> nix::Result<Vec<usize>> {
-    let set = sched_getaffinity(Pid::from_raw(0))?;
-    Ok((0..CpuSet::count()).filter(|processor| set.is_set(*processor) == Ok(true)).collect())
 }

@@ -1,4 +1,4 @@
-//! A small histogram drawn in text.
+//! A small histogram as text.
 
 use super::table::time;
 use doorbell_benches::stats::Samples;
@@ -7,7 +7,7 @@ const ROWS: usize = 10;
 const COLUMNS: f64 = 40.0;
 const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
 
-/// How samples are distributed, a line for each range of equal ratio, and a last one for the hundredth part above.
+/// The distribution of samples: a line for each range of equal ratio, and a last line for the slowest hundredth.
 pub fn draw(samples: &Samples, ns_per_unit: f64) -> Vec<String> {
     let spread = samples.spread();
     let (low, high) = (spread.quantile(0.0), spread.quantile(0.99));

@@ -1,97 +1,69 @@
 //! The driver as a carrier of messages: through a `Peer`, through a `Node` that threads share, or on loan.
 
 use super::plan::Arrival;
+use super::together::receive;
 use crate::experiment::Trouble;
+use crate::experiment::place::unless_stopped;
 use doorbell::mode::ModeRequest;
 use doorbell::zerocopy::FromBytes;
 use doorbell::{Error, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Recipient, Region, Request};
 use doorbell_benches::exchange::Carrier;
-use doorbell_benches::floor::{Patience, PullError, Stopped, UdpError};
+use doorbell_benches::floor::{Patience, PullError, UdpError};
 use doorbell_benches::memory::Memory;
 use doorbell_benches::stream::Window;
 use doorbell_benches::touch;
-use std::time::{Duration, Instant};
 
 const TAG: u64 = 1;
-/// Of messages with keys.
+/// The tag of messages with keys.
 const KEY: u64 = 2;
 
-/// Why a message was not carried.
-#[derive(Debug, thiserror::Error)]
-pub enum CarrierError {
-    /// The process was told to stop.
-    #[error(transparent)]
-    Stopped(#[from] Stopped),
-    /// The driver says why.
-    #[error(transparent)]
-    Driver(#[from] Error),
-    /// The floor's socket does not work.
-    #[error(transparent)]
-    Socket(UdpError),
-    /// The kernel did not copy.
-    #[error(transparent)]
-    Kernel(nix::errno::Errno),
-}
-
-impl From<UdpError> for CarrierError {
+impl From<UdpError> for Trouble {
     fn from(error: UdpError) -> Self {
         match error {
             UdpError::Stopped(stopped) => stopped.into(),
-            error => Self::Socket(error),
-        }
-    }
-}
-
-impl From<PullError> for CarrierError {
-    fn from(error: PullError) -> Self {
-        match error {
-            PullError::Stopped(stopped) => stopped.into(),
-            PullError::Refused(error) => Self::Kernel(error),
-        }
-    }
-}
-
-impl From<CarrierError> for Trouble {
-    fn from(error: CarrierError) -> Self {
-        match error {
-            CarrierError::Stopped(stopped) => stopped.into(),
-            CarrierError::Driver(error) => error.into(),
             error => Self::wrong(error),
         }
     }
 }
 
-/// Through a thread's own way to the other node.
+impl From<PullError> for Trouble {
+    fn from(error: PullError) -> Self {
+        match error {
+            PullError::Stopped(stopped) => stopped.into(),
+            PullError::Refused(error) => Self::wrong(error),
+        }
+    }
+}
+
+/// Through the peer of one thread.
 #[derive(Debug)]
 pub struct ThroughPeer<'a> {
-    /// The way.
+    /// The peer.
     pub peer: &'a Peer,
     /// Says when to stop.
     pub patience: &'a Patience,
 }
 
 impl Carrier for ThroughPeer<'_> {
-    type Error = CarrierError;
+    type Error = Trouble;
 
     #[inline(always)]
-    fn send(&mut self, message: &[u8]) -> Result<(), CarrierError> {
+    fn send(&mut self, message: &[u8]) -> Result<(), Trouble> {
         Ok(self.peer.send(TAG, message)?)
     }
 
     #[inline(always)]
-    fn receive(&mut self, into: &mut [u8]) -> Result<(), CarrierError> {
-        if self.patience.stopped() {
-            return Err(Stopped.into());
-        }
+    fn receive(&mut self, into: &mut [u8]) -> Result<(), Trouble> {
+        unless_stopped(self.patience)?;
         self.peer.recv(Match::any(), into)?;
         Ok(())
     }
 }
 
-/// The same, by a mode that is asked for.
+/// The same, by a requested mode.
 #[derive(Debug)]
 pub struct ByMode<'a> {
-    /// The way.
+    /// The peer.
     pub peer: &'a Peer,
     /// The mode.
     pub mode: ModeRequest,
@@ -100,24 +72,24 @@ pub struct ByMode<'a> {
 }
 
 impl Carrier for ByMode<'_> {
-    type Error = CarrierError;
+    type Error = Trouble;
 
     #[inline(always)]
-    fn send(&mut self, message: &[u8]) -> Result<(), CarrierError> {
+    fn send(&mut self, message: &[u8]) -> Result<(), Trouble> {
         self.peer.send_as(TAG, message, self.mode)?;
         Ok(())
     }
 
     #[inline(always)]
-    fn receive(&mut self, into: &mut [u8]) -> Result<(), CarrierError> {
+    fn receive(&mut self, into: &mut [u8]) -> Result<(), Trouble> {
         ThroughPeer { peer: self.peer, patience: self.patience }.receive(into)
     }
 }
 
-/// Through a handle that other threads of the process have, too.
+/// Through a node that other threads of the process use, too.
 #[derive(Debug)]
 pub struct ThroughNode<'a> {
-    /// The handle.
+    /// The node at this end.
     pub node: &'a Node,
     /// The node at the other end.
     pub to: NodeId,
@@ -128,24 +100,22 @@ pub struct ThroughNode<'a> {
 }
 
 impl Carrier for ThroughNode<'_> {
-    type Error = CarrierError;
+    type Error = Trouble;
 
     #[inline(always)]
-    fn send(&mut self, message: &[u8]) -> Result<(), CarrierError> {
+    fn send(&mut self, message: &[u8]) -> Result<(), Trouble> {
         Ok(self.node.send(self.to, TAG, message)?)
     }
 
     #[inline(always)]
-    fn receive(&mut self, into: &mut [u8]) -> Result<(), CarrierError> {
-        if self.patience.stopped() {
-            return Err(Stopped.into());
-        }
+    fn receive(&mut self, into: &mut [u8]) -> Result<(), Trouble> {
+        unless_stopped(self.patience)?;
         self.node.recv(self.from, into)?;
         Ok(())
     }
 }
 
-/// Where the puts of a pair land: this process's region, and the key to the other's.
+/// The memory of the puts of a pair: this process's region, and the key to the region of the other process.
 #[derive(Debug)]
 pub struct Landing {
     own: Region<u64>,
@@ -155,41 +125,24 @@ pub struct Landing {
     arrival: Arrival,
 }
 
-/// Bytes of a region into which puts go one behind the other, at least.
+/// The least length of a region that a stream of puts fills, in bytes.
 pub const LANDING_BYTES: usize = 64 << 10;
-/// Marks the word that says that a message is there, so that no content is taken for it.
+/// Marks the word that announces a message, so that no content can be taken for it.
 const ARRIVED: u64 = 1 << 63;
 
 impl Landing {
     /// Exchanges keys with the other process.
     ///
     /// # Errors
-    /// The other one is gone, or the process was told to stop.
-    pub fn exchange(
-        own: Region<u64>,
-        node: &Node,
-        to: NodeId,
-        arrival: Arrival,
-        patience: &Patience,
-    ) -> Result<Self, CarrierError> {
+    /// The other process is gone, or this one was told to stop.
+    pub fn exchange(own: Region<u64>, node: &Node, to: NodeId, arrival: Arrival, patience: &Patience) -> Result<Self, Trouble> {
         node.send(to, KEY, &own.key().to_bytes())?;
         let mut bytes = [0; KEY_BYTES];
-        loop {
-            if patience.stopped() {
-                return Err(Stopped.into());
-            }
-            match node.recv_by(Match::from(to).tag(KEY), &mut bytes, Instant::now() + Duration::from_millis(100)) {
-                Err(Error::Timeout { .. }) => {}
-                received => {
-                    received?;
-                    break;
-                }
-            }
-        }
+        receive(node, Match::from(to).tag(KEY), &mut bytes, None, patience)?;
         Ok(Self { own, theirs: Key::from_bytes(&bytes)?, sent: 0, received: 0, arrival })
     }
 
-    /// The next section goes on where one ended.
+    /// Has the next section go on where the last one ended.
     pub fn go_on(&mut self, (sent, received): (u64, u64)) {
         (self.sent, self.received) = (sent, received);
     }
@@ -213,7 +166,7 @@ pub struct Puts<'a> {
 }
 
 impl<'a> Puts<'a> {
-    /// For messages of so many bytes, a multiple of eight.
+    /// Puts for messages of so many bytes, a multiple of eight.
     pub fn new(node: &'a Node, peer: Option<&'a Peer>, landing: &'a Landing, bytes: usize, patience: &'a Patience) -> Self {
         let Landing { own, theirs, sent, received, arrival } = landing;
         let words = (bytes / size_of::<u64>()).max(1);
@@ -221,7 +174,7 @@ impl<'a> Puts<'a> {
         Self { node, peer, patience, own, key: *theirs, sent: *sent, received: *received, words, last, arrival: *arrival }
     }
 
-    /// How many messages went out and came in, in all.
+    /// How many messages were sent and received, in all.
     pub fn counts(&self) -> (u64, u64) {
         (self.sent, self.received)
     }
@@ -249,22 +202,22 @@ fn words(message: &[u8]) -> &[u64] {
 }
 
 impl Carrier for Puts<'_> {
-    type Error = CarrierError;
+    type Error = Trouble;
 
     #[inline(always)]
-    fn send(&mut self, message: &[u8]) -> Result<(), CarrierError> {
+    fn send(&mut self, message: &[u8]) -> Result<(), Trouble> {
         self.sent += 1;
         if self.words > 1 {
             self.put(&words(message)[..self.words - 1], self.key)?;
-            // Whoever sees the last word sees the others.
+            // A target that sees the last word sees all others, too.
             self.flush()?;
         }
         Ok(self.put(&[ARRIVED | self.sent], self.last)?)
     }
 
-    /// What arrives lies in the region already, of which `into` is the beginning.
+    /// A message arrives in the region itself, and `into` is the beginning of that.
     #[inline(always)]
-    fn receive(&mut self, _into: &mut [u8]) -> Result<(), CarrierError> {
+    fn receive(&mut self, _into: &mut [u8]) -> Result<(), Trouble> {
         self.received += 1;
         let (own, at, expected) = (self.own, self.words - 1, ARRIVED | self.received);
         let mut word = [0];
@@ -274,16 +227,14 @@ impl Carrier for Puts<'_> {
                 if own.read(at, &mut word).is_ok() && word[0] == expected {
                     return Ok(());
                 }
-                if self.patience.stopped() {
-                    return Err(Stopped.into());
-                }
+                unless_stopped(self.patience)?;
             }
         }
         Ok(self.patience.until(|| own.read(at, &mut word).is_ok() && word[0] == expected)?)
     }
 }
 
-/// Puts one behind the other, of which nobody is told.
+/// A stream of puts, without notification.
 #[derive(Debug)]
 pub struct PutStream<'a> {
     puts: Puts<'a>,
@@ -293,53 +244,51 @@ pub struct PutStream<'a> {
 }
 
 impl<'a> PutStream<'a> {
-    /// Through these.
+    /// A stream of these puts.
     pub fn new(puts: Puts<'a>) -> Self {
         let room = puts.key.len() / puts.words * puts.words;
         Self { puts, at: 0, room }
     }
 
-    /// Returns when all that was put is where it belongs.
+    /// Returns when all puts are complete.
     ///
     /// # Errors
     /// The other process is gone.
-    pub fn finish(self) -> Result<(), CarrierError> {
+    pub fn finish(self) -> Result<(), Trouble> {
         Ok(self.puts.flush()?)
     }
 }
 
 impl Carrier for PutStream<'_> {
-    type Error = CarrierError;
+    type Error = Trouble;
 
     #[inline(always)]
-    fn send(&mut self, message: &[u8]) -> Result<(), CarrierError> {
+    fn send(&mut self, message: &[u8]) -> Result<(), Trouble> {
         self.puts.put(words(message), self.puts.key.at(self.at))?;
         self.at += self.puts.words;
         if self.at >= self.room {
             self.at = 0;
-            if self.puts.patience.stopped() {
-                return Err(Stopped.into());
-            }
+            unless_stopped(self.puts.patience)?;
         }
         Ok(())
     }
 
-    /// Nothing is there to be received.
+    /// The target of a stream receives nothing.
     #[inline(always)]
-    fn receive(&mut self, _into: &mut [u8]) -> Result<(), CarrierError> {
+    fn receive(&mut self, _into: &mut [u8]) -> Result<(), Trouble> {
         Ok(())
     }
 }
 
-/// Messages that are written where they are read: the buffers of the exchange stay as they are, and what is to be touched is
-/// touched here.
+/// Messages on loan, which the receiver reads where the sender wrote them. The buffers of the exchange stay as they are, and this carrier
+/// touches the bytes itself.
 #[derive(Debug)]
 pub struct OnLoan<'a> {
     /// The node at this end.
     pub node: &'a Node,
-    /// Whom they are sent to.
+    /// The receiver.
     pub to: Recipient<'a>,
-    /// Whether every line is written before it is sent, and read after it was received.
+    /// Whether every cache line is written before it is sent, and read after it was received.
     pub touched: bool,
     /// The number of the message.
     pub count: u64,
@@ -348,10 +297,10 @@ pub struct OnLoan<'a> {
 }
 
 impl Carrier for OnLoan<'_> {
-    type Error = CarrierError;
+    type Error = Trouble;
 
     #[inline(always)]
-    fn send(&mut self, message: &[u8]) -> Result<(), CarrierError> {
+    fn send(&mut self, message: &[u8]) -> Result<(), Trouble> {
         let mut loan = self.node.loan_bytes(message.len())?;
         if self.touched {
             self.count += 1;
@@ -361,10 +310,8 @@ impl Carrier for OnLoan<'_> {
     }
 
     #[inline(always)]
-    fn receive(&mut self, _: &mut [u8]) -> Result<(), CarrierError> {
-        if self.patience.stopped() {
-            return Err(Stopped.into());
-        }
+    fn receive(&mut self, _: &mut [u8]) -> Result<(), Trouble> {
+        unless_stopped(self.patience)?;
         let taken = self.node.take_bytes(Match::any())?;
         if self.touched {
             // SAFETY: the other process writes no loan that it has sent.
@@ -379,7 +326,7 @@ impl Carrier for OnLoan<'_> {
 pub struct Requests<'a> {
     /// The node at this end.
     pub node: &'a Node,
-    /// The thread's own way, if there is one.
+    /// The peer of the thread, if it has one.
     pub peer: Option<&'a Peer>,
     /// The node at the other end.
     pub to: NodeId,
@@ -388,10 +335,8 @@ pub struct Requests<'a> {
 }
 
 impl Requests<'_> {
-    fn finish(&self, request: Request<Memory>) -> Result<Memory, CarrierError> {
-        if self.patience.stopped() {
-            return Err(Stopped.into());
-        }
+    fn finish(&self, request: Request<Memory>) -> Result<Memory, Trouble> {
+        unless_stopped(self.patience)?;
         let completion = request.wait();
         completion.result?;
         Ok(completion.buffer)
@@ -399,12 +344,12 @@ impl Requests<'_> {
 }
 
 impl Window for Requests<'_> {
-    type Error = CarrierError;
+    type Error = Trouble;
     type Sent = Request<Memory>;
     type Received = Request<Memory>;
 
     #[inline(always)]
-    fn start_send(&mut self, message: Memory) -> Result<Request<Memory>, CarrierError> {
+    fn start_send(&mut self, message: Memory) -> Result<Request<Memory>, Trouble> {
         Ok(match self.peer {
             Some(peer) => peer.start_send(TAG, message)?,
             None => self.node.start_send(self.to, TAG, message)?,
@@ -412,17 +357,17 @@ impl Window for Requests<'_> {
     }
 
     #[inline(always)]
-    fn finish_send(&mut self, sent: Request<Memory>) -> Result<Memory, CarrierError> {
+    fn finish_send(&mut self, sent: Request<Memory>) -> Result<Memory, Trouble> {
         self.finish(sent)
     }
 
     #[inline(always)]
-    fn start_receive(&mut self, into: Memory) -> Result<Request<Memory>, CarrierError> {
+    fn start_receive(&mut self, into: Memory) -> Result<Request<Memory>, Trouble> {
         Ok(self.node.start_recv(Match::from(self.to), into)?)
     }
 
     #[inline(always)]
-    fn finish_receive(&mut self, received: Request<Memory>) -> Result<Memory, CarrierError> {
+    fn finish_receive(&mut self, received: Request<Memory>) -> Result<Memory, Trouble> {
         self.finish(received)
     }
 }

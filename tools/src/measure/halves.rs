@@ -1,8 +1,7 @@
-//! Two halves of a measurement, each a command of its own, on two machines or on one. The half that connects says what is measured.
+//! Two halves of a measurement, each a command of its own, on two machines or on one. The half that connects chooses the measurement.
 
 use super::args::PUT_UNIT;
 use super::bandwidth::WINDOW_BYTES;
-use super::carrier::CarrierError;
 use super::net;
 use super::pairs::Outcome;
 use super::plan::{Finding, Leg, Plan, Test};
@@ -10,18 +9,17 @@ use super::sections::{Driver, Floors, Sections};
 use super::size::{self, Size};
 use super::together::{Apart, Together, receive};
 use super::worker::{builder, memory};
-use crate::exit::{Failure, warn};
+use crate::exit::{Explain, Failure, warn};
 use crate::experiment::Trouble;
 use crate::experiment::place::pin;
-use crate::processes::requests_to_end;
+use crate::processes::EndRequest;
+use crate::text::word;
 use doorbell::{Error, Match, Node, NodeId, Role};
 use doorbell_benches::clock::Clock;
 use doorbell_benches::exchange::Side;
 use doorbell_benches::floor::Patience;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// The half that listens.
@@ -31,14 +29,14 @@ const HELLO: u64 = 1 << 32;
 const ANSWER: u64 = HELLO + 1;
 /// Bytes of these, at most.
 const WORDS: usize = 64 << 10;
-/// How long the half that listens may take to answer: longer if it measures with another one.
+/// How long the half that connects waits for an answer. A half that measures with another one answers later.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// What one half does for another, at most.
+/// The most that one half does for another.
 const LEGS_MOST: usize = 100;
 const MESSAGES_MOST: usize = 2_000_000_000;
 const WINDOW_MOST: usize = 512;
 
-/// What the half that connects wants.
+/// The request of the half that connects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Hello {
     version: String,
@@ -50,7 +48,7 @@ struct Hello {
     touched: bool,
 }
 
-/// What the half that listens says to that: why not, if it will not.
+/// The answer of the half that listens: agreed, or why not.
 type Answer = Result<(), String>;
 
 impl Hello {
@@ -66,7 +64,7 @@ impl Hello {
         }
     }
 
-    /// What a half that was started with `own` does at this word.
+    /// The plan of a half that was started with `own` and gets this request.
     fn plan(self, own: &Plan) -> Result<Plan, String> {
         let Self { version, test, put, legs, window, both_ways, touched } = self;
         let own_version = env!("CARGO_PKG_VERSION");
@@ -74,7 +72,7 @@ impl Hello {
             return Err(format!("the half that listens is of release {own_version}, and the one that connects of {version}"));
         }
         if test != own.test {
-            let [one, other] = [own.test, test].map(Test::name);
+            let [one, other] = [own.test, test].map(|test| word(&test));
             return Err(format!("the half that listens is `doorbell {one}`, and the one that connects `doorbell {other}`"));
         }
         let fits = |leg: &Leg| {
@@ -86,7 +84,7 @@ impl Hello {
                 && messages.is_some_and(|messages| messages <= MESSAGES_MOST)
         };
         let is_right = legs.len() <= LEGS_MOST && legs.iter().all(fits) && (1..=WINDOW_MOST).contains(&window);
-        // Only whole words are put, and no streams.
+        // Only whole words can be put, and bandwidths are not measured by puts.
         let can_put = test != Test::Bandwidth && legs.iter().all(|leg| leg.bytes > 0 && leg.bytes.is_multiple_of(PUT_UNIT));
         if put && !can_put {
             return Err(format!("the half that listens puts multiples of {PUT_UNIT} bytes, for a latency or a rate"));
@@ -98,54 +96,43 @@ impl Hello {
     }
 }
 
-/// Signals that end a half.
-struct Signals {
-    number: Arc<AtomicUsize>,
-    patience: Patience,
-}
-
-impl Signals {
-    fn take(plan: &Plan) -> Result<Self, Failure> {
-        let (number, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-        for signal in requests_to_end().map(|signal| signal as i32) {
-            signal_hook::flag::register_usize(signal, number.clone(), signal as usize)
-                .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
-                .map_err(|error| Failure::usage(format!("could not set a signal handler: {error}"), ""))?;
-        }
-        Ok(Self { number, patience: Patience::new(stop, plan.setting.crowded) })
-    }
-
-    /// What the user is told.
-    fn failure(&self, trouble: Trouble) -> Failure {
-        match (self.number.load(Ordering::SeqCst), trouble) {
-            (0, Trouble::Unable(failure)) => failure,
-            (0, trouble) => {
-                let hint = "nothing was measured: see what the other half says, and run both again";
-                Failure::failed(format!("the other half is gone, or cannot go on: {trouble}"), hint)
-            }
-            (signal, _) => Failure::interrupted(signal as i32),
+/// The failure of a half.
+fn failure(request: &EndRequest, trouble: Trouble) -> Failure {
+    match (request.check(), trouble) {
+        (Err(interrupted), _) => interrupted,
+        (Ok(()), Trouble::Unable(failure)) => failure,
+        (Ok(()), trouble) => {
+            let hint = "nothing was measured: see the messages of the other half, and run both again";
+            Failure::failed(format!("the other half is gone, or cannot go on: {trouble}"), hint)
         }
     }
 }
 
-/// Connects to the other half, measures, and gives what was found.
-pub fn measure(plan: &Plan, to: SocketAddr) -> Result<Outcome, Failure> {
-    let signals = Signals::take(plan)?;
+/// Takes the signals that end a half, and moves to the processor of the half.
+fn begin(plan: &Plan) -> Result<(EndRequest, Patience), Failure> {
+    let request = EndRequest::listen()?;
     pin(plan.setting.processor(0))?;
+    let patience = Patience::new(request.stop.clone(), plan.setting.crowded);
+    Ok((request, patience))
+}
+
+/// Connects to the other half, measures, and returns the findings.
+pub fn measure(plan: &Plan, to: SocketAddr) -> Result<Outcome, Failure> {
+    let (request, patience) = begin(plan)?;
     let clock = Clock::calibrate();
     let node = builder(plan, Role::Host).and_then(|builder| builder.connect(to).join()).map_err(net::failure)?;
-    let findings = greet(plan, &node, &signals.patience).map_err(|trouble| signals.failure(trouble))?;
+    let findings = greet(plan, &node, &patience).map_err(|trouble| failure(&request, trouble))?;
     Ok(Outcome { pairs: vec![findings], clock })
 }
 
 fn greet(plan: &Plan, node: &Node, patience: &Patience) -> Result<Vec<Finding>, Trouble> {
     let other = Apart { node, to: LISTENER, patience };
-    let hello = serde_json::to_vec(&Hello::of(plan)).map_err(|error| Trouble::Unable(Failure::failed(error, "")))?;
+    let hello = serde_json::to_vec(&Hello::of(plan)).or_failed("could not write a message", "")?;
     let mut words = vec![0; WORDS];
     node.wait_for(2, Instant::now() + ANSWER_WITHIN)?;
     node.send(LISTENER, HELLO, &hello)?;
     let len = match other.hear(ANSWER, &mut words, Some(Instant::now() + ANSWER_WITHIN)) {
-        Err(CarrierError::Driver(Error::Timeout { .. })) => {
+        Err(Trouble::Driver(Error::Timeout { .. })) => {
             let hint = "it may be measuring with another one: try again later";
             return Err(Trouble::Unable(Failure::failed("the half that listens does not answer", hint)));
         }
@@ -164,26 +151,27 @@ fn greet(plan: &Plan, node: &Node, patience: &Patience) -> Result<Vec<Finding>, 
 
 /// Waits at an address for the other half, and answers it.
 pub fn answer(plan: &Plan, at: SocketAddr, keep: bool) -> Result<(), Failure> {
-    let signals = Signals::take(plan)?;
-    pin(plan.setting.processor(0))?;
+    let (request, patience) = begin(plan)?;
     let mut at = at;
     let mut known = false;
     loop {
-        // A node of its own for each measurement: nothing that an earlier one left is taken for a message of the next.
+        // A new node for each measurement, which cannot take a message of the last measurement for one of its own.
         let join = || builder(plan, Role::Accelerator)?.id(LISTENER).listen(at).join();
         let node = join().map_err(net::failure)?;
         at = node.address().unwrap_or(at);
         if !std::mem::replace(&mut known, true) {
             eprintln!("doorbell: listening at {at}");
         }
-        let ended = serve(plan, &node, &signals.patience).map_err(|trouble| signals.failure(trouble));
+        let ended = serve(plan, &node, &patience).map_err(|trouble| failure(&request, trouble));
         let left = node.leave().map_err(|error| Failure::failed(error, ""));
-        match ended.and(left) {
-            ended if !keep => return ended,
-            // Even if it came when all was done: nobody listens any more.
-            _ if signals.patience.stopped() => return Err(Failure::interrupted(signals.number.load(Ordering::SeqCst) as i32)),
-            Err(failure) => warn(failure.to_string().trim_start_matches("doorbell: error: ")),
-            Ok(()) => {}
+        let ended = ended.and(left);
+        if !keep {
+            return ended;
+        }
+        // Also when the signal came after the measurement.
+        request.check()?;
+        if let Err(failure) = ended {
+            warn(failure.plain());
         }
     }
 }
@@ -194,7 +182,7 @@ fn serve(plan: &Plan, node: &Node, patience: &Patience) -> Result<(), Trouble> {
     let hello: Hello = serde_json::from_slice(&words[..len]).map_err(|error| strange(&error))?;
     let agreed = hello.plan(plan);
     let answer: Answer = agreed.as_ref().map(drop).map_err(Clone::clone);
-    let answer = serde_json::to_vec(&answer).map_err(|error| Trouble::Unable(Failure::failed(error, "")))?;
+    let answer = serde_json::to_vec(&answer).or_failed("could not write a message", "")?;
     node.send(from, ANSWER, &answer)?;
     let plan =
         agreed.map_err(|why| Trouble::Unable(Failure::failed(why, "start both halves alike, and from the same release")))?;
@@ -202,7 +190,7 @@ fn serve(plan: &Plan, node: &Node, patience: &Patience) -> Result<(), Trouble> {
 }
 
 fn strange(error: &serde_json::Error) -> Trouble {
-    let what = format!("what the other half says is not understood: {error}");
+    let what = format!("the message of the other half is malformed: {error}");
     Trouble::Unable(Failure::failed(what, "use the same release on both sides"))
 }
 
@@ -213,41 +201,27 @@ fn work(plan: &Plan, side: Side, other: Apart<'_>) -> Result<Vec<Finding>, Troub
     let driver = Driver { node, peer: peer.as_ref(), to, from: Match::from(to), patience, landing, loan: false, mode: None };
     let together = Together::Apart(other);
     let sections = Sections { plan, side, together, driver, floors: Floors::None, patience, buffers, messages };
-    Ok(sections.work()?)
+    sections.work()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::{Copier, Place};
     use super::*;
     use crate::experiment::setting::Setting;
+    use doorbell::Wait;
 
     fn own() -> Plan {
-        Plan {
-            test: Test::Latency,
-            setting: Setting { progress: "adaptive".into(), wait: "auto".into(), ..Setting::default() },
-            pairs: 1,
-            put: false,
-            window: 1,
-            both_ways: false,
-            buffers: Place::Private,
-            copy: Copier::Auto,
-            legs: vec![Leg { bytes: 8, rounds: 1, warmup: 0, count: 10 }],
-            floor: false,
-            touched: true,
-            loan: false,
-            mode: None,
-            shared: true,
-        }
+        let legs = vec![Leg { bytes: 8, rounds: 1, warmup: 0, count: 10 }];
+        Plan { shared: true, ..Plan::new(Test::Latency, Setting::default(), legs) }
     }
 
     #[test]
     fn the_half_that_connects_says_what_is_measured_and_no_more() {
         let leg = Leg { bytes: 64, rounds: 2, warmup: 1, count: 5 };
-        let setting = Setting { wait: "park".into(), ..own().setting };
+        let setting = Setting { wait: Wait::Park, ..own().setting };
         let theirs = Plan { setting, legs: vec![leg], touched: false, shared: false, ..own() };
         let agreed = Hello::of(&theirs).plan(&own()).unwrap();
-        assert_eq!((agreed.legs, agreed.touched, agreed.shared, agreed.setting.wait), (vec![leg], false, true, "auto".into()));
+        assert_eq!((agreed.legs, agreed.touched, agreed.shared, agreed.setting.wait), (vec![leg], false, true, Wait::Auto));
     }
 
     #[test]

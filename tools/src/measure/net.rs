@@ -1,9 +1,9 @@
-//! Measurements that go over the network, though the processes may share a machine.
+//! Measurements over the network, even if the processes share a machine.
 
 use super::plan::Plan;
 use crate::environment::{Address, key_file, port};
-use crate::exit::Failure;
-use crate::experiment::setting::Setting;
+use crate::exit::{Explain, Failure};
+use crate::experiment::setting::{Setting, by_word};
 use doorbell::{Error, FabricKind, Node, NodeBuilder, PortKind, UdpError};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fchmod};
@@ -15,12 +15,12 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// After what silence the other side counts as dead: a machine that is busy is not.
+/// After so long a silence the other side counts as dead. A busy machine answers sooner.
 const SILENCE: Duration = Duration::from_secs(5);
-/// How long the other side may take to be there.
+/// How long the other side may take to join.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What messages go over.
+/// The fabric of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Fabric {
     /// Shared memory
@@ -33,13 +33,13 @@ pub enum Fabric {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Over the network")]
 pub struct NetArgs {
-    /// What the messages go over: udp is meant where --listen or --connect is given
+    /// The fabric of the messages; --listen and --connect mean udp
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Fabric::Shm, default_value_ifs = [("listen", clap::builder::ArgPredicate::IsPresent, "udp"), ("connect", clap::builder::ArgPredicate::IsPresent, "udp")])]
     fabric: Fabric,
-    /// Be one half of a measurement: answer the other half, which connects to this UDP address
+    /// Be one half of a measurement: listen at this UDP address, and answer the other half, which connects to it
     #[arg(long, value_name = "ADDR", conflicts_with_all = ["connect", "with_key", "pairs", "floor"])]
     listen: Option<Address>,
-    /// Be the other half: measure with the one that listens at this UDP address, and print what was found
+    /// Be the other half: measure with the half that listens at this UDP address, and print the figures
     #[arg(long, value_name = "ADDR", conflicts_with_all = ["with_key", "pairs", "floor"])]
     connect: Option<Address>,
     /// Listen again after a measurement, until interrupted
@@ -49,42 +49,43 @@ pub struct NetArgs {
     udp: UdpArgs,
 }
 
-/// Options of all that goes over UDP.
+/// Options of every measurement over UDP.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Over the network")]
 pub struct UdpArgs {
-    /// The file with the key that all share: 32 bytes, for this user alone [env: DOORBELL_KEY_FILE=]
+    /// The file with the key that all nodes share: 32 bytes, readable by this user alone [env: DOORBELL_KEY_FILE=]
     #[arg(long, value_name = "FILE", conflicts_with = "with_key")]
     key_file: Option<PathBuf>,
-    /// Encrypt with a key that is thrown away afterwards
+    /// Encrypt with a new key, which is thrown away afterwards
     #[arg(long)]
     with_key: bool,
-    /// How to wait for datagrams, which plain calls send and receive in any case: auto, io_uring or plain [env: DOORBELL_PORT=] [default: auto]
+    /// How to wait for datagrams: auto, io_uring or plain. Plain calls send and receive them in any case [env: DOORBELL_PORT=] [default: auto]
     #[arg(long, value_name = "HOW")]
     port: Option<PortKind>,
 }
 
-/// What workers are told of the network.
+/// How workers use the network.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Net {
-    /// Where the key is, if there is one.
+    /// The file with the key, if there is one.
     pub key_file: Option<PathBuf>,
     /// How to wait for datagrams.
-    pub port: String,
-    /// Where the half listens with which this one measures, if there are two halves.
+    #[serde(with = "by_word")]
+    pub port: PortKind,
+    /// The address of the half that listens, if there are two halves.
     pub other: Option<SocketAddr>,
 }
 
 /// Which half of a measurement this command is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
-    /// The one that answers.
+    /// The half that listens, and answers.
     Listens { at: SocketAddr, keep: bool },
-    /// The one that measures.
+    /// The half that connects, and measures.
     Connects { to: SocketAddr },
 }
 
-/// A key in memory without a name, which goes with the last process that has it.
+/// A key in a nameless file in memory, which is gone with the last process that has it open.
 #[derive(Debug)]
 pub struct PassingKey {
     file: File,
@@ -92,7 +93,7 @@ pub struct PassingKey {
 
 impl PassingKey {
     fn make() -> std::io::Result<Self> {
-        // Inherited by the processes that are started, which find it under the same number.
+        // Workers inherit the descriptor, under the same number.
         let mut file = File::from(memfd_create("doorbell-key", MFdFlags::empty())?);
         fchmod(&file, Mode::S_IRUSR | Mode::S_IWUSR)?;
         let mut key = [0; 32];
@@ -113,58 +114,57 @@ impl NetArgs {
         listens.or(self.connect.map(|Address(to)| Half::Connects { to }))
     }
 
-    /// Whether it goes over the network.
+    /// Whether the measurement goes over the network.
     pub fn is_udp(&self) -> bool {
         self.fabric == Fabric::Udp
     }
 
-    /// What workers are told, if it goes over the network, and the key that has to live as long as they do.
+    /// How workers use the network, if they do, and the key that has to live as long as they do.
     pub fn net(&self) -> Result<Option<(Net, Option<PassingKey>)>, Failure> {
-        let said = [("--listen", self.listen.is_some()), ("--connect", self.connect.is_some())];
-        let found = self.udp.net(self.fabric, &said)?;
+        let given = [("--listen", self.listen.is_some()), ("--connect", self.connect.is_some())];
+        let found = self.udp.net(self.fabric, &given)?;
         let other = self.connect.map(|Address(to)| to);
         Ok(found.map(|(net, key)| (Net { other, ..net }, key)))
     }
 }
 
 impl UdpArgs {
-    /// What workers are told, if it goes over UDP, and the key that has to live as long as they do. Options that were `said` besides are
-    /// refused like these if it does not.
-    pub fn net(&self, fabric: Fabric, said: &[(&str, bool)]) -> Result<Option<(Net, Option<PassingKey>)>, Failure> {
+    /// How workers use the network, if they do, and the key that has to live as long as they do. If they do not, these options are refused,
+    /// and so are those of the command that are `given`.
+    pub fn net(&self, fabric: Fabric, given: &[(&str, bool)]) -> Result<Option<(Net, Option<PassingKey>)>, Failure> {
         if fabric == Fabric::Shm {
             let own = [("--key-file", self.key_file.is_some()), ("--with-key", self.with_key), ("--port", self.port.is_some())];
-            return match said.iter().chain(&own).find(|(_, is_said)| *is_said) {
+            return match given.iter().chain(&own).find(|(_, is_given)| *is_given) {
                 Some((option, _)) => {
                     Err(Failure::usage(format!("{option} is for measurements over the network"), "add --fabric udp"))
                 }
                 None => Ok(None),
             };
         }
-        let unable = |error| Failure::usage(format!("could not make a key: {error}"), "make one in a file, and use --key-file");
-        let passing = self.with_key.then(PassingKey::make).transpose().map_err(unable)?;
+        let passing = self.with_key.then(PassingKey::make).transpose();
+        let passing = passing.or_usage("could not make a key", "make one in a file, and use --key-file")?;
         let key_file = match &passing {
             Some(key) => Some(key.path()),
             None => key_file(self.key_file.clone())?,
         };
-        // Looked at here, so that a mistake is told before anything is started.
+        // Read here, so that the command reports a mistake before it starts anything.
         if let Some(path) = &key_file {
             let _ = Node::builder("key").key_file(path).map_err(failure)?;
         }
-        let port = port(self.port)?.to_string();
+        let port = port(self.port)?;
         Ok(Some((Net { key_file, port, other: None }, passing)))
     }
 }
 
 impl Net {
-    /// A key, or none, in words.
+    /// Whether there is a key, in words.
     pub fn security(&self) -> &'static str {
         if self.key_file.is_some() { "with a key" } else { "without a key" }
     }
 
-    /// A node that uses the network alone.
+    /// A builder of a node that uses the network alone.
     pub fn apply(&self, builder: NodeBuilder) -> Result<NodeBuilder, Error> {
-        let port = self.port.parse().map_err(|what| Error::Invalid { what })?;
-        let builder = builder.fabric(FabricKind::Udp).udp_port(port).dead_after(SILENCE).patience(PATIENCE);
+        let builder = builder.fabric(FabricKind::Udp).udp_port(self.port).dead_after(SILENCE).patience(PATIENCE);
         match &self.key_file {
             Some(path) => builder.key_file(path),
             None => Ok(builder),
@@ -173,7 +173,7 @@ impl Net {
 }
 
 impl Plan {
-    /// The same plan over the network, if it is one that the network can carry out.
+    /// The same plan over the network, if the network can carry it out.
     pub fn over(self, net: Option<Net>) -> Result<Self, Failure> {
         if net.is_none() {
             return Ok(self);
@@ -189,7 +189,7 @@ impl Plan {
     }
 }
 
-/// Why a node could not join, and what to do on a command line.
+/// The failure of a node that could not join, with a hint for the command line.
 pub fn failure(error: Error) -> Failure {
     let Error::Udp(udp) = &error else { return Failure::usage(error, "") };
     match &**udp {

@@ -1,42 +1,42 @@
-//! Pairs of processes that exchange messages, or send them.
+//! Pairs of processes that exchange or send messages.
 
 use super::plan::{Finding, Plan};
 use super::worker;
-use crate::exit::Failure;
+use crate::exit::{Explain, Failure};
 use crate::experiment::place::Place;
 use crate::experiment::setting::Setting;
-use crate::experiment::workers::requested_end;
 use crate::experiment::{self, Experiment, Trouble, measure};
+use crate::processes::EndRequest;
 use doorbell_benches::clock::Clock;
 use doorbell_benches::floor::{Shape, UdpEnd};
 use serde::{Deserialize, Serialize};
 use std::io;
 
-/// Bytes that may wait in a socket of the floor, where the system allows as many.
+/// Bytes that may wait in a socket of the floor, if the system allows so many.
 const SOCKET_BYTES: usize = 64 << 20;
 
-/// What a measurement found.
+/// The findings of a measurement.
 #[derive(Debug)]
 pub struct Outcome {
     /// For each pair, for each leg of the plan.
     pub pairs: Vec<Vec<Finding>>,
-    /// How long a tick was.
+    /// Turns ticks into nanoseconds.
     pub clock: Clock,
 }
 
-/// A plan, and what its processes are handed.
+/// A plan, and the descriptors that its processes inherit.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pairs {
     /// The measurement.
     pub plan: Plan,
-    /// The descriptors of both ends of a plain UDP socket for each pair, if the floor is one.
+    /// For each pair the descriptors of two connected UDP sockets, if those are the floor.
     pub sockets: Vec<[i32; 2]>,
 }
 
 impl Experiment for Pairs {
     const NAME: &'static str = "pairs";
     type Found = Vec<Finding>;
-    /// Of a pair.
+    /// The findings of a pair.
     type Row = Vec<Finding>;
 
     fn setting(&self) -> &Setting {
@@ -59,7 +59,7 @@ impl Experiment for Pairs {
         worker::work(&self, &place)
     }
 
-    /// What both sides of each pair found, together.
+    /// Joins the findings of both sides of each pair.
     fn rows(&self, outcome: experiment::Outcome<Vec<Finding>>) -> Result<Vec<Vec<Finding>>, Failure> {
         let join = |pair: &[Vec<Finding>]| {
             let both = pair[0].iter().cloned().zip(pair[1].iter().cloned());
@@ -69,17 +69,16 @@ impl Experiment for Pairs {
     }
 }
 
-/// Carries out a plan.
+/// Carries out a plan, until a signal asks for the end.
 pub fn carry_out(plan: &Plan) -> Result<Outcome, Failure> {
-    let (signal, clock) = (requested_end()?, Clock::calibrate());
+    let (request, clock) = (EndRequest::listen()?, Clock::calibrate());
     let sockets: Vec<[UdpEnd; 2]> = if plan.floor && plan.setting.net.is_some() {
         let pairs = (0..plan.pairs).map(|_| UdpEnd::pair(SOCKET_BYTES));
-        let unable = |error| Failure::usage(format!("could not open sockets for the floor: {error}"), "leave out --floor");
-        pairs.collect::<io::Result<_>>().map_err(unable)?
+        pairs.collect::<io::Result<_>>().or_usage("could not open sockets for the floor", "leave out --floor")?
     } else {
         Vec::new()
     };
     let descriptors = sockets.iter().map(|ends| ends.each_ref().map(UdpEnd::descriptor)).collect();
-    let pairs = measure(&Pairs { plan: plan.clone(), sockets: descriptors }, clock, &signal)?;
+    let pairs = measure(&Pairs { plan: plan.clone(), sockets: descriptors }, clock, &request)?;
     Ok(Outcome { pairs, clock })
 }

@@ -1,7 +1,7 @@
-//! What a worker is told, and what it finds.
+//! The plan that a worker gets, and its findings.
 
-use crate::experiment::setting::Setting;
-use doorbell::{Error, Node};
+use crate::experiment::setting::{Setting, by_word};
+use doorbell::{Copy as Copier, Error, Node, Progress};
 use doorbell_benches::floor::{DATAGRAM_MOST, Shape};
 use doorbell_benches::stats::Samples;
 use serde::{Deserialize, Serialize};
@@ -10,27 +10,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Test {
-    /// Messages back and forth: a sample is a round trip.
+    /// Messages go back and forth. A sample is a round trip.
     Latency,
-    /// Messages one way: a sample is a section.
+    /// Messages go one way. A sample is a section.
     Rate,
-    /// Messages one way or both, several under way at once: a sample is a section.
+    /// Messages go one way or both ways, several at once. A sample is a section.
     Bandwidth,
 }
 
 impl Test {
-    /// The word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Test::Latency => "latency",
-            Test::Rate => "rate",
-            Test::Bandwidth => "bandwidth",
-        }
-    }
-}
-
-impl Test {
-    /// How many times fewer messages there are over UDP, where nothing is said.
+    /// The usual number of messages is divided by this over UDP.
     pub fn slower_over_udp(self) -> u64 {
         if self == Test::Rate { 50 } else { 4 }
     }
@@ -46,35 +35,6 @@ pub enum Place {
     Private,
 }
 
-/// Who copies the bytes of a long message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Copier {
-    /// The process that sends
-    Origin,
-    /// The process that receives
-    Target,
-    /// Both, each from its end
-    Both,
-    /// Whoever the driver thinks best
-    Auto,
-}
-
-/// By what name a driver learns who copies.
-pub const COPIER_VARIABLE: &str = "DOORBELL_COPY";
-
-impl Copier {
-    /// The word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Copier::Origin => "origin",
-            Copier::Target => "target",
-            Copier::Both => "both",
-            Copier::Auto => "auto",
-        }
-    }
-}
-
 /// Messages of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leg {
@@ -88,7 +48,7 @@ pub struct Leg {
     pub count: usize,
 }
 
-/// What all workers of a measurement do.
+/// The work of all processes of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// The measurement.
@@ -97,43 +57,44 @@ pub struct Plan {
     pub setting: Setting,
     /// Pairs of processes.
     pub pairs: usize,
-    /// By puts into the other's region instead of messages, for a latency or a rate.
+    /// Whether the processes put into each other's regions instead of sending messages; for a latency or a rate.
     pub put: bool,
     /// Messages under way at once in a direction, for a bandwidth.
     pub window: usize,
-    /// In both directions at once, for a bandwidth.
+    /// Whether messages go in both directions at once, for a bandwidth.
     pub both_ways: bool,
     /// Where the bytes of messages lie.
     pub buffers: Place,
-    /// Who copies long ones.
+    /// Which process copies long messages.
+    #[serde(with = "by_word")]
     pub copy: Copier,
-    /// One size after the other.
+    /// The sizes, one after the other.
     pub legs: Vec<Leg>,
-    /// Measure the floor, too.
+    /// Whether the floor is measured, too.
     pub floor: bool,
-    /// Write what is sent and read what is received.
+    /// Whether messages are written before they are sent, and read after they were received.
     pub touched: bool,
-    /// Messages are written and read where they lie, on loan.
+    /// Whether messages are written and read in place, on loan.
     pub loan: bool,
-    /// The mode by which they are sent, one by one through a peer: as usual if nothing is said.
+    /// The mode by which a peer sends messages one by one; `None` asks for none.
     pub mode: Option<String>,
-    /// Through `Node`s shared by threads, not through a `Peer`.
+    /// Whether the processes use a `Node` that threads share, and not a `Peer`.
     pub shared: bool,
 }
 
-/// Who stores what the other process puts into this one's memory.
+/// How the puts of the other process get into this process's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// The other process, which has mapped it.
+    /// The other process has mapped the memory, and stores them.
     Mapped,
-    /// The engine of this process, which the thread that waits turns.
+    /// The engine of this process stores them, and the thread that waits turns it.
     Turned,
-    /// The engine of this process, which its poller turns, perhaps on the same processor.
+    /// The engine of this process stores them, and its poller turns it, perhaps on the same processor.
     Polled,
 }
 
 impl Arrival {
-    /// Does what has to be done for it between two looks.
+    /// Lets puts arrive between two looks.
     #[inline(always)]
     pub fn help(self, node: &Node) -> Result<(), Error> {
         match self {
@@ -145,26 +106,33 @@ impl Arrival {
     }
 }
 
-/// What a section goes over.
+/// The carrier of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// The measurement.
+    /// The driver, which is measured.
     Driver,
-    /// The floor, in the cheapest way for messages of the size.
+    /// The floor, by the cheapest way for messages of the size.
     Floor,
-    /// The floor in chunks of so many bytes, copied in while others are copied out.
+    /// The floor in chunks of so many bytes. One chunk is copied in while another is copied out.
     Chunked(usize),
-    /// One copy by the kernel.
+    /// One copy by the kernel, which reads the sender's memory.
     Pulled,
 }
 
-/// Chunks that are tried, in turns, as none is best for all sizes and machines.
+/// Bytes of chunks that are tried in turns, because no length is best for all sizes and machines.
 const CHUNKS: [usize; 4] = [4 << 10, 8 << 10, 16 << 10, 32 << 10];
 /// The shortest message for which chunks are tried.
 const CHUNKED_FROM: usize = 16 << 10;
 
 impl Plan {
-    /// What the sections of a round go over.
+    /// A plan for one pair of processes that sends messages and nothing more.
+    pub fn new(test: Test, setting: Setting, legs: Vec<Leg>) -> Self {
+        let (put, both_ways, floor, loan, shared) = (false, false, false, false, false);
+        let (buffers, copy, touched, mode) = (Place::Private, Copier::Auto, true, None);
+        Self { test, setting, pairs: 1, put, window: 1, both_ways, buffers, copy, legs, floor, touched, loan, mode, shared }
+    }
+
+    /// The carriers of the sections of a round.
     pub fn sections(&self, leg: &Leg, round: usize) -> impl Iterator<Item = Over> + use<> {
         let chunk = CHUNKS[round % CHUNKS.len()];
         let is_shared = self.setting.net.is_none();
@@ -174,22 +142,22 @@ impl Plan {
             Test::Bandwidth => Some(Over::Pulled),
             _ => None,
         };
-        // What goes back and forth over the network's floor is one datagram.
+        // A message over the network's floor is one datagram.
         let is_measured = self.floor && (is_shared || self.test != Test::Latency || leg.bytes <= DATAGRAM_MOST);
         let floor = [Some(Over::Floor), beside].into_iter().flatten().filter(move |_| is_measured);
         floor.chain([Over::Driver])
     }
 
-    /// How puts arrive here.
+    /// How puts arrive in this process.
     pub fn arrival(&self) -> Arrival {
-        match (&self.setting.net, self.setting.progress.as_str()) {
+        match (&self.setting.net, self.setting.progress) {
             (None, _) => Arrival::Mapped,
-            (Some(_), "poller") => Arrival::Polled,
+            (Some(_), Progress::Poller) => Arrival::Polled,
             (Some(_), _) => Arrival::Turned,
         }
     }
 
-    /// Where memory for the floor of all pairs lies.
+    /// The shape of the memory for the floor of all pairs.
     pub fn shape(&self) -> Shape {
         Shape { pairs: self.pairs, bytes: self.legs.iter().map(|leg| leg.bytes).max().unwrap_or(0) }
     }
@@ -200,39 +168,39 @@ impl Plan {
     }
 }
 
-/// Ticks, and how often each was seen.
+/// Ticks, and how often each number of them was seen.
 pub type Recorded = Vec<(u64, u64)>;
 
-/// What was found for messages of one size.
+/// The findings for messages of one size.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Finding {
     /// Over the driver.
     pub driver: Recorded,
     /// Over the floor.
     pub floor: Recorded,
-    /// Over the floor in chunks: of how many bytes, and what was seen.
+    /// Over the floor in chunks, by the bytes of a chunk.
     pub chunked: Vec<(usize, Recorded)>,
-    /// With one copy by the kernel.
+    /// By one copy of the kernel.
     pub pulled: Recorded,
-    /// Why there was no such copy.
+    /// Why the kernel made no copy.
     pub refused: Option<String>,
     /// How far apart the processors were, before and after, and whether they seemed to share a core.
     pub hops: Vec<(f64, bool)>,
 }
 
 impl Finding {
-    /// With what the other side of the pair saw.
+    /// Together with the floor that the other side of the pair saw.
     pub fn joined(self, other: Finding) -> Self {
         Self { floor: [self.floor, other.floor].concat(), ..self }
     }
 }
 
-/// Samples in a form that travels.
+/// Samples in a form that a worker can send.
 pub fn pack(samples: &Samples) -> Recorded {
     samples.recorded().collect()
 }
 
-/// Samples as they came.
+/// Samples from that form.
 pub fn unpack(recorded: &[(u64, u64)]) -> Samples {
     let mut samples = Samples::new();
     recorded.iter().for_each(|(value, count)| samples.record_many(*value, *count));
@@ -241,10 +209,10 @@ pub fn unpack(recorded: &[(u64, u64)]) -> Samples {
 
 /// Sections of a stream.
 const STREAM_ROUNDS: usize = 20;
-/// Bytes of a stream that count, where nothing is said.
+/// The usual bytes of a stream that count.
 const STREAM_BYTES: u64 = 4 << 30;
 
-/// How many messages of a stream count, where nothing is said: `most` at most.
+/// The usual number of messages of a stream that count, `most` at most.
 pub fn usual_stream(bytes: usize, most: u64) -> u64 {
     (STREAM_BYTES / (bytes as u64).max(1)).clamp(2 * STREAM_ROUNDS as u64, most)
 }

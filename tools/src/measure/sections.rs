@@ -1,8 +1,9 @@
-//! What the processes of a pair do in turns: sections over the driver and over the machine's floor.
+//! The sections of a pair of processes, over the driver and over the machine's floor in turns.
 
-use super::carrier::{ByMode, CarrierError, Landing, OnLoan, PutStream, Puts, Requests, ThroughNode, ThroughPeer};
+use super::carrier::{ByMode, Landing, OnLoan, PutStream, Puts, Requests, ThroughNode, ThroughPeer};
 use super::plan::{Finding, Leg, Over, Plan, Test, pack};
 use super::together::Together;
+use crate::experiment::Trouble;
 use doorbell::mode::ModeRequest;
 use doorbell::{Match, Node, NodeId, Peer, Recipient};
 use doorbell_benches::clock::ticks;
@@ -14,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of a datagram in a stream over the floor, at most: of those that the kernel cuts runs into, larger ones are no faster.
+/// The most bytes of a datagram in a stream over the floor. The kernel cuts runs of datagrams into these, and larger ones are no faster.
 const DATAGRAM: usize = 8 << 10;
 /// How long such a stream lasts.
 const POUR: Duration = Duration::from_millis(30);
@@ -23,24 +24,24 @@ const POUR: Duration = Duration::from_millis(30);
 pub struct Driver<'a> {
     /// The node at this end.
     pub node: &'a Node,
-    /// None if messages go through the node.
+    /// The peer; `None` if messages go through the node.
     pub peer: Option<&'a Peer>,
     /// The node at the other end.
     pub to: NodeId,
-    /// Whom to receive from, if it is through the node.
+    /// The messages to receive, if they go through the node.
     pub from: Match,
     /// Says when to stop.
     pub patience: &'a Patience,
-    /// Where puts go, if it is by puts.
+    /// The memory of puts, if the plan is by puts.
     pub landing: Option<Landing>,
-    /// Messages are written and read in place.
+    /// Whether messages are written and read in place.
     pub loan: bool,
-    /// The mode by which they go, through the peer, one by one.
+    /// The mode by which the peer sends messages one by one.
     pub mode: Option<ModeRequest>,
 }
 
 impl Driver<'_> {
-    fn play(&mut self, part: Part<'_>, section: Section, buffers: &mut Buffers) -> Result<(), CarrierError> {
+    fn play(&mut self, part: Part<'_>, section: Section, buffers: &mut Buffers) -> Result<(), Trouble> {
         let Self { node, peer, to, from, patience, loan, mode, .. } = *self;
         if let Some(landing) = &mut self.landing {
             let puts = Puts::new(node, peer, landing, section.bytes, patience);
@@ -59,7 +60,7 @@ impl Driver<'_> {
         if let Some((mode, peer)) = mode.zip(peer) {
             return exchange::play(ByMode { peer, mode, patience }, part, section, buffers).map(drop);
         }
-        // Streams are received through the node: whoever is sent a stream takes it from anybody.
+        // The target of a stream receives it through the node.
         match peer.filter(|_| !matches!(part, Part::Drain)) {
             Some(peer) => exchange::play(ThroughPeer { peer, patience }, part, section, buffers).map(drop),
             None => exchange::play(ThroughNode { node, to, from, patience }, part, section, buffers).map(drop),
@@ -68,13 +69,13 @@ impl Driver<'_> {
 }
 
 impl Driver<'_> {
-    fn stream(&self, flow: Flow, messages: &mut Messages) -> Result<(), CarrierError> {
+    fn stream(&self, flow: Flow, messages: &mut Messages) -> Result<(), Trouble> {
         let Self { node, peer, to, patience, .. } = *self;
         stream::run(&mut Requests { node, peer, to, patience }, flow, messages)
     }
 }
 
-/// What one leg has seen so far.
+/// The samples of one leg so far.
 #[derive(Default)]
 struct Seen {
     driver: Samples,
@@ -94,15 +95,15 @@ impl Seen {
     }
 }
 
-/// Where the machine's floor is measured.
-// There is one in a process.
+/// The machine's floor.
+// A process has one of these.
 #[allow(clippy::large_enum_variant)]
 pub enum Floors<'a> {
-    /// Nowhere.
+    /// It is not measured.
     None,
-    /// In memory that both processes share.
+    /// Memory that both processes share.
     Memory(Floor<'a>),
-    /// Over a plain UDP socket.
+    /// A plain UDP socket.
     Udp(UdpEnd),
 }
 
@@ -110,41 +111,41 @@ pub enum Floors<'a> {
 pub struct Sections<'a> {
     /// The measurement.
     pub plan: &'a Plan,
-    /// Which side it is.
+    /// The side.
     pub side: Side,
-    /// How it keeps step with the others.
+    /// How the side keeps step with the others.
     pub together: Together<'a>,
-    /// Its end of the driver.
+    /// The side's end of the driver.
     pub driver: Driver<'a>,
-    /// Its end of the floor.
+    /// The side's end of the floor.
     pub floors: Floors<'a>,
     /// Says when to stop.
     pub patience: &'a Patience,
-    /// For messages one by one.
+    /// The buffers of messages one by one.
     pub buffers: Buffers,
-    /// For each leg, of streams.
+    /// The buffers of streams, for each leg.
     pub messages: Vec<Messages>,
 }
 
 impl Sections<'_> {
-    /// Measures size after size, and gives what was found for each. Returns when the other side is done as well.
-    pub fn work(mut self) -> Result<Vec<Finding>, CarrierError> {
+    /// Measures the sizes one after the other, and returns the findings for each when the other side is done as well.
+    pub fn work(mut self) -> Result<Vec<Finding>, Trouble> {
         if !self.plan.shared {
             return self.all();
         }
         let (node, done) = (self.driver.node, AtomicBool::new(false));
         std::thread::scope(|scope| {
-            scope.spawn(|| glance_now_and_then(node, &done));
+            scope.spawn(|| probe_now_and_then(node, &done));
             let findings = self.all();
             done.store(true, Ordering::Relaxed);
             findings
         })
     }
 
-    fn all(&mut self) -> Result<Vec<Finding>, CarrierError> {
+    fn all(&mut self) -> Result<Vec<Finding>, Trouble> {
         let plan = self.plan;
         let mut findings = Vec::new();
-        // Why the kernel will not copy between the two processes; both know it.
+        // Why the kernel does not copy between the two processes. Both processes find that out.
         let mut refused = None;
         if let Floors::Memory(floor) = &self.floors
             && plan.test == Test::Bandwidth
@@ -173,12 +174,12 @@ impl Sections<'_> {
                 hops,
             });
         }
-        // Nobody leaves while somebody may still be looking.
+        // No process leaves while another may still use its node.
         self.together.gate()?;
         Ok(findings)
     }
 
-    fn section(&mut self, number: usize, over: Over, samples: &mut Samples) -> Result<(), CarrierError> {
+    fn section(&mut self, number: usize, over: Over, samples: &mut Samples) -> Result<(), Trouble> {
         let plan = self.plan;
         let leg = &plan.legs[number];
         let section = Section { bytes: leg.bytes, warmup: leg.warmup, count: leg.count, touched: plan.touched };
@@ -200,7 +201,7 @@ impl Sections<'_> {
             (Test::Rate, Side::Ping) => {
                 let start = ticks();
                 self.play(over, Part::Pour, section)?;
-                // The other process has no part in puts: nobody waits for it.
+                // The other process has no part in puts, so this one does not wait for it.
                 if !plan.put {
                     self.together.wait()?;
                 }
@@ -232,7 +233,7 @@ impl Sections<'_> {
         Ok(())
     }
 
-    fn stream(&mut self, number: usize, over: Over, side: Side) -> Result<(), CarrierError> {
+    fn stream(&mut self, number: usize, over: Over, side: Side) -> Result<(), Trouble> {
         let plan = self.plan;
         let Leg { bytes, count, .. } = plan.legs[number];
         let turns = |sends: bool| if sends || plan.both_ways { count } else { 0 };
@@ -246,7 +247,7 @@ impl Sections<'_> {
         }
     }
 
-    fn play(&mut self, over: Over, part: Part<'_>, section: Section) -> Result<(), CarrierError> {
+    fn play(&mut self, over: Over, part: Part<'_>, section: Section) -> Result<(), Trouble> {
         let (buffers, patience) = (&mut self.buffers, self.patience);
         match (over, &mut self.floors) {
             (Over::Driver, _) => self.driver.play(part, section, buffers),
@@ -258,15 +259,15 @@ impl Sections<'_> {
     }
 }
 
-/// A section of the floor of a stream: datagrams in runs that the kernel cuts and gathers, as many as can be had in a time. Some are lost
-/// where the receiver is slower, so it is the receiver that counts: the ticks that the messages of a section would take.
+/// A section of the floor of a stream: as many datagrams as fit in a time, in runs that the kernel cuts and gathers. A slow receiver loses
+/// some, so the receiver counts. It returns the ticks that the messages of a section would take.
 fn pour_datagrams(
     end: &UdpEnd,
     side: Side,
     leg: &Leg,
     together: &mut Together<'_>,
     patience: &Patience,
-) -> Result<Option<u64>, CarrierError> {
+) -> Result<Option<u64>, Trouble> {
     if side == Side::Ping {
         end.pour(leg.bytes.clamp(1, DATAGRAM), Way::CutAndGathered, POUR, patience)?;
         together.tell()?;
@@ -280,11 +281,11 @@ fn pour_datagrams(
     Ok(Some((bytes / arrived.rate() * ticks_per_ns) as u64))
 }
 
-/// Another thread that has the node and uses it, though rarely.
-fn glance_now_and_then(node: &Node, done: &AtomicBool) {
+/// Another thread of the process, which uses the node rarely.
+fn probe_now_and_then(node: &Node, done: &AtomicBool) {
     let node = node.clone();
     while !done.load(Ordering::Relaxed) {
-        // What can fail here fails the measuring thread as well, and that one tells.
+        // The measuring thread reports the same error.
         let _ = node.probe(Match::any());
         std::thread::sleep(Duration::from_millis(10));
     }

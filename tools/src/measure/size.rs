@@ -1,5 +1,7 @@
-//! Sizes as people write them: `8`, `64KiB`, `1MB`.
+//! Sizes on a command line: `8`, `64KiB`, `1MB`.
 
+use serde::de::{self, Deserializer, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
@@ -7,7 +9,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub usize);
 
-/// The longest message that is measured.
+/// The longest message that can be measured.
 pub const MOST: usize = 1 << 30;
 
 const UNITS: [(&str, usize); 7] =
@@ -16,13 +18,13 @@ const UNITS: [(&str, usize); 7] =
 /// Why a word is no size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
-    /// No number at the beginning.
+    /// The word does not begin with a number.
     #[error("it does not begin with a number; hint: sizes look like 8, 64KiB or 1MB")]
     NoNumber,
-    /// Letters that are no unit.
+    /// The letters are no unit.
     #[error("'{0}' is not a unit; hint: units are B, KiB, MiB and GiB, and kB, MB and GB for powers of ten")]
     UnknownUnit(String),
-    /// More than can be measured.
+    /// The size is larger than any message that can be measured.
     #[error("that is too much; hint: messages have 1GiB at most")]
     TooLarge,
 }
@@ -43,9 +45,45 @@ impl FromStr for Size {
                 known.ok_or_else(|| SizeError::UnknownUnit(unit.into()))?.1
             }
         };
-        // The only way in which digits are no number is that there are too many of them.
+        // Digits fail to parse only if there are too many of them.
         let bytes = word[..digits].parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
         bytes.filter(|bytes| *bytes <= MOST).map(Size).ok_or(SizeError::TooLarge)
+    }
+}
+
+impl Size {
+    /// A size from a number, which may be larger than any size.
+    pub fn saturating(bytes: u64) -> Self {
+        Self(usize::try_from(bytes).unwrap_or(usize::MAX))
+    }
+}
+
+impl Serialize for Size {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A number of bytes, or a word: `64` or `"64KiB"`. A number may be larger than any size.
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Number;
+        impl Visitor<'_> for Number {
+            type Value = Size;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as 64 or \"64KiB\"")
+            }
+
+            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Size, E> {
+                Ok(Size::saturating(bytes))
+            }
+
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<Size, E> {
+                word.parse().map_err(|_| E::invalid_value(de::Unexpected::Str(word), &self))
+            }
+        }
+        deserializer.deserialize_any(Number)
     }
 }
 

@@ -1,12 +1,13 @@
-//! Figures for people.
+//! Figures as text for people.
 
 use super::bars;
-use super::plan::Test;
-use super::report::{Header, Row};
+use super::plan::{Plan, Test};
+use super::report::{Row, title};
 use super::size::Size;
+use crate::text::Table;
 use std::fmt::Write;
 
-/// A time with three significant digits or so.
+/// A time in a unit that suits it, with about three significant digits.
 pub fn time(ns: f64) -> String {
     match ns {
         ns if ns < 9_999.5 => format!("{ns:.*} ns", usize::from(ns < 999.95)),
@@ -16,18 +17,10 @@ pub fn time(ns: f64) -> String {
     }
 }
 
-/// All figures of a measurement, and how they are distributed.
-pub fn render(header: &Header, rows: &[Row]) -> String {
-    let mut text = format!("{header}\n\n");
-    let mut table = vec![names(header)];
-    table.extend(rows.iter().map(|row| cells(header, row)));
-    let widths: Vec<usize> =
-        (0..table[0].len()).map(|column| table.iter().map(|cells| cells[column].chars().count()).max().unwrap_or(0)).collect();
-    for cells in table {
-        let line: Vec<String> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
-        let _ = writeln!(text, "{}", line.join("  "));
-    }
-    if header.test == Test::Latency {
+/// The figures of a measurement, and the distribution of latencies.
+pub fn render(plan: &Plan, rows: &[Row]) -> String {
+    let mut text = format!("{}\n\n{}", title(plan), Table::of(rows, |row| cells(plan, row)));
+    if plan.test == Test::Latency {
         for row in rows {
             let _ = writeln!(text, "\n{}", Size(row.bytes));
             for line in bars::draw(&row.samples, row.ns_per_unit) {
@@ -38,54 +31,51 @@ pub fn render(header: &Header, rows: &[Row]) -> String {
     text
 }
 
-fn names(header: &Header) -> Vec<String> {
-    let figures: &[&str] = match header.test {
-        Test::Latency => &["size", "samples", "min", "p50", "p90", "p99", "p99.9", "max", "mean"],
-        Test::Rate => &["size", "messages", "M/s", "GB/s", "ns each", "fastest", "slowest"],
-        Test::Bandwidth => &["size", "messages", "GB/s", "spread"],
-    };
-    let floor: &[&str] = match (header.floor, header.test) {
-        (false, _) => &[],
-        (true, Test::Latency) if header.is_remote => &["floor p50", "ratio"],
-        (true, Test::Bandwidth) if header.is_remote => &["floor", "ratio"],
-        (true, Test::Latency) => &["floor p50", "ratio", "pipelined"],
-        (true, Test::Bandwidth) => &["pulled", "ratio", "copied"],
-        (true, Test::Rate) => &["floor M/s", "ratio"],
-    };
-    figures.iter().chain(floor).chain(&["hop"]).map(|name| (*name).into()).collect()
-}
-
-fn cells(header: &Header, row: &Row) -> Vec<String> {
-    let found = &row.summary;
-    let mut cells = vec![Size(row.bytes).to_string(), row.messages.to_string()];
-    match header.test {
-        Test::Latency => cells.extend([found.min, found.p50, found.p90, found.p99, found.p999, found.max, found.mean].map(time)),
-        Test::Rate => cells.extend([
-            format!("{:.2}", row.messages_per_s / 1e6),
-            format!("{:.2}", row.gb_per_s()),
-            format!("{:.1}", found.p50),
-            format!("{:.1}", found.min),
-            format!("{:.1}", found.max),
+fn cells(plan: &Plan, row: &Row) -> Vec<(&'static str, String)> {
+    let (found, is_remote) = (&row.summary, plan.setting.net.is_some());
+    let two = |figure: f64| format!("{figure:.2}");
+    let one = |figure: f64| format!("{figure:.1}");
+    let counted = if plan.test == Test::Latency { ">samples" } else { ">messages" };
+    let mut cells = vec![(">size", Size(row.bytes).to_string()), (counted, row.messages.to_string())];
+    match plan.test {
+        Test::Latency => cells.extend([
+            (">min", time(found.min)),
+            (">p50", time(found.p50)),
+            (">p90", time(found.p90)),
+            (">p99", time(found.p99)),
+            (">p99.9", time(found.p999)),
+            (">max", time(found.max)),
+            (">mean", time(found.mean)),
         ]),
-        Test::Bandwidth => cells.extend([format!("{:.2}", row.gb_per_s()), format!("{:.0} %", 100.0 * row.spread())]),
-    }
-    if header.floor {
-        let gb_per_s = |messages_per_s| format!("{:.2}", row.at_rate(messages_per_s));
-        let floor_per_s = row.floor.map(|floor| floor.messages_per_s);
-        let first = match header.test {
-            Test::Latency => row.floor.map(|floor| time(floor.p50_ns)),
-            Test::Rate => floor_per_s.map(|floor| format!("{:.2}", floor / 1e6)),
-            Test::Bandwidth => if header.is_remote { floor_per_s } else { row.pulled_per_s }.map(gb_per_s),
-        };
-        cells.extend([first, row.ratio().map(|ratio| format!("{ratio:.2}"))].map(Option::unwrap_or_default));
-        match header.test {
-            _ if header.is_remote => {}
-            Test::Latency => cells.push(row.pipelined.map_or_else(String::new, |(p50_ns, _)| time(p50_ns))),
-            Test::Rate => {}
-            Test::Bandwidth => cells.push(floor_per_s.map_or_else(String::new, gb_per_s)),
+        Test::Rate => cells.extend([
+            (">M/s", two(row.messages_per_s / 1e6)),
+            (">GB/s", two(row.gb_per_s())),
+            (">ns each", one(found.p50)),
+            (">fastest", one(found.min)),
+            (">slowest", one(found.max)),
+        ]),
+        Test::Bandwidth => {
+            cells.extend([(">GB/s", two(row.gb_per_s())), (">spread", format!("{:.0} %", 100.0 * row.spread()))]);
         }
     }
-    cells.push(row.hop_ns.map_or("?".into(), time));
+    if plan.floor {
+        let known = Option::unwrap_or_default;
+        let gb_per_s = |per_s: Option<f64>| known(per_s.map(|per_s| two(row.at_rate(per_s))));
+        let floor_per_s = row.floor.map(|floor| floor.messages_per_s);
+        cells.push(match plan.test {
+            Test::Latency => (">floor p50", known(row.floor.map(|floor| time(floor.p50_ns)))),
+            Test::Rate => (">floor M/s", known(floor_per_s.map(|floor| two(floor / 1e6)))),
+            Test::Bandwidth if is_remote => (">floor", gb_per_s(floor_per_s)),
+            Test::Bandwidth => (">pulled", gb_per_s(row.pulled_per_s)),
+        });
+        cells.push((">ratio", known(row.ratio().map(two))));
+        match plan.test {
+            Test::Latency if !is_remote => cells.push((">pipelined", known(row.pipelined.map(|(p50_ns, _)| time(p50_ns))))),
+            Test::Bandwidth if !is_remote => cells.push((">copied", gb_per_s(floor_per_s))),
+            _ => {}
+        }
+    }
+    cells.push((">hop", row.hop_ns.map_or("?".into(), time)));
     cells
 }
 

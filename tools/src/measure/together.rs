@@ -1,28 +1,29 @@
 //! How the processes of a measurement keep step.
 
-use super::carrier::CarrierError;
 use super::plan::Arrival;
+use crate::experiment::Trouble;
+use crate::experiment::place::unless_stopped;
 use doorbell::{Error, Match, Node, NodeId};
-use doorbell_benches::floor::{Finish, HopProbe, Mapping, Patience, Stopped};
+use doorbell_benches::floor::{Finish, HopProbe, Mapping, Patience};
 use std::time::{Duration, Instant};
 
-/// Tags of messages by which two halves keep step.
+/// Tags of the messages by which two halves keep step.
 const GATE: u64 = 3;
 const THROUGH: u64 = 4;
-/// How often a process that waits looks whether it is to stop.
+/// How often a waiting process looks whether it is told to stop.
 const GLANCE: Duration = Duration::from_millis(100);
 
 /// How this process keeps step with the others.
 pub enum Together<'a> {
-    /// By memory that all share.
+    /// By memory that all processes share.
     Here {
-        /// That memory.
+        /// The shared memory.
         mapping: &'a Mapping,
-        /// How many there are.
+        /// The number of processes.
         parties: usize,
-        /// Of this pair.
+        /// By which each side of this pair tells the other that it is done.
         finish: Finish<'a>,
-        /// Of this pair, if it finds out how far apart its processors are, and nanoseconds in a tick.
+        /// Measures how far apart the processors of this pair are, with the nanoseconds in a tick; if this pair does so.
         probe: Option<(HopProbe<'a>, f64)>,
         /// Says when to stop.
         patience: &'a Patience,
@@ -46,27 +47,25 @@ impl Apart<'_> {
     /// Waits for a message from the other half.
     ///
     /// # Errors
-    /// It was told to stop, the other half is gone, or the deadline passed.
-    pub fn hear(&self, tag: u64, into: &mut [u8], deadline: Option<Instant>) -> Result<usize, CarrierError> {
+    /// The process was told to stop, the other half is gone, or the deadline passed.
+    pub fn hear(&self, tag: u64, into: &mut [u8], deadline: Option<Instant>) -> Result<usize, Trouble> {
         receive(self.node, Match::from(self.to).tag(tag), into, deadline, self.patience).map(|(_, len)| len)
     }
 }
 
-/// Waits for a message: from whom, and how long it is.
+/// Waits for a message, and returns its sender and its length.
 ///
 /// # Errors
-/// It was told to stop, the sender is gone, or the deadline passed.
+/// The process was told to stop, the sender is gone, or the deadline passed.
 pub fn receive(
     node: &Node,
     what: Match,
     into: &mut [u8],
     deadline: Option<Instant>,
     patience: &Patience,
-) -> Result<(NodeId, usize), CarrierError> {
+) -> Result<(NodeId, usize), Trouble> {
     loop {
-        if patience.stopped() {
-            return Err(Stopped.into());
-        }
+        unless_stopped(patience)?;
         let glance = Instant::now() + GLANCE;
         match node.recv_by(what, into, deadline.map_or(glance, |deadline| deadline.min(glance))) {
             Err(Error::Timeout { .. }) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {}
@@ -76,11 +75,11 @@ pub fn receive(
 }
 
 impl Together<'_> {
-    /// Waits until all are here.
+    /// Waits until all processes are here.
     ///
     /// # Errors
-    /// It was told to stop, or the other half is gone.
-    pub fn gate(&self) -> Result<(), CarrierError> {
+    /// The process was told to stop, or the other half is gone.
+    pub fn gate(&self) -> Result<(), Trouble> {
         match self {
             Together::Here { mapping, parties, patience, .. } => Ok(mapping.gate().pass(*parties, patience)?),
             Together::Apart(apart) => {
@@ -90,11 +89,11 @@ impl Together<'_> {
         }
     }
 
-    /// Says that this side is through with a stream.
+    /// Tells the other side that this one is through with a stream.
     ///
     /// # Errors
     /// The other half is gone.
-    pub fn tell(&mut self) -> Result<(), CarrierError> {
+    pub fn tell(&mut self) -> Result<(), Trouble> {
         match self {
             Together::Here { finish, .. } => finish.tell(),
             Together::Apart(apart) => apart.node.send(apart.to, THROUGH, &[])?,
@@ -102,41 +101,39 @@ impl Together<'_> {
         Ok(())
     }
 
-    /// Whether the other side has said so. Only where memory is shared.
+    /// Whether the other side has told so. Always false without shared memory.
     pub fn is_told(&self) -> bool {
         matches!(self, Together::Here { finish, .. } if finish.is_told())
     }
 
-    /// Waits until the other side has said so.
+    /// Waits until the other side has told so.
     ///
     /// # Errors
-    /// It was told to stop, or the other half is gone.
-    pub fn wait(&mut self) -> Result<(), CarrierError> {
+    /// The process was told to stop, or the other half is gone.
+    pub fn wait(&mut self) -> Result<(), Trouble> {
         match self {
             Together::Here { finish, .. } => Ok(finish.wait()?),
             Together::Apart(apart) => apart.hear(THROUGH, &mut [], None).map(drop),
         }
     }
 
-    /// The same, while the other one puts into this side's memory.
+    /// The same, while the other side puts into this side's memory.
     ///
     /// # Errors
-    /// It was told to stop, or the other half is gone.
-    pub fn wait_helping(&mut self, node: &Node, arrival: Arrival, patience: &Patience) -> Result<(), CarrierError> {
+    /// The process was told to stop, or the other half is gone.
+    pub fn wait_helping(&mut self, node: &Node, arrival: Arrival, patience: &Patience) -> Result<(), Trouble> {
         while matches!(self, Together::Here { .. }) && !self.is_told() {
-            if patience.stopped() {
-                return Err(Stopped.into());
-            }
+            unless_stopped(patience)?;
             arrival.help(node)?;
         }
         self.wait()
     }
 
-    /// How far apart the processors of the first pair are, while all others sleep.
+    /// Measures how far apart the processors of the first pair are, while all other processes sleep.
     ///
     /// # Errors
-    /// It was told to stop, or the other half is gone.
-    pub fn probe(&mut self) -> Result<Option<(f64, bool)>, CarrierError> {
+    /// The process was told to stop, or the other half is gone.
+    pub fn probe(&mut self) -> Result<Option<(f64, bool)>, Trouble> {
         self.gate()?;
         match self {
             Together::Here { probe: Some((probe, ns_per_tick)), .. } => {

@@ -1,13 +1,14 @@
-//! One of the two processes of a pair: joins the domain, and plays its part in section after section.
+//! One of the two processes of a pair. It joins the domain, and does its part of each section.
 
-use super::carrier::{CarrierError, LANDING_BYTES, Landing};
+use super::carrier::{LANDING_BYTES, Landing};
 use super::pairs::Pairs;
 use super::plan::{Finding, Place as Where, Plan, Test};
 use super::sections::{Driver, Floors, Sections};
 use super::together::Together;
-use crate::exit::Failure;
+use crate::exit::{Explain, Failure};
 use crate::experiment::Trouble;
 use crate::experiment::place::Place;
+use crate::text::word;
 use doorbell::{Error, Match, Node, NodeBuilder, NodeId, Region, Role};
 use doorbell_benches::exchange::{Buffers, Side};
 use doorbell_benches::floor::{Finish, Floor, HopProbe, Patience, UdpEnd};
@@ -15,7 +16,7 @@ use doorbell_benches::memory::Memory;
 use doorbell_benches::stream::Messages;
 use doorbell_fabric::ParseIdError;
 
-/// Joins the domain, and plays its part in section after section.
+/// Joins the domain, and does this process's part of each section.
 pub fn work(pairs: &Pairs, place: &Place) -> Result<Vec<Finding>, Trouble> {
     let Pairs { plan, sockets } = pairs;
     let Place { process, mapping, patience, .. } = place;
@@ -28,7 +29,7 @@ pub fn work(pairs: &Pairs, place: &Place) -> Result<Vec<Finding>, Trouble> {
     let (buffers, messages, landing) = memory(plan, &node, to, patience)?;
     let mode = plan.mode.as_deref().map(str::parse).transpose();
     let mode = mode.map_err(|error: ParseIdError| Error::Invalid { what: error.to_string() })?;
-    // The probe spins however crowded the processors are: all others sleep meanwhile.
+    // The probe spins even on crowded processors: all other processes sleep meanwhile.
     let probing = Patience::new(place.stop.clone(), false);
     let probes = *process <= 1 && plan.is_spread();
     let together = Together::Here {
@@ -38,22 +39,22 @@ pub fn work(pairs: &Pairs, place: &Place) -> Result<Vec<Finding>, Trouble> {
         probe: probes.then(|| (HopProbe::new(&pair, side, &probing), place.ns_per_tick)),
         patience,
     };
-    // A node takes streams from anybody.
+    // A node takes streams from any sender.
     let from = Match::any();
     let driver = Driver { node: &node, peer: peer.as_ref(), to, from, patience, landing, loan: plan.loan, mode };
     let floors = socket.map_or_else(|| Floors::Memory(Floor::new(&pair, side, patience)), Floors::Udp);
     let sections = Sections { plan, side, together, driver, floors, patience, buffers, messages };
-    // By the time of the answer the node has left its domain.
+    // The node leaves its domain before the worker answers.
     sections.work().map_err(|error| match error {
-        CarrierError::Driver(Error::Invalid { what }) if mode.is_some() => Trouble::Unable(Failure::usage(what, "")),
-        error => error.into(),
+        Trouble::Driver(Error::Invalid { what }) if mode.is_some() => Trouble::Unable(Failure::usage(what, "")),
+        error => error,
     })
 }
 
-/// Where messages lie, and where puts go if it is by puts.
+/// The memory of messages, and that of puts if the plan is by puts.
 type Memories = (Buffers, Vec<Messages>, Option<Landing>);
 
-/// Memory for what is measured with another node.
+/// Memory for a measurement with another node.
 pub fn memory(plan: &Plan, node: &Node, to: NodeId, patience: &Patience) -> Result<Memories, Trouble> {
     if !plan.put {
         return room(plan, node).map(|(buffers, messages)| (buffers, messages, None));
@@ -63,47 +64,46 @@ pub fn memory(plan: &Plan, node: &Node, to: NodeId, patience: &Patience) -> Resu
     Ok((buffers, Vec::new(), Some(landing)))
 }
 
-/// Memory for messages: for those of one by one, or for each leg of streams.
+/// A buffer in private memory, or in a region of its own.
+pub fn buffer(node: &Node, in_region: bool, bytes: usize) -> Result<Memory, Trouble> {
+    if !in_region {
+        return Ok(Memory::private(bytes).or_usage("could not allocate buffers", "")?);
+    }
+    let region = node.region::<u8>(bytes.max(1)).or_usage("could not make a region for buffers", "")?;
+    // SAFETY: the only slice of the region, which the box keeps. Peers touch it only for sends and receives.
+    let start = unsafe { region.as_mut_slice() }.as_mut_ptr();
+    // SAFETY: as above.
+    Ok(unsafe { Memory::lent(start, bytes, Box::new(region)) })
+}
+
+/// Memory for messages: two buffers for messages one by one, or the buffers of each leg of streams.
 fn room(plan: &Plan, node: &Node) -> Result<(Buffers, Vec<Messages>), Trouble> {
-    let make = |bytes: usize| match plan.buffers {
-        Where::Private => Memory::private(bytes).map_err(|error| Trouble::unable("could not allocate buffers", error)),
-        Where::Registered => {
-            let region =
-                node.region::<u8>(bytes.max(1)).map_err(|error| Trouble::unable("could not make a region for buffers", error))?;
-            // SAFETY: the only slice of the region, which the clone keeps; peers touch it on behalf of sends and receives alone.
-            let start = unsafe { region.as_mut_slice() }.as_mut_ptr();
-            // SAFETY: as above.
-            Ok(unsafe { Memory::lent(start, bytes, Box::new(region)) })
-        }
-    };
+    let make = |bytes: usize| buffer(node, plan.buffers == Where::Registered, bytes);
     if plan.test != Test::Bandwidth {
         let bytes = plan.shape().bytes;
         return Ok((Buffers::new(make(bytes)?, make(bytes)?), Vec::new()));
     }
     let messages = plan.legs.iter().map(|leg| Messages::new(plan.window, || make(leg.bytes))).collect::<Result<_, _>>()?;
-    let none = || Memory::private(0).map_err(|error| Trouble::unable("could not allocate buffers", error));
+    let none = || buffer(node, false, 0);
     Ok((Buffers::new(none()?, none()?), messages))
 }
 
-/// Memory for puts: what is sent is private, what arrives lies in a region.
+/// Memory for puts: a private buffer for the messages that are sent, and a region for those that arrive.
 fn landing(plan: &Plan, node: &Node) -> Result<(Buffers, Region<u64>), Trouble> {
     let bytes = plan.shape().bytes;
-    let source = Memory::private(bytes).map_err(|error| Trouble::unable("could not allocate buffers", error))?;
+    let source = buffer(node, false, bytes)?;
     let room = if plan.test == Test::Rate { bytes.max(LANDING_BYTES) } else { bytes };
-    let region = node
-        .region::<u64>(room.div_ceil(size_of::<u64>()))
-        .map_err(|error| Trouble::unable("could not make a region for puts", error))?;
+    let region = node.region::<u64>(room.div_ceil(size_of::<u64>())).or_usage("could not make a region for puts", "")?;
     // SAFETY: the only slice of the region, which the clone keeps.
     let start = unsafe { region.as_mut_slice() }.as_mut_ptr();
-    // SAFETY: as long as the region; the peer, which gets the key later, writes while this process waits for it, and it reads
-    // nothing but the last word of a message until that says that all is there.
+    // SAFETY: lives as long as the region. The peer, which gets the key later, writes while this process waits, and this process reads
+    // only the last word of a message until that word announces the message.
     let target = unsafe { Memory::lent(start.cast(), bytes, Box::new(region.clone())) };
     Ok((Buffers::new(source, target), region))
 }
 
-/// A node as the plan says, but for who it is.
+/// A builder of a node with this role, as the plan says.
 pub fn builder(plan: &Plan, role: Role) -> Result<NodeBuilder, Error> {
-    let malformed = |error: ParseIdError| Error::Invalid { what: error.to_string() };
-    let builder = plan.setting.builder(plan.test.name())?.role(role).loan_bytes((16 * plan.shape().bytes).max(64 << 20));
-    Ok(builder.copy(plan.copy.name().parse().map_err(malformed)?))
+    let builder = plan.setting.builder(&word(&plan.test))?.role(role);
+    Ok(builder.loan_bytes((16 * plan.shape().bytes).max(64 << 20)).copy(plan.copy))
 }

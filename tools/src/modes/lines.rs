@@ -1,11 +1,12 @@
-//! An outcome for programs: an object a line.
+//! An outcome for programs: one object a line.
 
 use super::outcome::{Figures, Outcome, Ratio};
+use crate::experiment::report;
 use serde_json::{Map, Value, json};
 
-/// Two digits behind the point.
+/// Two decimal places.
 fn rounded(value: f64) -> Value {
-    json!((value * 100.0).round() / 100.0)
+    report::rounded(value, 2)
 }
 
 /// The figures of each way, those of each of its phases, the verdict, and the timeline.
@@ -27,13 +28,13 @@ pub fn render(outcome: &Outcome) -> String {
         )
     };
     objects.push(json!({
-        "what": "verdict", "load": load, "policy": outcome.policy.name(), "links": outcome.links,
+        "what": "verdict", "load": load, "policy": outcome.policy, "links": outcome.links,
         "total": ratio(outcome.total_ratio()), "p99": ratio(outcome.p99_ratio()),
     }));
     let phases = outcome.load.phases.iter().zip(&outcome.starts);
     let phases: Vec<_> = phases.map(|(phase, start)| json!({"phase": phase.name, "start_ns": start})).collect();
     objects.push(json!({"what": "timeline", "load": load, "phases": phases, "timeline": outcome.timeline}));
-    objects.iter().map(|object| format!("{object}\n")).collect()
+    report::lines(objects)
 }
 
 fn figures(of: &Figures) -> Value {

@@ -1,7 +1,8 @@
-//! Loads: what is sent, how the reader behaves, and what stands in the way, in phases, from a file.
+//! Loads: phases of messages, with the behaviour of the reader and the background, from a file.
 
 use super::noise::Noise;
-use crate::exit::Failure;
+use crate::exit::{Explain, Failure};
+use crate::experiment::setting::by_word;
 use crate::measure::size::Size;
 use crate::paths;
 use doorbell::mode::ModeRequest;
@@ -10,14 +11,14 @@ use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 use std::path::Path;
 
-/// What a message has at its beginning: the shortest one.
+/// The shortest message: the length of its head.
 pub const LEAST: usize = 32;
-/// The longest one.
+/// The longest message.
 const MOST: usize = 16 << 20;
-/// Bytes of messages that are on their way at once, at most.
+/// The most bytes of messages under way at once.
 const MOST_AT_ONCE: usize = 512 << 20;
 
-/// Those that come with the command.
+/// The loads that come with the command.
 const BUILT_IN: [(&str, &str); 3] = [
     ("bursts.json", include_str!("../../loads/bursts.json")),
     ("mixed.json", include_str!("../../loads/mixed.json")),
@@ -28,12 +29,12 @@ const BUILT_IN: [(&str, &str); 3] = [
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Load {
-    /// How it is called.
+    /// The name.
     pub name: String,
-    /// What it is for, in a sentence.
+    /// The purpose, in a sentence.
     #[serde(default)]
     pub about: String,
-    /// One after the other; between two of them everything is read.
+    /// The phases, one after the other. The reader has read all of a phase before the next one begins.
     pub phases: Vec<Phase>,
 }
 
@@ -41,31 +42,31 @@ pub struct Load {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Phase {
-    /// How it is called.
+    /// The name.
     pub name: String,
-    /// How many messages are sent.
+    /// The number of messages.
     pub messages: u64,
-    /// How long they are.
+    /// The lengths of messages.
     pub sizes: Sizes,
-    /// So many are due at once.
+    /// The number of messages that are due at once.
     #[serde(default = "one")]
     pub burst: u64,
-    /// A burst is due every so many microseconds; 0: as soon as the one before it was handed over.
+    /// A burst is due every so many microseconds; 0: as soon as the writer has handed over the one before it.
     #[serde(default)]
     pub every_us: u64,
-    /// So many may be on their way at once: who has handed over as many waits for the first of them.
+    /// The most messages under way at once. At this number the writer waits for the oldest one.
     #[serde(default = "usual_window")]
     pub window: usize,
-    /// Where their bytes lie.
+    /// Where the bytes of messages lie.
     #[serde(default)]
     pub memory: Place,
-    /// What is asked for under the policy.
-    #[serde(default, with = "by_words")]
+    /// The mode to request under the policy.
+    #[serde(default, with = "by_word")]
     pub asks: ModeRequest,
     /// How the reader behaves.
     #[serde(default)]
     pub reader: Reader,
-    /// What else is sent meanwhile.
+    /// Other messages that are sent meanwhile.
     #[serde(default)]
     pub background: Option<Background>,
 }
@@ -85,10 +86,10 @@ pub enum Place {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reader {
-    /// It computes for so many microseconds after each message.
+    /// The reader computes for so many microseconds after each message.
     #[serde(default)]
     pub work_us: f64,
-    /// It does nothing at all for so many milliseconds...
+    /// The reader sleeps for so many milliseconds...
     #[serde(default)]
     pub stall_ms: u64,
     /// ...after each so many messages; 0: never.
@@ -96,39 +97,35 @@ pub struct Reader {
     pub stall_every: u64,
 }
 
-/// Long messages of low priority that are sent to the same reader as long as a phase lasts.
+/// Long messages of low priority to the same reader, for the time of a phase.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Background {
-    /// What is asked for, in all runs.
-    #[serde(with = "by_words")]
+    /// The mode to request, in all runs.
+    #[serde(with = "by_word")]
     pub mode: ModeRequest,
-    /// How long they are.
+    /// The length of the messages.
     #[serde(default = "usual_background")]
-    pub size: Bytes,
-    /// So many are on their way all the time.
+    pub size: Size,
+    /// The number of messages that are always under way.
     #[serde(default = "usual_background_window")]
     pub window: usize,
 }
 
-/// The lengths of messages, each with how often it comes.
+/// The lengths of messages, with their weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sizes(pub Vec<Weighted>);
 
-/// A length, and how often it comes beside the others.
+/// A length with its weight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Weighted {
     /// The length.
-    pub size: Bytes,
-    /// How often.
+    pub size: Size,
+    /// How often this length comes, relative to the others.
     #[serde(default = "one")]
     pub weight: u64,
 }
-
-/// A number of bytes: `64` or `"64KiB"`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bytes(pub usize);
 
 fn one() -> u64 {
     1
@@ -138,8 +135,8 @@ fn usual_window() -> usize {
     64
 }
 
-fn usual_background() -> Bytes {
-    Bytes(256 << 10)
+fn usual_background() -> Size {
+    Size(256 << 10)
 }
 
 fn usual_background_window() -> usize {
@@ -147,9 +144,9 @@ fn usual_background_window() -> usize {
 }
 
 impl Sizes {
-    /// One for all.
-    pub fn one(bytes: usize) -> Self {
-        Self(vec![Weighted { size: Bytes(bytes), weight: 1 }])
+    /// One length for all messages.
+    pub fn one(size: Size) -> Self {
+        Self(vec![Weighted { size, weight: 1 }])
     }
 
     /// The longest.
@@ -157,7 +154,7 @@ impl Sizes {
         self.0.iter().map(|weighted| weighted.size.0).max().unwrap_or(0)
     }
 
-    /// One of them, by a number that may be any.
+    /// One of the lengths, chosen by any number.
     pub fn pick(&self, number: u64) -> usize {
         let mut left = number % self.0.iter().map(|weighted| weighted.weight).sum::<u64>().max(1);
         for weighted in &self.0 {
@@ -174,19 +171,18 @@ impl Load {
     /// The load in a file.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let name = path.display().to_string();
-        let text = paths::open(path).and_then(std::io::read_to_string).map_err(|error| {
-            let hint = "LOAD is a JSON file: see --help for what it holds, or write one with --generate --save FILE";
-            Failure::usage(format!("cannot read the load {name}: {error}"), hint)
-        })?;
+        let hint = "LOAD is a JSON file: see --help for its form, or write one with --generate --save FILE";
+        let text = paths::open(path).and_then(std::io::read_to_string);
+        let text = text.or_usage(format_args!("cannot read the load {name}"), hint)?;
         Self::parse(&name, &text)
     }
 
-    /// Those that come with the command.
+    /// The loads that come with the command.
     pub fn built_in() -> Result<Vec<Self>, Failure> {
         BUILT_IN.iter().map(|(name, text)| Self::parse(name, text)).collect()
     }
 
-    /// The load in a text, which has this name in what is said of mistakes.
+    /// The load in a text, which errors call by this name.
     pub fn parse(name: &str, text: &str) -> Result<Self, Failure> {
         let load: Self = serde_json::from_str(text).map_err(|error| {
             let (line, column) = (error.line(), error.column());
@@ -199,7 +195,7 @@ impl Load {
         Ok(load)
     }
 
-    /// What a type can't say of a load.
+    /// Checks the limits that the types do not express.
     fn check(&self) -> Result<(), (String, &'static str)> {
         if self.phases.is_empty() || self.phases.len() > 32 {
             return Err((format!("there are {} phases", self.phases.len()), "a load has 1 to 32"));
@@ -236,7 +232,7 @@ impl Load {
         Ok(())
     }
 
-    /// The same with fewer messages, or more.
+    /// The same load with fewer or more messages.
     pub fn scaled(mut self, factor: f64) -> Self {
         for phase in &mut self.phases {
             phase.messages = ((phase.messages as f64 * factor).round() as u64).max(1);
@@ -244,12 +240,12 @@ impl Load {
         self
     }
 
-    /// All messages.
+    /// The number of all messages.
     pub fn messages(&self) -> u64 {
         self.phases.iter().map(|phase| phase.messages).sum()
     }
 
-    /// A load by chance, the same one for the same seed: three to five phases in any order, of which each is too much for some modes.
+    /// A random load, the same one for the same seed. It has three to five phases in any order, and each phase overloads some modes.
     pub fn random(seed: u64) -> Self {
         let mut noise = Noise::new(seed);
         let mut kinds = [Kind::Flood, Kind::Long, Kind::Beside, Kind::any(&mut noise), Kind::any(&mut noise)];
@@ -266,12 +262,12 @@ impl Load {
     }
 }
 
-/// What a phase that is made by chance is too much for.
+/// The kind of a random phase.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// More small messages at once than a network takes.
+    /// More small messages at once than a network can take.
     Flood,
-    /// Long messages, one behind the other.
+    /// Long messages, one after the other.
     Long,
     /// Messages of any size, while another flow fills a link of the network.
     Beside,
@@ -292,12 +288,12 @@ impl Kind {
             Kind::Long => ("long", LONG, one_of(&[4, 8, 16]), one_of(&[200, 400]), 1),
             Kind::Beside => ("beside", ANY, one_of(&[8, 16]), one_of(&[300, 600]), 1),
         };
-        let mut weighted = || Weighted { size: Bytes(one_of(sizes)), weight: one_of(&[1, 2, 4, 8]) as u64 };
+        let mut weighted = || Weighted { size: Size(one_of(sizes)), weight: one_of(&[1, 2, 4, 8]) as u64 };
         let sizes = Sizes(vec![weighted(), weighted(), weighted()]);
         let memory = if one_of(&[0, 1]) == 0 { Place::Private } else { Place::Region };
         let background =
             Background { mode: "udp/0".parse().unwrap_or_default(), size: usual_background(), window: one_of(&[2, 4]) };
-        // A reader that is slower than all modes would make them the same.
+        // With a reader that is slower than all modes, all modes would look alike.
         let work_us = if matches!(self, Kind::Flood) { one_of(&[0, 1, 2]) as f64 } else { 0.0 };
         Phase {
             name: name.into(),
@@ -311,34 +307,6 @@ impl Kind {
             reader: Reader { work_us, ..Reader::default() },
             background: matches!(self, Kind::Beside).then_some(background),
         }
-    }
-}
-
-impl Serialize for Bytes {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&Size(self.0).to_string())
-    }
-}
-
-impl<'de> Deserialize<'de> for Bytes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Number;
-        impl Visitor<'_> for Number {
-            type Value = Bytes;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a size such as 64 or \"64KiB\"")
-            }
-
-            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Bytes, E> {
-                Ok(Bytes(usize::try_from(bytes).unwrap_or(usize::MAX)))
-            }
-
-            fn visit_str<E: de::Error>(self, word: &str) -> Result<Bytes, E> {
-                word.parse().map(|Size(bytes)| Bytes(bytes)).map_err(|_| E::invalid_value(de::Unexpected::Str(word), &self))
-            }
-        }
-        deserializer.deserialize_any(Number)
     }
 }
 
@@ -362,12 +330,11 @@ impl<'de> Deserialize<'de> for Sizes {
             }
 
             fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Sizes, E> {
-                Ok(Sizes::one(usize::try_from(bytes).unwrap_or(usize::MAX)))
+                Ok(Sizes::one(Size::saturating(bytes)))
             }
 
             fn visit_str<E: de::Error>(self, word: &str) -> Result<Sizes, E> {
-                let found = word.parse().map(|Size(bytes)| Sizes::one(bytes));
-                found.map_err(|_| E::invalid_value(de::Unexpected::Str(word), &self))
+                word.parse().map(Sizes::one).map_err(|_| E::invalid_value(de::Unexpected::Str(word), &self))
             }
 
             fn visit_seq<A: de::SeqAccess<'de>>(self, list: A) -> Result<Sizes, A::Error> {
@@ -375,19 +342,6 @@ impl<'de> Deserialize<'de> for Sizes {
             }
         }
         deserializer.deserialize_any(OneOrMore)
-    }
-}
-
-/// A request as it is written.
-mod by_words {
-    use super::{Deserialize, Deserializer, ModeRequest, Serializer, de};
-
-    pub fn serialize<S: Serializer>(asks: &ModeRequest, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(asks)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ModeRequest, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }
 
@@ -408,7 +362,7 @@ mod tests {
         let phase = &load.phases[0];
         assert_eq!((phase.sizes.most(), phase.burst, phase.window, phase.memory), (64 << 10, 1, 64, Place::Private));
         assert_eq!(phase.asks, "udp/1".parse().unwrap());
-        assert_eq!(phase.background.as_ref().unwrap().size, Bytes(256 << 10));
+        assert_eq!(phase.background.as_ref().unwrap().size, Size(256 << 10));
         assert_eq!(Load::parse("again", &serde_json::to_string(&load).unwrap()).unwrap(), load);
     }
 
@@ -457,7 +411,7 @@ mod tests {
 
     #[test]
     fn sizes_come_as_often_as_they_weigh() {
-        let sizes = Sizes(vec![Weighted { size: Bytes(64), weight: 3 }, Weighted { size: Bytes(128), weight: 1 }]);
+        let sizes = Sizes(vec![Weighted { size: Size(64), weight: 3 }, Weighted { size: Size(128), weight: 1 }]);
         let found: Vec<_> = (0..8).map(|number| sizes.pick(number)).collect();
         assert_eq!(found, [64, 64, 64, 128, 64, 64, 64, 128]);
     }

@@ -1,32 +1,33 @@
-//! What was found of a load, in figures.
+//! The figures of a load.
 
 use super::load::Load;
 use super::name;
 use super::watch::Timeline;
 use super::worker::{Chooser, Found, ReadPhase, Way, Written};
 use crate::measure::plan::unpack;
+use crate::text::median;
 use doorbell_benches::stats::Samples;
 use std::collections::BTreeMap;
 
-/// The policy's total is to be no more than so many times the best one of a mode alone.
+/// The goal of the policy's total: at most so many times the best total of a mode alone.
 pub const TOTAL_GOAL: f64 = 1.05;
-/// The policy's p99 is to be no more than so many times the worst one of a mode alone.
+/// The goal of the policy's p99: at most so many times the worst p99 of a mode alone.
 pub const P99_GOAL: f64 = 0.5;
 
 /// Figures of a load or of a phase: times in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// From the first message until the last was read.
+    /// From the first message until the reader has the last one.
     pub total: f64,
-    /// How many there were.
+    /// The number of messages.
     pub messages: f64,
     /// Their bytes.
     pub bytes: f64,
-    /// Half of the latencies are below.
+    /// The median latency.
     pub p50: f64,
-    /// Of a hundred 99 are below.
+    /// The 99th percentile of the latencies.
     pub p99: f64,
-    /// The longest.
+    /// The longest latency.
     pub max: f64,
     /// Bytes of the background.
     pub background: f64,
@@ -41,11 +42,7 @@ impl Figures {
 
     /// The median of each.
     fn median<'a>(rounds: impl Iterator<Item = &'a Figures> + Clone) -> Self {
-        let of = |figure: fn(&Figures) -> f64| {
-            let mut all: Vec<f64> = rounds.clone().map(figure).collect();
-            all.sort_unstable_by(f64::total_cmp);
-            all.get(all.len() / 2).copied().unwrap_or(0.0)
-        };
+        let of = |figure: fn(&Figures) -> f64| median(rounds.clone().map(figure)).unwrap_or(0.0);
         Self {
             total: of(|of| of.total),
             messages: of(|of| of.messages),
@@ -68,21 +65,21 @@ impl Figures {
     }
 }
 
-/// A load by one way, once.
+/// One run of a load by one way.
 #[derive(Clone, Debug)]
 pub struct Round {
     figures: Figures,
     phases: Vec<Figures>,
     used: BTreeMap<String, u64>,
     background: BTreeMap<String, u64>,
-    /// When phases began, from the first.
+    /// When the phases began, counted from the first.
     starts: Vec<u64>,
     links: Vec<String>,
     timeline: Option<Timeline>,
 }
 
 impl Round {
-    /// From what both processes found, if all that was sent was read; or why the load can't go by this way.
+    /// From the findings of both processes, if the reader read all messages; or why the load cannot go by this way.
     pub fn new(load: &Load, found: Vec<Found>) -> Result<Result<Self, String>, String> {
         let (mut written, mut read) = (Written::default(), Vec::new());
         for found in found {
@@ -135,17 +132,17 @@ fn counts(read: &ReadPhase) -> (u64, u64, u64) {
 /// A load by one way.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// By which.
+    /// The name of the way.
     pub name: String,
     /// Whether a policy decided.
     pub is_policy: bool,
     /// Medians.
     pub figures: Figures,
-    /// Of each phase.
+    /// The medians of each phase.
     pub phases: Vec<Figures>,
-    /// Messages by the modes that they took, in the latest round.
+    /// How many messages took each mode, in the latest round.
     pub used: BTreeMap<String, u64>,
-    /// The same of the background.
+    /// The same for the background.
     pub background: BTreeMap<String, u64>,
     rounds: Vec<Round>,
 }
@@ -158,7 +155,7 @@ impl Row {
     }
 }
 
-/// A load by all ways.
+/// The results of a load by all ways.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The load.
@@ -167,44 +164,44 @@ pub struct Outcome {
     pub policy: Chooser,
     /// How often each way had its turn.
     pub rounds: u16,
-    /// The policy first.
+    /// The rows, the policy first.
     pub rows: Vec<Row>,
-    /// Ways that there are not here, and why.
+    /// Ways that this machine does not have, and why.
     pub missing: Vec<(String, String)>,
-    /// Links between the two.
+    /// The links between the two processes.
     pub links: Vec<String>,
-    /// What the policy saw.
+    /// What the policy saw and decided.
     pub timeline: Timeline,
-    /// When the phases began in it, in nanoseconds.
+    /// When the phases began in the timeline, in nanoseconds.
     pub starts: Vec<u64>,
 }
 
-/// The policy beside a mode.
+/// The policy compared with a mode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ratio {
-    /// The policy's figure over that of the mode.
+    /// The policy's figure over the figure of the mode.
     pub ratio: f64,
     /// The mode.
     pub beside: String,
-    /// What the ratio is to be at most.
+    /// The largest ratio that meets the goal.
     pub goal: f64,
 }
 
 impl Ratio {
-    /// Whether it is as it is to be.
+    /// Whether the ratio meets the goal.
     pub fn is_met(&self) -> bool {
         self.ratio <= self.goal
     }
 }
 
 impl Outcome {
-    /// Nothing yet.
+    /// An outcome without any run.
     pub fn new(load: Load, policy: Chooser, rounds: u16) -> Self {
         let (timeline, none) = (Timeline::default(), Vec::new);
         Self { load, policy, rounds, rows: Vec::new(), missing: Vec::new(), links: none(), timeline, starts: Vec::new() }
     }
 
-    /// A round more.
+    /// Adds a run.
     pub fn add(&mut self, way: &Way, round: Round) {
         let (name, is_policy) = (name(way), matches!(way, Way::Policy { .. }));
         let at = self.rows.iter().position(|row| row.name == name).unwrap_or_else(|| {
@@ -223,7 +220,7 @@ impl Outcome {
             .collect();
     }
 
-    /// The run in which the policy was watched.
+    /// Adds the run in which the policy was watched.
     pub fn watch(&mut self, round: Round) {
         self.timeline = round.timeline.unwrap_or_default();
         self.starts = round.starts;
@@ -253,7 +250,7 @@ impl Outcome {
         Some(Ratio { ratio, beside: worst.name.clone(), goal: P99_GOAL })
     }
 
-    /// Which goals were not met, in words.
+    /// The missed goals, in words.
     pub fn missed(&self) -> Vec<String> {
         let told = |what: &str, ratio: Option<Ratio>| {
             let Ratio { ratio, beside, goal } = ratio.filter(|ratio| !ratio.is_met())?;

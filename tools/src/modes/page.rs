@@ -1,4 +1,4 @@
-//! An outcome as a page that needs nothing else.
+//! An outcome as an HTML page that needs no other file.
 
 use super::outcome::{Outcome, Row};
 use super::watch::{Change, Seen, Span};
@@ -7,7 +7,7 @@ use crate::text::counted;
 use doorbell::mode::Protocol;
 use std::fmt::Write;
 
-/// Pixels: of the drawing, of what stands to its left, and of the lane of a link.
+/// Pixels of the drawing, of its margins, and of the lane of a link.
 const WIDTH: f64 = 1100.0;
 const LEFT: f64 = 110.0;
 const RIGHT: f64 = 90.0;
@@ -17,7 +17,7 @@ const STACK: f64 = 120.0;
 const GAP: f64 = 14.0;
 /// Changes that are listed.
 const CHANGES: usize = 500;
-/// Of modes, in their order.
+/// The colours of modes, in their order.
 const COLOURS: [&str; 10] =
     ["#4878a8", "#e49444", "#5aa0a0", "#d1605e", "#85b66b", "#a87c9f", "#e7ca60", "#967662", "#6a9fd0", "#b8b0ac"];
 
@@ -66,7 +66,7 @@ fn section(page: &mut String, outcome: &Outcome) {
     }
     *page += "</table>\n";
     for (way, why) in &outcome.missing {
-        let _ = writeln!(page, "<p>{} is not here: {}</p>", escaped(way), escaped(why));
+        let _ = writeln!(page, "<p>{} is not available: {}</p>", escaped(way), escaped(why));
     }
     for (what, beside, ratio) in [("total", "best", outcome.total_ratio()), ("p99", "worst", outcome.p99_ratio())] {
         if let Some(found) = ratio {
@@ -83,7 +83,7 @@ fn section(page: &mut String, outcome: &Outcome) {
     changes(page, outcome);
 }
 
-/// Lanes of what the links had to do, and messages by mode below.
+/// A lane for the load of each link, and messages by mode below.
 fn timeline(page: &mut String, outcome: &Outcome) {
     let found = &outcome.timeline;
     let spans = &found.spans;
@@ -155,7 +155,7 @@ fn timeline(page: &mut String, outcome: &Outcome) {
     *page += "</svg>\n";
 }
 
-/// Messages of each span by mode, one on the other.
+/// Messages of each span by mode, stacked.
 fn stack(page: &mut String, spans: &[Span], modes: &[(usize, Protocol)], bottom: f64, at: &dyn Fn(usize) -> f64) {
     let count = |span: &Span, (link, protocol): (usize, Protocol)| span.modes[link][protocol as usize] as f64;
     let most = spans.iter().map(|span| modes.iter().map(|mode| count(span, *mode)).sum()).fold(1.0, f64::max);
@@ -177,7 +177,7 @@ fn stack(page: &mut String, spans: &[Span], modes: &[(usize, Protocol)], bottom:
     }
 }
 
-/// A round step of which some ten fit.
+/// A round step that divides the axis into about ten parts.
 fn tick(all: f64) -> f64 {
     let rough = (all / 10.0).max(1.0);
     let power = 10_f64.powf(rough.log10().floor());
@@ -188,7 +188,7 @@ fn changes(page: &mut String, outcome: &Outcome) {
     let found = &outcome.timeline;
     let _ = writeln!(
         page,
-        "<details><summary>{} decided otherwise than the one before of its kind; {} besides</summary>\n<table>",
+        "<details><summary>{} took another mode than the last one of its kind; {} besides</summary>\n<table>",
         counted(found.changed as usize, "message"),
         counted(found.trials as usize, "trial")
     );

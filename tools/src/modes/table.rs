@@ -1,4 +1,4 @@
-//! An outcome for people.
+//! An outcome as text for people.
 
 use super::outcome::{Figures, Outcome, Ratio, Row};
 use super::watch::{Change, Seen, Span, Timeline};
@@ -16,7 +16,7 @@ const COLUMNS: usize = 68;
 const CHANGES: usize = 16;
 const BARS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// All of it.
+/// The whole text.
 pub fn render(outcome: &Outcome) -> String {
     let load = &outcome.load;
     let mut text = String::new();
@@ -40,7 +40,7 @@ pub fn render(outcome: &Outcome) -> String {
     }
     lines(&mut text, &table);
     for (way, why) in &outcome.missing {
-        let _ = writeln!(text, "{}", cut(&format!("{way} is not here: {why}")));
+        let _ = writeln!(text, "{}", cut(&format!("{way} is not available: {why}")));
     }
     text.push('\n');
     for (what, beside, ratio) in [("total", "best", outcome.total_ratio()), ("p99", "worst", outcome.p99_ratio())] {
@@ -72,7 +72,7 @@ fn cut(line: &str) -> String {
     if line.chars().count() <= WIDTH { line.to_owned() } else { line.chars().take(WIDTH - 1).chain(['…']).collect() }
 }
 
-/// Each phase under the policy, and by the mode that was best there, and by the one that was worst.
+/// Each phase under the policy, by its best mode, and by its worst mode.
 fn by_phase(text: &mut String, outcome: &Outcome) {
     let Some(policy) = outcome.policy() else { return };
     let mut table = Table::new(&["phase", ">policy", ">best", "by", ">p99", ">worst", "by", ">background MB/s"]);
@@ -92,7 +92,7 @@ fn by_phase(text: &mut String, outcome: &Outcome) {
     lines(text, &table);
 }
 
-/// Which part of messages went by which mode.
+/// The share of messages of each mode.
 fn shares(used: &BTreeMap<String, u64>) -> String {
     let all = used.values().sum::<u64>().max(1) as f64;
     let mut used: Vec<_> = used.iter().collect();
@@ -145,7 +145,7 @@ fn over_time(text: &mut String, outcome: &Outcome) {
     }
 }
 
-/// Values as bars, of which the longest stands for `most`.
+/// Values as bars. The longest bar stands for `most`.
 fn bars(values: &[u64], most: u64) -> String {
     let bar = |value: &u64| BARS[if *value == 0 { 0 } else { 1 + (value * 7 / most.max(1)).min(7) as usize }];
     values.iter().map(bar).collect()
@@ -154,8 +154,7 @@ fn bars(values: &[u64], most: u64) -> String {
 fn changes(text: &mut String, timeline: &Timeline) {
     let Timeline { changes, changed, trials, .. } = timeline;
     let trials = if *trials > 0 { format!("; {} besides", counted(*trials as usize, "trial")) } else { String::new() };
-    let _ =
-        writeln!(text, "\n{} decided otherwise than the one before of its kind{trials}", counted(*changed as usize, "message"));
+    let _ = writeln!(text, "\n{} took another mode than the last one of its kind{trials}", counted(*changed as usize, "message"));
     if changes.is_empty() {
         return;
     }
@@ -181,12 +180,12 @@ mod tests {
             "policy thresholds",
             "policy's total / best of one mode (shm/0/put): 1.01; goal 1.05: met",
             "policy's p99 / worst of one mode (udp/0/put): 0.25; goal 0.50: met",
-            "shm/0/get is not here: there is no way",
+            "shm/0/get is not available: there is no way",
             "|steady",
             "shm/0 memory",
             "up to 50 %",
             "queue: 7 wait, 5 may",
-            "31 messages decided otherwise than the one before of its kind; 3 trials besides",
+            "31 messages took another mode than the last one of its kind; 3 trials besides",
             "… and 15 more",
         ] {
             assert!(text.contains(said), "'{said}' is missing in\n{text}");

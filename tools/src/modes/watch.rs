@@ -1,4 +1,4 @@
-//! What a policy sees and decides, over time: kept by a policy around it, in memory that was there before.
+//! What a policy sees and decides over time. A policy around it keeps notes, in memory that is allocated beforehand.
 
 use crate::clock::now;
 use doorbell::mode::{Decision, LINKS_MAX, LinkView, Mode, Policy, Protocol, Question, Reason, Receipt};
@@ -6,30 +6,30 @@ use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Spans of time of a timeline: when all are used, two and two become one.
+/// Spans of time of a timeline. When all are used, each two become one.
 pub const SPANS: usize = 128;
-/// The first width of one, in nanoseconds.
+/// The first width of a span, in nanoseconds.
 const NARROWEST: u64 = 100_000;
-/// Decisions that changed, at most.
+/// The most changes that are kept.
 const CHANGES: usize = 4096;
-/// Kinds of messages of which is known how the last one went.
+/// The most kinds of messages whose last decision is kept.
 const KINDS: usize = 256;
 const PROTOCOLS: usize = Protocol::ALL.len();
 
-/// What was seen of a link in a span of time.
+/// A link in a span of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
-    /// How often the policy was asked while this link was there.
+    /// How often the policy was asked while this link was up.
     pub asked: u64,
-    /// Packets that waited: the most.
+    /// The most packets that waited.
     pub depth: u32,
-    /// The mean, times `asked`.
+    /// The sum over all questions.
     pub depth_sum: u64,
-    /// Thousandths of its memory in use: the most.
+    /// The largest part of its memory in use, in thousandths.
     pub occupancy: u16,
-    /// The mean, times `asked`.
+    /// The sum over all questions.
     pub occupancy_sum: u64,
-    /// DMA transfers that were not complete: the most.
+    /// The most DMA transfers under way.
     pub transfers: u32,
 }
 
@@ -59,7 +59,7 @@ impl Seen {
 /// A span of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// Of each link.
+    /// The links.
     pub links: [Seen; LINKS_MAX],
     /// Messages by each link and protocol.
     pub modes: [[u64; PROTOCOLS]; LINKS_MAX],
@@ -74,39 +74,39 @@ impl Span {
     }
 }
 
-/// A message that went another way than the one before it that was of its kind: as long, and asked for alike.
+/// A message that took another mode than the last one of its kind: of alike length, and with the same request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// When, in nanoseconds from the beginning.
+    /// When it was sent, in nanoseconds from the beginning.
     pub at: u64,
-    /// Its bytes.
+    /// The length of the message.
     pub len: u64,
-    /// What was asked for.
+    /// The requested mode.
     pub asked: String,
-    /// What was decided.
+    /// The decided mode.
     pub used: String,
-    /// Why, with the figures.
+    /// The reason, with its figures.
     pub why: String,
 }
 
-/// What happened over time.
+/// The whole timeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
     /// The width of a span in nanoseconds.
     pub width: u64,
-    /// The links, in the order of the figures.
+    /// The links, in the order of the spans' figures.
     pub links: Vec<String>,
     /// The spans, without empty ones at the end.
     pub spans: Vec<Span>,
-    /// What changed.
+    /// The changes.
     pub changes: Vec<Change>,
-    /// How many changes there were, those included for which there was no room.
+    /// The number of changes, also of those that were not kept.
     pub changed: u64,
-    /// Messages that tried another way, which are no changes.
+    /// Messages that tried another mode, which are no changes.
     pub trials: u64,
 }
 
-/// A change before it is put into words.
+/// A change, before it becomes text.
 #[derive(Clone, Copy)]
 struct Raw {
     at: u64,
@@ -115,7 +115,7 @@ struct Raw {
     decision: Decision,
 }
 
-/// A kind of messages, and how the last one went.
+/// A kind of messages, and the decision for the last one.
 #[derive(Clone, Copy)]
 struct Last {
     asked: doorbell::mode::ModeRequest,
@@ -125,9 +125,9 @@ struct Last {
 }
 
 struct Notes {
-    /// When it began; 0: not yet.
+    /// When the timeline began; 0 before that.
     start: u64,
-    /// Whether what is sent now is of the load.
+    /// Whether the load is being sent now.
     is_on: bool,
     width: u64,
     links: Vec<(doorbell::mode::Fabric, u8)>,
@@ -138,13 +138,13 @@ struct Notes {
     kinds: Vec<Last>,
 }
 
-/// A policy, and what is noted of it.
+/// A policy, and the notes about it.
 pub struct Watch {
     policy: Box<dyn Policy>,
     notes: Mutex<Notes>,
 }
 
-/// The policy of a node that is watched from without.
+/// A watched policy, for a node.
 #[derive(Debug)]
 pub struct Watched(pub Arc<Watch>);
 
@@ -155,7 +155,7 @@ impl std::fmt::Debug for Watch {
 }
 
 impl Watch {
-    /// Around a policy.
+    /// A watch around a policy.
     pub fn new(policy: Box<dyn Policy>) -> Arc<Self> {
         let notes = Notes {
             start: 0,
@@ -171,7 +171,7 @@ impl Watch {
         Arc::new(Self { policy, notes: Mutex::new(notes) })
     }
 
-    /// What is sent from this moment on is of the load. The first time the clock begins.
+    /// The load is sent from this moment on. The first call starts the clock.
     pub fn go_on(&self, moment: u64) {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         notes.is_on = true;
@@ -180,12 +180,12 @@ impl Watch {
         }
     }
 
-    /// What is sent from now on is none of the load.
+    /// The load is not sent from now on.
     pub fn pause(&self) {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).is_on = false;
     }
 
-    /// What happened.
+    /// The timeline so far.
     pub fn timeline(&self) -> Timeline {
         let notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let used = notes.spans.iter().rposition(|span| *span != Span::default()).map_or(0, |last| last + 1);
@@ -223,7 +223,7 @@ impl Notes {
         self.compare(at, question, decision);
     }
 
-    /// Where the figures of a link are. One more than there can be counts as the last.
+    /// The index of a link. A link beyond the limit counts as the last one.
     fn place(&mut self, fabric: doorbell::mode::Fabric, link: u8) -> usize {
         let known = self.links.iter().position(|known| *known == (fabric, link));
         known.unwrap_or_else(|| {
@@ -234,7 +234,7 @@ impl Notes {
         })
     }
 
-    /// Two spans become one.
+    /// Joins each two spans into one.
     fn halve(&mut self) {
         for at in 0..SPANS / 2 {
             let mut both = self.spans[2 * at];
@@ -286,7 +286,7 @@ impl Policy for Watched {
     }
 }
 
-/// What is asked for is done, as without a policy.
+/// Honours every request, as without a policy.
 #[derive(Debug)]
 pub struct AsAsked;
 

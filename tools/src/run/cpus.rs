@@ -1,8 +1,8 @@
-//! Lists of processors, as `taskset` and the kernel write them.
+//! Lists of processors, in the notation of `taskset` and of the kernel.
 
 use crate::exit::Failure;
-use nix::sched::{CpuSet, sched_getaffinity};
-use nix::unistd::Pid;
+use crate::processes::check_processors;
+use nix::sched::CpuSet;
 use std::str::FromStr;
 
 /// Processors, in the order in which nodes get them.
@@ -33,20 +33,9 @@ impl FromStr for CpuList {
 }
 
 impl CpuList {
-    /// The sets to which nodes are bound, in turn, if this process may run on all of them.
-    pub fn checked(&self) -> Result<Vec<CpuSet>, Failure> {
-        let unknown = |error| Failure::usage(format!("cannot ask which processors there are: {error}"), "do without --bind");
-        let allowed = sched_getaffinity(Pid::from_raw(0)).map_err(unknown)?;
-        let sets = self.0.iter().map(|&cpu| {
-            let mut set = CpuSet::new();
-            let there = allowed.is_set(cpu) == Ok(true) && set.set(cpu).is_ok();
-            let all = || (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu) == Ok(true)).map(|cpu| cpu.to_string());
-            there.then_some(set).ok_or_else(|| {
-                let hint = format!("this process may run on {}", all().collect::<Vec<_>>().join(","));
-                Failure::usage(format!("--bind: processor {cpu} is not there"), hint)
-            })
-        });
-        sets.collect()
+    /// The processors to which nodes are bound in turn, if this process may run on all of them.
+    pub fn checked(&self) -> Result<&[usize], Failure> {
+        check_processors("--bind", &self.0).map(|_| &self.0[..])
     }
 }
 

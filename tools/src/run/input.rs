@@ -1,6 +1,6 @@
-//! What is typed goes to node 0.
+//! Terminal input for node 0.
 //!
-//! The nodes are no foreground processes of the terminal, so they cannot read from it: this process does it for node 0.
+//! The nodes are no foreground processes of the terminal, so they cannot read from it. This process reads it for node 0.
 
 use nix::sys::signal::{SigSet, Signal};
 use std::io::{self, ErrorKind, Read, Write};
@@ -8,13 +8,13 @@ use std::process::ChildStdin;
 use std::thread;
 use std::time::Duration;
 
-/// How often to ask whether the terminal is ours again.
+/// The pause before reading again while this process is in the background.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Passes on what is typed until there is no more, or nobody to read it. Ends with the process at the latest.
+/// Passes terminal input on until it ends, or until node 0 stops reading. Ends with the process at the latest.
 pub fn relay(mut to: ChildStdin) {
     let copy = move || {
-        // In the background a read is then an error, and does not stop this process.
+        // With SIGTTIN blocked, a read in the background fails and does not stop this process.
         let mut stop = SigSet::empty();
         stop.add(Signal::SIGTTIN);
         if stop.thread_block().is_err() {
@@ -32,6 +32,6 @@ pub fn relay(mut to: ChildStdin) {
             }
         }
     };
-    // Without this thread node 0 finds its input at an end.
+    // If the thread cannot start, node 0 finds the end of its input.
     let _ = thread::Builder::new().name("input".into()).spawn(copy);
 }

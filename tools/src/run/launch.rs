@@ -6,9 +6,8 @@ use super::{Network, RunArgs};
 use crate::environment::{self as names, Address};
 use crate::exit::Failure;
 use crate::guard::Guard;
-use crate::processes::{collect_group, in_own_group, signal_group, spelled};
+use crate::processes::{collect_group, group_of, in_own_group, run_on, signal_group, spelled};
 use doorbell::Role;
-use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use std::io::{self, IsTerminal};
@@ -16,21 +15,21 @@ use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-/// What is to be started.
+/// The processes to start.
 pub struct Launch<'a> {
     pub args: &'a RunArgs,
     pub domain: &'a str,
-    pub bind: Option<Vec<CpuSet>>,
+    pub bind: Option<&'a [usize]>,
     pub network: Option<Network>,
 }
 
-/// The processes, by node. Dropped, they and all that is in their groups are gone.
+/// The processes, by node. Dropping it kills everything in their groups.
 pub struct Nodes {
     children: Vec<Child>,
 }
 
 impl Launch<'_> {
-    /// Starts all of them. If that fails for one, there are none.
+    /// Starts all processes. If one fails to start, the others are ended.
     pub fn start(&self, output: &mut Output, guard: &mut Guard) -> Result<Nodes, Failure> {
         let mut nodes = Nodes { children: Vec::new() };
         for node in 0..self.args.nodes {
@@ -65,14 +64,14 @@ impl Launch<'_> {
         command.stdin(stdin_of(node)).stdout(output()).stderr(output());
         in_own_group(&mut command);
         if let Some(bind) = &self.bind {
-            let set = bind[usize::from(node) % bind.len()];
+            let processor = bind[usize::from(node) % bind.len()];
             // SAFETY: one system call, no allocation, no lock.
-            unsafe { command.pre_exec(move || Ok(sched_setaffinity(Pid::from_raw(0), &set)?)) };
+            unsafe { command.pre_exec(move || Ok(run_on(&[processor])?)) };
         }
         command
     }
 
-    /// Tells a node how to reach those of other machines, and nothing else of a network.
+    /// Sets the variables by which a node reaches the nodes of other machines, and removes all others that concern a network.
     fn place(&self, node: u16, command: &mut Command) {
         let Some(network) = self.network else { return };
         for name in [names::LISTEN, names::CONNECT, names::SEEK] {
@@ -99,7 +98,7 @@ impl Launch<'_> {
         addresses.join(",")
     }
 
-    /// As given; the last of those given counts for the rest.
+    /// The role of a node. The last role that was given counts for all further nodes.
     fn role(&self, node: u16) -> Role {
         let roles = match self.network {
             _ if !self.args.role.is_empty() => &self.args.role,
@@ -123,7 +122,7 @@ impl Launch<'_> {
     }
 }
 
-/// Node 0 has what this process has; from a terminal, of which it is not the foreground, it cannot read for itself.
+/// Node 0 has the standard input of this process. It is not the foreground process of a terminal, so this process reads a terminal for it.
 fn stdin_of(node: u16) -> Stdio {
     match node {
         0 if io::stdin().is_terminal() => Stdio::piped(),
@@ -132,17 +131,13 @@ fn stdin_of(node: u16) -> Stdio {
     }
 }
 
-fn group_of(child: &Child) -> Pid {
-    Pid::from_raw(child.id() as i32)
-}
-
 impl Nodes {
-    /// The groups, by node: each has the number of the process that leads it.
+    /// The groups, by node. Each has the number of the process that leads it.
     pub fn groups(&self) -> Vec<Pid> {
         self.children.iter().map(group_of).collect()
     }
 
-    /// Sends a signal to all that are in the groups of the nodes.
+    /// Sends a signal to all processes in the groups of the nodes.
     pub fn signal(&self, signal: Signal) {
         self.groups().into_iter().for_each(|group| signal_group(group, signal));
     }
@@ -150,7 +145,7 @@ impl Nodes {
 
 impl Drop for Nodes {
     fn drop(&mut self) {
-        // Leaders that ended are still zombies: nobody else can have got their numbers.
+        // Leaders that ended are still zombies, so no other process has their numbers.
         self.signal(Signal::SIGKILL);
         for child in &mut self.children {
             let _ = child.wait();

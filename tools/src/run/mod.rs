@@ -1,7 +1,7 @@
 //! `doorbell run`: starts the nodes of a domain, and ends them.
 //!
-//! [`launch`] starts one process a node, [`output`] passes on what they write, [`watch`] waits for them and for signals and
-//! decides when all is over. A [`Guard`] finishes the work if this process itself is killed.
+//! [`launch`] starts one process for each node. [`output`] passes on their output. [`watch`] waits for them and for signals, and ends them. A
+//! [`Guard`] cleans up if this process itself is killed.
 
 mod cpus;
 mod input;
@@ -26,54 +26,23 @@ use std::time::Duration;
 
 /// Start N copies of a program as the nodes of a domain
 ///
-/// Each copy finds its place in its environment, where `Node::from_env()` looks for it. Their output comes line by line, with
-/// the number of the node in front. When one of them fails, the others are ended. Nothing is left behind.
+/// Each copy finds its place in its environment, which `Node::from_env()` reads. The command prints their output line by line, with the number of
+/// the node in front. When one copy fails, it ends the others. Nothing is left behind.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  doorbell run -n 4 -- ./ring 1000                       four nodes; the first is the host, the others accelerators
-  doorbell run -n 2 --bind 0,1 --wait spin -- ./solver   a processor for each, never given away
-  doorbell run -n 3 --role host,io,accelerator -- ./job  roles in the order of the nodes; the last counts for the rest
-  doorbell run -n 2 --domain grid -- ./server &          a name that others can find:
-  doorbell ls grid
-  doorbell run -n 4 --keep --domain grid -- ./job        what a killed node did last: doorbell autopsy --domain grid 3
-  doorbell run -n 1 -- env | grep DOORBELL_              what a program is told
-
-One domain on two machines, with a key that both have (`head -c 32 /dev/urandom > grid.key; chmod 600 grid.key`):
-  doorbell run -n 2 --listen 10.0.0.1:7000 --key-file grid.key -- ./job     on the one, which has that address
-  doorbell run -n 2 --connect 10.0.0.1:7000 --key-file grid.key -- ./job    on the other
-  doorbell run -n 2 --listen 10.0.0.1:7000 --listen 10.1.0.1:7000 …         on the one, if two networks join them
-
-The environment of node I:
-  DOORBELL_DOMAIN    the domain's name            DOORBELL_ROLE      host, accelerator, io or service
-  DOORBELL_NODE      I, from 0                    DOORBELL_PROGRESS  if --progress is given
-  DOORBELL_NODES     N                            DOORBELL_WAIT      if --wait is given
-  DOORBELL_LISTEN    with --listen, of node 0     DOORBELL_CONNECT   the first address, of all other nodes
-                     (of the others any ports of these addresses, if there are several)
-  DOORBELL_KEY_FILE  if --key-file is given
-
-With --connect there is no DOORBELL_NODE: the node that listens gives each its id, from the highest one down. N counts the
-nodes of one run only. Nodes of one machine reach each other by shared memory all the same.
-
-Signals: INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to all nodes. A second INT or TERM ends those that do not
-end by themselves, a third one at once. INT, HUP and QUIT stay ignored if they were when the command was started, as
-by nohup or in the background of a script; TERM ends it there. Standard input goes to node 0.
-
-Exit code: 0 if all nodes end with 0; otherwise that of the first that failed, 128 and the signal's number if a
-signal ended it; 2 if the program cannot be started.")]
+#[command(after_help = include_str!("../../help/run.txt"))]
 pub struct RunArgs {
     /// How many nodes
     #[arg(short = 'n', long = "nodes", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     nodes: u16,
-    /// The domain's name [default: one of its own, and on a network one that follows from the address]
+    /// The domain's name [default: a new one, and on a network one made from the address]
     #[arg(long, value_name = "NAME")]
     domain: Option<Domain>,
     /// Roles, in the order of the nodes: host, accelerator, io or service [default: host,accelerator, and with --connect
     /// accelerator]
     #[arg(long, value_name = "ROLE,…", value_delimiter = ',')]
     role: Vec<Role>,
-    /// Who turns the engine of each node: inline, poller or adaptive
-    #[arg(long, value_name = "WHO")]
+    /// Which thread turns the engine of each node: inline, poller or adaptive
+    #[arg(long, value_name = "WHICH")]
     progress: Option<Progress>,
     /// How threads wait: auto, spin, yield or park
     #[arg(long, value_name = "HOW")]
@@ -81,14 +50,14 @@ pub struct RunArgs {
     /// Processors, one for each node in turn: 0,1 or 0-3
     #[arg(long, value_name = "CPU,…")]
     bind: Option<CpuList>,
-    /// How long nodes that are to end may take before they are killed: 3s, 500ms
+    /// How long nodes may take to end before they are killed: 3s, 500ms
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = time)]
     grace: Duration,
-    /// If a node fails, leave what it leaves, for `doorbell autopsy`; `doorbell clean` removes it
+    /// If a node fails, keep its segments for `doorbell autopsy`; `doorbell clean` removes them
     #[arg(long)]
     keep: bool,
-    /// Have nodes of other machines find the domain at this UDP address, which is node 0's; up to four times, for several
-    /// network interfaces: what goes by one that is cut goes on by another
+    /// Listen for nodes of other machines at this UDP address of node 0. It can be given up to four times, for several network interfaces:
+    /// if one is cut, its traffic goes over another
     #[arg(long, value_name = "ADDR", conflicts_with = "connect")]
     listen: Vec<Address>,
     /// Join the domain that listens at this UDP address, on another machine
@@ -97,7 +66,7 @@ pub struct RunArgs {
     /// The file with the key of a domain on a network [env: DOORBELL_KEY_FILE=]
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Let the nodes write for themselves, without their numbers in front
+    /// Let the nodes write directly, without their numbers in front
     #[arg(long)]
     no_prefix: bool,
     /// The program and its arguments
@@ -114,7 +83,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         refuse_taken_places(&domain, args.nodes)?;
     }
     let bind = args.bind.as_ref().map(CpuList::checked).transpose()?;
-    // Before any thread is started: all of them are to leave these signals to `watch`.
+    // Before any thread starts, so that all threads leave these signals to `watch`.
     let signals = watch::Signals::block()?;
     adopt_orphans();
     let launch = Launch { args, domain: &domain, bind, network };
@@ -122,7 +91,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let mut output = Output::new(!args.no_prefix);
     let nodes = launch.start(&mut output, &mut guard)?;
     let outcome = watch::until_all_ended(nodes, &signals, output.pass()?, args.grace);
-    // Their nodes are dead now, if they have not left.
+    // All nodes have left or are dead by now.
     if args.keep && outcome.is_err() {
         warn(format_args!(
             "what dead nodes left is kept: see `doorbell autopsy --domain {domain} NODE`, then `doorbell clean {domain}`"
@@ -134,23 +103,23 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     outcome
 }
 
-/// How the nodes are reached from other machines.
+/// How nodes of other machines reach these nodes.
 #[derive(Clone, Copy)]
 enum Network {
-    /// By this address of the first of them, and perhaps further ones.
+    /// At this address of node 0, and perhaps at further ones.
     Listens(SocketAddr),
     /// By way of the node at this address.
     Connects(SocketAddr),
 }
 
 impl Network {
-    /// As the command line says, if that makes sense.
+    /// The network of the command line, after a check.
     fn of(args: &RunArgs) -> Result<Option<Self>, Failure> {
         let listens = args.listen.first().map(|Address(at)| Self::Listens(*at));
-        let untold = args.listen.iter().find(|Address(at)| at.port() == 0 || at.ip().is_unspecified());
+        let unusable = args.listen.iter().find(|Address(at)| at.port() == 0 || at.ip().is_unspecified());
         let network = listens.or(args.connect.map(|Address(to)| Self::Connects(to)));
-        if let Some(Address(at)) = untold {
-            let what = format!("--listen: others, to whom it is told, cannot connect to {at}");
+        if let Some(Address(at)) = unusable {
+            let what = format!("--listen: other nodes get this address, and cannot connect to {at}");
             return Err(Failure::usage(what, "say an address of this machine that `ip addr` lists, and a port from 1024 on"));
         }
         match network {
@@ -168,7 +137,7 @@ impl Network {
         Ok(network)
     }
 
-    /// The same name on all machines.
+    /// The usual name of the domain, the same one on all machines.
     fn domain(self) -> String {
         let (Self::Listens(address) | Self::Connects(address)) = self;
         let name = |char: char| if char.is_ascii_alphanumeric() { char } else { '-' };
@@ -176,9 +145,9 @@ impl Network {
     }
 }
 
-/// Nodes of other programs may be in the domain, as long as they have other numbers.
+/// Fails if a living node of another program has one of the ids. Nodes with other ids may be in the domain.
 fn refuse_taken_places(domain: &str, nodes: u16) -> Result<(), Failure> {
-    let hint = "see what is wrong there with `doorbell info`";
+    let hint = "`doorbell info` shows what is wrong there";
     let domains = list_domains(&Space::posix()).map_err(|error| Failure::usage(error, hint))?;
     let found = domains.iter().filter(|found| found.name == domain).flat_map(|found| &found.nodes);
     match found.filter(|node| node.alive).find(|node| node.id.0 < nodes) {

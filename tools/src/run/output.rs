@@ -1,8 +1,8 @@
-//! Passes on what the nodes write, line by line, with their numbers in front.
+//! Passes on the output of the nodes, line by line, with their numbers in front.
 //!
-//! One thread reads all pipes, so that lines never mix; a node that writes faster than this can be passed on waits.
+//! One thread reads all pipes, so that lines never mix. A node that writes faster than the thread can pass on waits.
 
-use crate::exit::Failure;
+use crate::exit::{Explain, Failure};
 use crate::text::Style;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -16,21 +16,21 @@ use std::thread::{Builder, JoinHandle};
 const CHUNK: usize = 64 << 10;
 /// A line that is longer is passed on in pieces.
 const LINE_MOST: usize = 1 << 20;
-/// Chunks that may still be read from one pipe when all nodes have ended: as many as the largest pipe holds.
+/// Chunks that the thread reads from each pipe after all nodes have ended: as many as the largest pipe holds.
 const LAST_CHUNKS: usize = 16;
 
-/// What the nodes write, before it is passed on.
+/// The pipes of the nodes, before passing on begins.
 pub struct Output {
     streams: Vec<Stream>,
     wanted: bool,
     styles: [Style; 2],
 }
 
-/// While it is passed on.
+/// The thread that passes on.
 pub struct Passing {
     thread: JoinHandle<io::Result<OwnedFd>>,
     stop: OwnedFd,
-    /// Breaks when the thread has ended and cannot pass on anything more; if all went well, the thread's result keeps it whole.
+    /// Becomes readable when the thread has failed. If the thread ended well, its result keeps the other end open.
     alive: OwnedFd,
 }
 
@@ -51,12 +51,12 @@ struct Stream {
 }
 
 impl Output {
-    /// Nothing yet. If it is not wanted, nodes write for themselves.
+    /// No pipes yet. If `wanted` is false, the nodes write to this process's output directly.
     pub fn new(wanted: bool) -> Self {
         Self { streams: Vec::new(), wanted, styles: [Style::of(&io::stdout()), Style::of(&io::stderr())] }
     }
 
-    /// Whether nodes are to write into pipes.
+    /// Whether the nodes write into pipes.
     pub fn is_wanted(&self) -> bool {
         self.wanted
     }
@@ -71,29 +71,25 @@ impl Output {
         }
     }
 
-    /// Begins to pass on.
+    /// Starts the thread that passes on.
     pub fn pass(self) -> Result<Passing, Failure> {
-        let unable = |error: io::Error| {
-            Failure::usage(
-                format!("cannot read the output of the nodes: {error}"),
-                "see the limits on files and threads (`ulimit -a`)",
-            )
-        };
-        let pipe = || pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|error| unable(error.into()));
+        const WHAT: &str = "cannot read the output of the nodes";
+        const HINT: &str = "see the limits on files and threads (`ulimit -a`)";
+        let pipe = || pipe2(nix::fcntl::OFlag::O_CLOEXEC).or_usage(WHAT, HINT);
         let ((stopped, stop), (alive, living)) = (pipe()?, pipe()?);
         let copy = move || pass_on(self.streams, &stopped).map(|()| living);
-        let thread = Builder::new().name("output".into()).spawn(copy).map_err(unable)?;
+        let thread = Builder::new().name("output".into()).spawn(copy).or_usage(WHAT, HINT)?;
         Ok(Passing { thread, stop, alive })
     }
 }
 
 impl Passing {
-    /// Becomes readable when nothing can be passed on any more.
+    /// Becomes readable when the thread can pass on nothing more.
     pub fn broken(&self) -> &OwnedFd {
         &self.alive
     }
 
-    /// Passes on what is still in the pipes, and ends.
+    /// Passes on the rest in the pipes, and ends the thread.
     pub fn finish(self) -> io::Result<()> {
         drop(self.stop);
         let result = self.thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that reads it is gone")));
@@ -101,7 +97,7 @@ impl Passing {
     }
 }
 
-/// Until all pipes are at their ends; when told to stop, until they are empty.
+/// Passes on until all pipes have ended, or, when told to stop, until they are empty.
 fn pass_on(mut streams: Vec<Stream>, stopped: &OwnedFd) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK];
     let mut stopping = false;
@@ -132,7 +128,7 @@ fn pass_on(mut streams: Vec<Stream>, stopped: &OwnedFd) -> io::Result<()> {
 }
 
 impl Stream {
-    /// Reads once and passes on whole lines. False if there is no more to come.
+    /// Reads once and passes on whole lines. False at the end of the pipe.
     fn pass_chunk(&mut self, chunk: &mut [u8], last: bool) -> io::Result<bool> {
         self.chunks += usize::from(last);
         let count = match read(&self.pipe, chunk) {
@@ -154,7 +150,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// Passes on a last line that has no end.
+    /// Passes on a last line without a newline.
     fn end(&mut self) -> io::Result<()> {
         let mut out = Vec::new();
         if !self.line.is_empty() {

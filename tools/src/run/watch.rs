@@ -2,9 +2,8 @@
 
 use super::launch::Nodes;
 use super::output::Passing;
-use crate::exit::Failure;
+use crate::exit::{Explain, Failure};
 use crate::processes::{Ended, any_alive_in, ended, stays_ignored};
-use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{self, SigHandler, SigSet, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -13,34 +12,32 @@ use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Passed on to all nodes.
+/// The signals that are passed on to all nodes.
 const PASSED_ON: [Signal; 6] =
     [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
-/// How often to look whether those that a node started have gone, too.
+/// How often to look whether the processes that a node started are gone, too.
 const GLANCE: Duration = Duration::from_millis(10);
-/// How long to look after they were killed. Who then is not gone is in the hands of the kernel.
+/// How long to wait after killing all processes. The kernel ends those that remain.
 const LAST_LOOKS: Duration = Duration::from_secs(2);
 
-/// Signals, taken one by one instead of interrupting anything.
+/// Signals, which are read one by one and interrupt nothing.
 pub struct Signals {
     taken: SignalFd,
 }
 
 impl Signals {
-    /// Takes all signals that concern nodes, but for those that are to stay ignored: nodes inherit that. Threads that are started later do
-    /// not get them; processes do.
+    /// Takes all signals that concern nodes, except those that stay ignored: nodes inherit that. Threads that are started later do not get these
+    /// signals, but processes do.
     pub fn block() -> Result<Self, Failure> {
         let mut set: SigSet = PASSED_ON.into_iter().filter(|signal| !stays_ignored(*signal)).collect();
         set.add(Signal::SIGCHLD);
         set.add(Signal::SIGTSTP);
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        // Ended children would vanish unseen if whoever started us had said so.
+        // If SIGCHLD were ignored, as this process's parent may have set it, ended children would vanish unseen.
         // SAFETY: no handler, and no thread that waits for children yet.
         let _ = unsafe { signal::signal(Signal::SIGCHLD, SigHandler::SigDfl) };
         let taken = set.thread_block().and_then(|()| SignalFd::with_flags(&set, flags));
-        let unable =
-            |error: Errno| Failure::usage(format!("cannot take signals: {error}"), "see the limit on files (`ulimit -n`)");
-        Ok(Self { taken: taken.map_err(unable)? })
+        Ok(Self { taken: taken.or_usage("cannot take signals", "see the limit on files (`ulimit -n`)")? })
     }
 
     fn next(&self) -> Option<Signal> {
@@ -49,7 +46,7 @@ impl Signals {
     }
 }
 
-/// Returns when no process of any node is left, and all that they wrote was passed on.
+/// Returns when no process of any node is left, and all output was passed on.
 pub fn until_all_ended(nodes: Nodes, signals: &Signals, output: Passing, grace: Duration) -> Result<(), Failure> {
     let groups = nodes.groups();
     let mut watch =
@@ -57,7 +54,7 @@ pub fn until_all_ended(nodes: Nodes, signals: &Signals, output: Passing, grace: 
     let mut broken = false;
     while !watch.is_over() {
         if wait(signals, (!broken).then_some(&output), watch.timeout()) {
-            // Nobody reads what the nodes write: there is no point in going on.
+            // The output of the nodes has no reader, so they are ended.
             broken = true;
             watch.begin_to_end();
         }
@@ -85,10 +82,10 @@ pub fn until_all_ended(nodes: Nodes, signals: &Signals, output: Passing, grace: 
 fn wait(signals: &Signals, output: Option<&Passing>, timeout: Option<Duration>) -> bool {
     let mut fds = vec![PollFd::new(signals.taken.as_fd(), PollFlags::POLLIN)];
     fds.extend(output.map(|output| PollFd::new(output.broken().as_fd(), PollFlags::POLLIN)));
-    // Rounded up, or the last millisecond would be spent in a hurry.
+    // Rounded up: a timeout of 0 ms would poll in a loop for the last millisecond.
     let timeout = timeout.map(|timeout| timeout + Duration::from_micros(999));
     let timeout = timeout.map_or(PollTimeout::NONE, |timeout| PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX));
-    // Whatever it says, the caller looks at everything.
+    // The caller looks at everything in any case.
     let _ = poll(&mut fds, timeout);
     fds.get(1).is_some_and(|fd| fd.any() == Some(true))
 }
@@ -96,7 +93,7 @@ fn wait(signals: &Signals, output: Option<&Passing>, timeout: Option<Duration>) 
 fn cannot_write(error: &io::Error) -> Failure {
     if error.kind() == ErrorKind::BrokenPipe {
         let code = Ended::Killed(Signal::SIGPIPE).code();
-        return Failure::failed("nobody reads the output any more; the nodes were ended", "").with_code(code);
+        return Failure::failed("the output has no reader any more; the nodes were ended", "").with_code(code);
     }
     Failure::failed(format!("cannot pass on the output of the nodes: {error}"), "see where it goes to")
 }
@@ -104,14 +101,14 @@ fn cannot_write(error: &io::Error) -> Failure {
 struct Watch {
     nodes: Nodes,
     groups: Vec<Pid>,
-    /// Which leaders were seen to have ended.
+    /// Which leaders have ended.
     ended: Vec<bool>,
     grace: Duration,
-    /// Which node failed first, and how.
+    /// The node that failed first, and how it ended.
     first: Option<(usize, Ended)>,
-    /// How often somebody asked for the end.
+    /// How often a signal asked for the end.
     asked: u32,
-    /// When those that were told to end will be killed.
+    /// When the nodes that were told to end will be killed.
     deadline: Option<Instant>,
     killed: bool,
 }
@@ -129,7 +126,7 @@ impl Watch {
     fn timeout(&self) -> Option<Duration> {
         let deadline = self.deadline.filter(|_| !self.killed);
         let until_deadline = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        // What a node started is not our child: no signal tells of its end.
+        // Processes that a node started are no children of this one, so no signal tells of their end.
         let glance = self.all_leaders_ended().then_some(GLANCE);
         [until_deadline, glance].into_iter().flatten().min()
     }
@@ -140,7 +137,7 @@ impl Watch {
             Signal::SIGTSTP => {
                 self.nodes.signal(Signal::SIGTSTP);
                 let _ = raise(Signal::SIGSTOP);
-                // Here it is continued.
+                // SIGCONT has continued this process.
                 self.nodes.signal(Signal::SIGCONT);
             }
             signal => {
@@ -157,7 +154,7 @@ impl Watch {
         }
     }
 
-    /// Sees who has ended, and draws the consequences.
+    /// Looks which nodes have ended, and ends the others if one failed.
     fn look(&mut self) {
         for node in 0..self.groups.len() {
             if !self.ended[node]
@@ -181,7 +178,7 @@ impl Watch {
     fn begin_to_end(&mut self) {
         if self.deadline.is_none() {
             self.nodes.signal(Signal::SIGTERM);
-            // Who is stopped could not see it.
+            // A stopped process does not handle SIGTERM before it is continued.
             self.nodes.signal(Signal::SIGCONT);
             self.deadline = Some(Instant::now() + self.grace);
         }

@@ -1,6 +1,6 @@
-//! `doorbell top`: all nodes of running domains, as they work.
+//! `doorbell top`: all nodes of running domains at work.
 //!
-//! [`watch`] looks at the boards and makes rates of two looks; [`screen`] draws them on a terminal.
+//! [`watch`] reads the boards and computes rates from two looks. [`screen`] draws them on a terminal.
 
 mod screen;
 mod watch;
@@ -16,27 +16,10 @@ use watch::Watch;
 
 /// Watch the nodes of running domains at work
 ///
-/// Reads what nodes show on their boards: nobody is asked, stopped or slowed down, and nodes that hang or were stopped are seen
-/// like others. Every 64th message bears a time stamp, so latencies are those of the program that runs.
+/// Reads the boards of the nodes. The nodes take no part and are not slowed down, and the command shows nodes that hang or were stopped like all
+/// others. Every 64th message has a time stamp, so latencies are those of the running program.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  doorbell top                                    all domains of this user, until q
-  doorbell top --domain grid --interval 250ms
-  doorbell top --once                             one look, with the rates of one interval
-  doorbell top --once --format json | jq '.domains[].nodes[] | [.node, .rates.messages_in, .latency.p99_ns]'
-
-Keys: q quit, p or space pause, s sort by the next column, r turn the order round, m show or hide the modes, arrows choose
-a node (below: what it did last). Without a terminal, and for JSON, it looks once.
-
-IN/S and OUT/S are messages a second. FIFO: descriptors that wait in the injection FIFOs of high, normal and low
-priority. CTR: DMA counters in use. KEYS: keys of the lock registry that the node holds, and threads of it that wait for
-one (below: which). By way, in bytes a second: FIFO/S as packets, PUT/S put by the origin, PULL/S pulled by the target,
-KEY/S put and got by key, LOAN/S loans. P50 and P99: one-way latency of sampled messages since the last look; if there
-were none, of all. MODES: the links by which the nodes send, as `doorbell ls --modes` has them, and how messages went of
-which a mode was asked or chosen. PARKS/S: how often a thread went to sleep. COLL/S: collectives of
-teams, and of their turns of channels the share that found none available and was queued. Nodes show figures when they sleep, leave, or look at them
-themselves, and every 50 ms while they wait or poll.")]
+#[command(after_help = include_str!("../../help/top.txt"))]
 pub struct TopArgs {
     /// Only this domain
     #[arg(long, value_name = "NAME")]
@@ -60,7 +43,7 @@ pub fn run(args: &TopArgs) -> Result<(), Failure> {
     if terminal && !args.once && args.format == Format::Table {
         return screen::show(&mut watch, args.interval);
     }
-    // Rates are of two looks.
+    // Rates need two looks.
     watch.look()?;
     thread::sleep(args.interval);
     let look = watch.look()?;

@@ -4,7 +4,7 @@ use super::watch::{COLUMNS, Look, Watch};
 use crate::exit::Failure;
 use crate::links_shown;
 use crate::nodes::{RECORD_COLUMNS, record_cells};
-use crate::processes::requests_to_end;
+use crate::processes::EndRequest;
 use crate::text::{Table as Lines, counted};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -20,31 +20,25 @@ use signal_hook::consts::SIGHUP;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long it may take until a signal is noticed.
 const NOTICE: Duration = Duration::from_millis(100);
-/// Lines for what a node did last.
+/// Lines for the last records of a node.
 const RECORD_LINES: u16 = 9;
 /// Lines for links and modes.
 const MODE_LINES: u16 = 8;
 
-/// Draws until a key or a signal ends it. The terminal is as before afterwards, after a panic too.
+/// Draws until a key or a signal ends it. Afterwards the terminal is as before, also after a panic.
 pub fn show(watch: &mut Watch, interval: Duration) -> Result<(), Failure> {
-    let signal = Arc::new(AtomicUsize::new(0));
-    for number in requests_to_end().map(|signal| signal as i32) {
-        signal_hook::flag::register_usize(number, signal.clone(), number as usize)
-            .map_err(|error| Failure::failed(format!("could not set a signal handler: {error}"), ""))?;
-    }
-    let fault = |error: io::Error| match signal.load(Ordering::Relaxed) {
-        0 => Failure::failed(format!("the terminal failed: {error}"), "`doorbell top --once` needs none"),
-        // The terminal is gone, and the signal says so.
-        number => Failure::interrupted(number as i32),
+    let request = EndRequest::listen()?;
+    // If the terminal is gone, the signal says so.
+    let fault = |error: io::Error| match request.check() {
+        Ok(()) => Failure::failed(format!("the terminal failed: {error}"), "`doorbell top --once` needs none"),
+        Err(interrupted) => interrupted,
     };
     let _restored = Restored;
-    // Not dropped: it would complain on a terminal that is gone, and panic over that.
+    // Not dropped: dropping it writes to the terminal, and panics if that is gone.
     let mut terminal = ManuallyDrop::new(ratatui::try_init().map_err(fault)?);
     let mut screen = Screen::new(interval);
     let mut due = Instant::now();
@@ -68,10 +62,7 @@ pub fn show(watch: &mut Watch, interval: Duration) -> Result<(), Failure> {
                 }
             }
         }
-        match signal.load(Ordering::Relaxed) {
-            0 => {}
-            number => return Err(Failure::interrupted(number as i32)),
-        }
+        request.check()?;
     }
 }
 
@@ -82,7 +73,7 @@ enum Input {
     Gone,
 }
 
-/// Waits for keys. The kernel is asked first: `event::poll` does not come back from a terminal that is gone.
+/// Waits for keys. Asks the kernel first, because `event::poll` never returns if the terminal is gone.
 fn input(wait: Duration) -> io::Result<Input> {
     let stdin = io::stdin();
     let mut fds = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
@@ -94,12 +85,12 @@ fn input(wait: Duration) -> io::Result<Input> {
     }
 }
 
-/// Gives the terminal back.
+/// Restores the terminal when it is dropped.
 struct Restored;
 
 impl Drop for Restored {
     fn drop(&mut self) {
-        // What cannot be restored is gone.
+        // A terminal that cannot be restored is gone.
         let _ = ratatui::try_restore();
         let _ = execute!(io::stdout(), Show);
     }
@@ -117,7 +108,7 @@ struct Screen {
     paused: bool,
     sort: usize,
     round: bool,
-    /// Links and modes are shown.
+    /// Whether links and modes are shown.
     modes: bool,
     chosen: TableState,
 }
@@ -187,7 +178,7 @@ impl Screen {
         frame.render_widget(Line::styled("q quit  p pause  s sort  r turn round  m modes  ↑↓ choose", Modifier::DIM), keys);
     }
 
-    /// As wide as the widest cell.
+    /// The widths of the columns: as wide as their widest cells.
     fn widths(&self) -> Vec<Constraint> {
         let width = |column: &super::watch::Column| {
             let cells = self.look.rows.iter().map(|row| (column.cell)(row).chars().count()).max().unwrap_or(0);
@@ -209,7 +200,7 @@ impl Screen {
         Line::from(spans)
     }
 
-    /// The links of the chosen node's domain, and how that node's messages went.
+    /// Draws the links of the chosen node's domain, and the modes of that node's messages.
     fn draw_modes(&self, frame: &mut Frame<'_>, area: Rect) {
         let chosen = self.chosen.selected().and_then(|at| self.look.rows.get(at));
         let mut domains = self.look.domains();
@@ -235,7 +226,7 @@ impl Screen {
         let title = format!(" node {} of '{}': what it did last{keys} ", row.node.id, row.domain);
         let records = row.node.board.as_ref().map(|board| board.records()).unwrap_or_default();
         let mut table = Lines::new(&RECORD_COLUMNS);
-        // Without the rule and the names.
+        // Two lines are for the rule and the names.
         let last = records.len().saturating_sub(usize::from(RECORD_LINES) - 2);
         records[last..].iter().for_each(|recorded| table.row(record_cells(recorded)));
         let lines: Vec<Line<'static>> = table.lines().into_iter().map(Line::from).collect();

@@ -1,4 +1,4 @@
-//! Looks at domains, and what changed between two of them.
+//! Looks at domains, and the changes between two looks.
 
 use crate::exit::Failure;
 use crate::links_shown;
@@ -14,20 +14,20 @@ use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-/// Looks again and again.
+/// Looks repeatedly at domains.
 pub struct Watch {
     only: Option<String>,
-    /// What each life of each node showed at the last look, and when that was.
+    /// The metrics of each incarnation of each node at the last look.
     before: HashMap<(String, u16, u32), (Figures, Latencies)>,
     looked: Option<Instant>,
 }
 
-/// What was seen.
+/// One look.
 #[derive(Default)]
 pub struct Look {
-    /// Time since the look before; zero at the first.
+    /// The time since the look before; zero at the first look.
     pub interval: Duration,
-    /// Nodes, by domain and id.
+    /// The nodes, by domain and id.
     pub rows: Vec<Row>,
 }
 
@@ -36,23 +36,23 @@ pub struct Row {
     pub domain: String,
     pub node: NodeStatus,
     pub state: &'static str,
-    /// What it shows; zeros without a board.
+    /// Its metrics; zeros without a board.
     pub figures: Figures,
-    /// Its links, and how its messages went, if it has a board.
+    /// Its links and the modes of its messages, if it has a board.
     pub modes: Option<ModeMonitor>,
-    /// The keys of the lock registry that it holds, and how many wait for each.
+    /// The locks that it holds, with the number of waiters of each.
     pub holds: Vec<(String, usize)>,
-    /// The keys that its threads wait for.
+    /// The locks that its threads wait for.
     pub awaits: Vec<String>,
-    /// Of those figures that only grow: by how much a second.
+    /// How much each growing metric grows a second.
     rates: Vec<f64>,
-    /// Since the last look.
+    /// The latencies since the last look.
     recent: Latencies,
     all: Latencies,
 }
 
 impl Watch {
-    /// Of one domain, or of all.
+    /// Looks at one domain, or at all.
     pub fn new(only: Option<String>) -> Self {
         Self { only, before: HashMap::new(), looked: None }
     }
@@ -107,14 +107,14 @@ fn rates(now: &Figures, before: &Figures, interval: Duration) -> Vec<f64> {
     Figure::ALL.iter().map(|figure| rate(*figure)).collect()
 }
 
-/// A column: its name (`>`: figures stand to the right), its cell, and what it is sorted by, the largest first.
+/// A column: its name (`>` aligns it to the right), its cell, and the weight by which it is sorted, the largest first.
 pub struct Column {
     pub name: &'static str,
     pub cell: fn(&Row) -> String,
     pub weight: fn(&Row) -> f64,
 }
 
-/// Of the table and of the screen.
+/// The columns of the table and of the screen.
 pub const COLUMNS: &[Column] = &[
     Column { name: "DOMAIN", cell: |row| row.domain.clone(), weight: |_| 0.0 },
     Column { name: ">NODE", cell: |row| row.node.id.to_string(), weight: |row| -f64::from(row.node.id.0) },
@@ -150,12 +150,12 @@ pub const COLUMNS: &[Column] = &[
 ];
 
 impl Row {
-    /// By how much a figure grew, a second.
+    /// How much a metric grows a second.
     pub fn rate(&self, figure: Figure) -> f64 {
         self.rates.get(figure as usize).copied().unwrap_or(0.0)
     }
 
-    /// A latency in nanoseconds: since the last look, or of all if no message was sampled since.
+    /// A latency in nanoseconds since the last look, or of all if no message was sampled since.
     fn latency(&self, share: f64) -> Option<u64> {
         self.recent.quantile(share).or_else(|| self.all.quantile(share))
     }
@@ -175,7 +175,7 @@ impl Row {
         format!("{}/{}", self.holds.len(), self.awaits.len())
     }
 
-    /// The keys that it holds and waits for, in words; empty if there are none.
+    /// The locks that it holds and waits for, in words; empty if there are none.
     pub fn about_keys(&self) -> String {
         let held = self.holds.iter().map(|(name, waiting)| match waiting {
             0 => format!("'{name}'"),
@@ -188,7 +188,7 @@ impl Row {
         all.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 
-    /// Collectives, and of the turns of channels those that were queued.
+    /// Collectives, and the share of turns of channels that were queued.
     fn collectives(&self) -> String {
         if self.figures[Figure::Collectives] == 0 {
             return "-".into();
@@ -228,7 +228,7 @@ impl Row {
 }
 
 impl Look {
-    /// For people, once.
+    /// The look as text for people.
     pub fn table(&self, style: Style) -> String {
         if self.rows.is_empty() {
             return format!("no domains of this user in {DIRECTORY}\n");
@@ -253,7 +253,7 @@ impl Look {
         domains.into_iter().map(|(name, nodes)| links_shown::Domain { name, nodes }).collect()
     }
 
-    /// For programs.
+    /// The look as an object.
     pub fn object(&self) -> Value {
         let mut domains: BTreeMap<&str, (Vec<Value>, Vec<&ModeMonitor>)> = BTreeMap::new();
         for row in &self.rows {
@@ -266,7 +266,7 @@ impl Look {
         json!({ "interval_s": self.interval.as_secs_f64(), "domains": domains })
     }
 
-    /// Sorted by a column, the largest first, or the other way round; nodes that are alike stay in their order.
+    /// Sorts by a column, the largest first, or reversed. Equal nodes stay in their order.
     pub fn sort(&mut self, column: usize, round: bool) {
         let Some(Column { weight, .. }) = COLUMNS.get(column) else { return };
         self.rows.sort_by(|a, b| (a.domain.as_str(), a.node.id).cmp(&(b.domain.as_str(), b.node.id)));

@@ -25,18 +25,18 @@ fn played(progress: &str) -> String {
         "node 0 had all of it after",
         "shm/get asked for, shm/0/get taken (as asked)",
         "udp/0/transfer taken (",
-        "in the order in which they were sent, whichever way they took",
-        "both counters say 150000: nobody was ever in with another",
+        "in the order in which they were sent, by either fabric",
+        "both counters are 150000: no two nodes ever held the lock together",
         "tell them I was here",
         "after the kill: node 2 (3) died",
         "key.get()   =>  node 2 (3), thread ",
         "its own; inherited_from() says node 2 (3), thread ",
-        "inherited_from() says nothing: all is sound",
+        "inherited_from() says nothing: the data is sound",
         "a new node 2 has joined: incarnation 4, where the dead one was incarnation 3",
         "half of each: median",
         "each node has the sum of all four vectors, and every one of its numbers is right",
         " % of the time of the sums was hidden behind the computing, on ",
-        "Left in /dev/shm of all this: nothing",
+        "Nothing of all this is left in /dev/shm",
     ] {
         assert!(stdout.contains(told), "'{told}' is missing in\n{stdout}");
     }
@@ -87,7 +87,7 @@ fn its_timeline_shows_chunks_of_both_ends_at_both_nodes() {
 
     let rows: Vec<_> = events.iter().filter(|event| event["name"] == "process_name").collect();
     let row = |node: u16| {
-        let named = |event: &&&Value| event["args"]["name"].as_str().unwrap().starts_with(&format!("node {node}, life "));
+        let named = |event: &&&Value| event["args"]["name"].as_str().unwrap().starts_with(&format!("node {node}, incarnation "));
         rows.iter().find(named).expect("a row for each node")["pid"].as_u64().unwrap()
     };
     assert_eq!(rows.len(), 4, "node 2 lived twice: {rows:?}");

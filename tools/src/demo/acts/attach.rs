@@ -1,4 +1,4 @@
-//! Everybody attaches, and at the end everybody leaves.
+//! All nodes attach, and at the end all nodes leave.
 
 use super::super::script::order;
 use super::{FIRST, SECOND, Stage, patience};
@@ -12,32 +12,37 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.cast.start(FIRST)?;
     stage.cast.start(SECOND)?;
     let members = stage.done(stage.cast.node.wait_for(3, patience()))?;
-    let mut table = Table::new(&[">node", "role", ">process", ">incarnation"]);
-    for member in &members {
-        table.row([member.id.to_string(), member.role.to_string(), member.pid.to_string(), member.incarnation.to_string()]);
-    }
-    table.lines().into_iter().for_each(|line| stage.say.line(line));
-    stage.say.line("");
+    let table = Table::of(&members, |member| {
+        vec![
+            (">node", member.id.to_string()),
+            ("role", member.role.to_string()),
+            (">process", member.pid.to_string()),
+            (">incarnation", member.incarnation.to_string()),
+        ]
+    });
+    stage.say.table(&table);
+    stage.line("");
     let mut table = Table::new(&[&format!("in {DIRECTORY}"), ">bytes", ""]);
     for (name, size) in files(&Space::posix(), &stage.cast.domain).unwrap_or_default() {
         let purpose = match name.rsplit('.').next() {
-            Some("inbox") => "lanes: the others write here, and nowhere else",
-            Some("board") => "figures: the others read here",
-            Some("lock") => "held for moments, while nodes come and go",
-            _ => "the directory: who is there",
+            Some("inbox") => "lanes: the other nodes write only here",
+            Some("board") => "metrics: the other nodes read them here",
+            Some("lock") => "held for moments while nodes join and leave",
+            _ => "the directory: the nodes of the domain",
         };
         table.row([name, bytes(size), purpose.into()]);
     }
-    table.lines().into_iter().for_each(|line| stage.say.line(line));
-    stage
-        .say
-        .word("domain", "the processes that talk to each other, by name; a node is one of them, an incarnation one life of it");
-    stage.say.word("lane", "a ring in shared memory from one node to one other: one writes, one reads, nobody locks");
+    stage.say.table(&table);
+    stage.say.word(
+        "domain",
+        "the processes that talk to each other, under one name; a node is one of them, and each start of it a new incarnation",
+    );
+    stage.say.word("lane", "a ring in shared memory from one node to one other: one writes, one reads, without locks");
     Ok(())
 }
 
 pub fn leave(stage: &mut Stage<'_>) -> Result<(), Failure> {
-    stage.say.title("Everybody leaves");
+    stage.say.title("All nodes leave");
     stage.note();
     stage.send(FIRST, order::LEAVE, &[])?;
     stage.cast.part_with(FIRST)?;

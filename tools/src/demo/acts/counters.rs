@@ -1,4 +1,4 @@
-//! A DMA counter says when all bytes have come, whoever put them.
+//! A DMA counter tells when all bytes have arrived, from any node.
 
 use super::super::script::order;
 use super::{FIRST, SECOND, Stage, patience, unlike};
@@ -8,14 +8,14 @@ use crate::text::bytes;
 const WORDS: usize = 4096;
 
 pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
-    stage.say.title("A counter says when all bytes have come");
+    stage.say.title("A counter tells when all bytes have arrived");
     let region = stage.done(stage.cast.node.region::<u64>(WORDS))?;
     let counter = stage.done(stage.cast.node.counter())?;
     let total = (WORDS * size_of::<u64>()) as u64;
     stage.done(counter.init(total))?;
     let index = counter.index();
     let before = stage.cast.node.counter_status()[index / 64];
-    stage.say.line(format_args!(
+    stage.line(format_args!(
         "node 0 sets counter {index} to {}; its bit in the counter status register is {}",
         bytes(total),
         bit(before, index)
@@ -25,7 +25,7 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
         let message = [&region.key().range(half).to_bytes()[..], &counter.key().to_bytes()].concat();
         stage.send(node, order::FILL, &message)?;
     }
-    stage.say.line("nodes 1 and 2 get a key to one half of a region each, and the counter's: put_notify, in four pieces each");
+    stage.line("nodes 1 and 2 get a key to one half of a region each, and the counter's: put_notify, in four pieces each");
     stage.done(counter.wait_by(patience()))?;
     let after = stage.cast.node.counter_status()[index / 64];
     let mut all = vec![0; WORDS];
@@ -34,7 +34,7 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     {
         return Err(unlike(format_args!("the counter is at zero, and the bytes are not there (status {after:#x})")));
     }
-    stage.say.line(format_args!(
+    stage.line(format_args!(
         "node 0: counter.wait()  =>  all {} are there, the counter is at {}, its bit is {}",
         bytes(total),
         counter.value(),
@@ -42,10 +42,10 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     ));
     stage.done(counter.clear())?;
     let cleared = stage.cast.node.counter_status()[index / 64];
+    stage.line(format_args!("node 0: counter.clear() =>  its bit is {} again: each use reaches zero once", bit(cleared, index)));
     stage
         .say
-        .line(format_args!("node 0: counter.clear() =>  its bit is {} again: each use reaches zero once", bit(cleared, index)));
-    stage.say.word("DMA counter", "bytes still to move; at zero it sets its bit, wakes who waits, and triggers its interrupt");
+        .word("DMA counter", "bytes still to move; at zero it sets its bit, wakes waiting threads, and triggers its interrupt");
     Ok(())
 }
 

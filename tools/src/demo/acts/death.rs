@@ -1,4 +1,4 @@
-//! A node is killed; the others are told; one of them gets what it had locked; another takes its place.
+//! A node is killed, and the others get an error with its name. One of them gets its lock, and a new node takes its place.
 
 use super::super::script::{answer, now, number, order};
 use super::{FIRST, SECOND, Stage, locks, patience, told, unlike};
@@ -17,44 +17,44 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     succeed(stage, dead)
 }
 
-/// The life that ended.
+/// Kills a node. Returns the incarnation that ended.
 fn die(stage: &mut Stage<'_>) -> Result<Incarnation, Failure> {
-    stage.say.title("A node is killed, and the others are told its name");
+    stage.say.title("A node is killed, and the others get an error that names it");
     let mut buf = [0; 64];
     let peer = stage.done(stage.cast.node.peer(SECOND))?;
     stage.send(FIRST, order::WATCH, &u64::from(SECOND.0).to_ne_bytes())?;
     stage.send(SECOND, order::FAREWELL, &[])?;
-    // Time for it to speak, and for node 1 to begin to watch.
+    // Time for node 2 to send, and for node 1 to begin to watch.
     thread::sleep(Duration::from_millis(60));
     let killed = now();
     stage.cast.kill(SECOND);
-    stage
-        .say
-        .line("node 2 gets SIGKILL while nodes 0 and 1 have something to do with it, and while it holds the key of the last act");
+    stage.line(
+        "node 2 gets SIGKILL while nodes 0 and 1 have something to do with it, and while it holds the lock of the last act",
+    );
     let since = |told_at: u64| told(Duration::from_nanos(told_at.saturating_sub(killed)));
     let envelope = stage.done(peer.recv_by(Match::any(), &mut buf, patience()))?;
     let words = String::from_utf8_lossy(&buf[..envelope.len]).into_owned();
-    stage
-        .say
-        .line(format_args!("node 0: recv(from(2))  =>  \"{words}\": what was sent before a death comes before the news of it"));
+    stage.line(format_args!(
+        "node 0: recv(from(2))  =>  \"{words}\": messages that were sent before a death arrive before the error"
+    ));
     let (error, life) = match peer.recv_by(Match::any(), &mut buf, patience()) {
         Err(error @ Error::PeerDied { incarnation, .. }) => (error, incarnation),
         Err(error) => return Err(stage.cast.explain(error)),
-        Ok(_) => return Err(unlike("the dead spoke")),
+        Ok(_) => return Err(unlike("a dead node sent a message")),
     };
-    stage.say.line(format_args!("node 0: recv(from(2))  =>  error, {} after the kill: {error}", since(now())));
+    stage.line(format_args!("node 0: recv(from(2))  =>  error, {} after the kill: {error}", since(now())));
     let (_, message) = stage.recv(Match::from(FIRST).tag(answer::TIME))?;
     let at = number(message);
-    stage.say.line(format_args!("node 1: event()        =>  the same, {} after the kill", since(at)));
+    stage.line(format_args!("node 1: event()        =>  the same, {} after the kill", since(at)));
     Ok(life)
 }
 
 fn succeed(stage: &mut Stage<'_>, before: Incarnation) -> Result<(), Failure> {
-    stage.say.title("Another takes its place");
+    stage.say.title("A new node takes its place");
     let left: Vec<(String, u64)> = files(&Space::posix(), &stage.cast.domain).unwrap_or_default();
     let dead = format!(".{}.{SECOND}.", stage.cast.domain);
     let left: u64 = left.iter().filter(|(name, _)| name.contains(&dead)).map(|(_, size)| size).sum();
-    stage.say.line(format_args!("the dead node left {} of segments; the next to join removes them", bytes(left)));
+    stage.line(format_args!("the dead node left {} of segments; the next node that joins removes them", bytes(left)));
     stage.cast.start(SECOND)?;
     let life = loop {
         match stage.done(stage.cast.node.event(patience()))? {
@@ -62,19 +62,19 @@ fn succeed(stage: &mut Stage<'_>, before: Incarnation) -> Result<(), Failure> {
             _ => {}
         }
     };
-    stage.say.line(format_args!("a new node 2 has joined: incarnation {life}, where the dead one was incarnation {before}"));
+    stage.line(format_args!("a new node 2 has joined: incarnation {life}, where the dead one was incarnation {before}"));
     stage.send(SECOND, order::PING, b"are you there?")?;
     let (envelope, _) = stage.recv(Match::from(SECOND).tag(answer::PONG))?;
     if envelope.incarnation != life {
-        return Err(unlike(format_args!("life {} answered", envelope.incarnation)));
+        return Err(unlike(format_args!("incarnation {} answered", envelope.incarnation)));
     }
     stage.note();
-    stage.say.line("it answers, and is never taken for the one before it");
+    stage.line("it answers, and is never taken for the dead node");
     stage.send(SECOND, order::LEAVE, &[])?;
     stage.cast.part_with(SECOND)?;
     loop {
         if let event @ Event::Left { node: SECOND, .. } = stage.done(stage.cast.node.event(patience()))? {
-            stage.say.line(format_args!("then it leaves in good order, which is another event: {event}"));
+            stage.line(format_args!("then it leaves normally, which is another event: {event}"));
             return Ok(());
         }
     }

@@ -7,13 +7,13 @@ use doorbell::{Error, Match};
 use std::time::Instant;
 
 const STALL_MS: u64 = 120;
-/// More than any lane and pool of the demo hold.
+/// More messages than any lane and pool of the demo hold.
 const MOST: u64 = 100_000;
 
 pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.say.title("Full is an answer");
     stage.send(FIRST, order::STALL, &STALL_MS.to_ne_bytes())?;
-    stage.say.line(format_args!("node 1 reads nothing for {STALL_MS} ms; node 0 sends it 1 KiB again and again with try_send"));
+    stage.line(format_args!("node 1 reads nothing for {STALL_MS} ms; node 0 sends it 1 KiB again and again with try_send"));
     let message = [7; FLOOD_BYTES];
     let mut sent = 0;
     let full = loop {
@@ -24,16 +24,16 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
             Err(error) => return Err(stage.cast.explain(error)),
         }
     };
-    stage.say.line(format_args!("{sent} found room, then: {full}"));
+    stage.line(format_args!("{sent} found room, then: {full}"));
     let start = Instant::now();
     stage.done(stage.cast.node.send_by(FIRST, order::FLOOD, &message, patience()))?;
-    stage.say.line(format_args!("send_by waits for room instead: {}", told(start.elapsed())));
+    stage.line(format_args!("send_by waits for room instead: {}", told(start.elapsed())));
     stage.send(FIRST, order::FLOOD_ENDS, &[])?;
     let (_, message) = stage.recv(Match::from(FIRST).tag(answer::COUNT))?;
     let (sent, counted) = (sent + 2, number(message));
     if counted != sent {
         return Err(unlike(format_args!("node 1 counted {counted} messages of {sent}")));
     }
-    stage.say.line(format_args!("node 1 counts {counted} messages, with one to end them: none was lost"));
+    stage.line(format_args!("node 1 counts {counted} messages, with one to end them: none was lost"));
     Ok(())
 }

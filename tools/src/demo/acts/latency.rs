@@ -1,4 +1,4 @@
-//! How fast it is.
+//! The latency of a message.
 
 use super::super::script::{answer, order};
 use super::{FIRST, Stage};
@@ -36,8 +36,10 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     let per_unit = clock.ns_per_tick / 2.0;
     let found = samples.summary(per_unit);
     let median = crate::measure::table::time(found.p50);
-    stage.say.line(format_args!("8 bytes there and back, {} times; half of each: median {median}", samples.count()));
-    bars::draw(&samples, per_unit).into_iter().for_each(|line| stage.say.line(line));
-    stage.say.line("with a processor for each, and beside what the machine can do: doorbell latency --pin 0,1 --floor");
+    stage.line(format_args!("8 bytes there and back, {} times; half of each: median {median}", samples.count()));
+    bars::draw(&samples, per_unit).into_iter().for_each(|line| stage.line(line));
+    stage.line(
+        "with a processor for each process, and beside the best that the machine can do: doorbell latency --pin 0,1 --floor",
+    );
     Ok(())
 }

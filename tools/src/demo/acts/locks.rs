@@ -1,53 +1,51 @@
-//! One key that all nodes want; and what becomes of it when its owner dies.
+//! One lock that all nodes want, and its next owner when its owner dies.
 
 use super::super::script::{Contest, FRAME, TURNS, answer, order};
-use super::{FIRST, HOST, SECOND, Stage, patience, told, unlike};
+use super::{FIRST, SECOND, Stage, patience, told, unlike};
 use crate::exit::Failure;
 use crate::text::Table;
 use doorbell::LockKey;
 use doorbell::{Match, NodeId, OwnerId, Resource, Value};
 
 pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
-    stage.say.title("A key says who may use what all of them share");
+    stage.say.title("A lock gives one node at a time the use of shared data");
     let region = stage.done(stage.cast.node.region::<u64>(2))?;
     let key = stage.done(LockKey::init(&stage.cast.node, FRAME, Resource::Id(1)))?;
     let value = stage.done(key.get())?;
-    stage.say.line(format_args!("node 0: init_key(\"{FRAME}\")  =>  a key in the lock registry of the domain, {value}"));
+    stage.line(format_args!("node 0: init_key(\"{FRAME}\")  =>  a lock in the lock registry of the domain, {value}"));
     for node in [FIRST, SECOND] {
         stage.send(node, order::CONTEND, &region.key().to_bytes())?;
     }
-    stage.say.line(format_args!("all three nodes lock it {TURNS} times, and raise two counters while they have it:"));
+    stage.line(format_args!("all three nodes lock it {TURNS} times, and raise two counters while they hold it:"));
     let own = stage.done(Contest::play(&stage.cast.node, &key, region.key()))?;
-    let mut contests = vec![(HOST, own)];
-    for node in [FIRST, SECOND] {
-        let (_, message) = stage.recv(Match::from(node).tag(answer::CONTEST))?;
-        let contest =
-            serde_json::from_slice(message).map_err(|error| unlike(format_args!("the tale of node {node}: {error}")))?;
-        contests.push((node, contest));
-    }
-    let mut table = Table::new(&[">node", ">locked it", ">had to wait", ">longest wait"]);
-    for (node, Contest { waited, longest }) in &contests {
-        table.row([node.to_string(), TURNS.to_string(), waited.to_string(), told(*longest)]);
-    }
-    table.lines().into_iter().for_each(|line| stage.say.line(line));
+    let contests = stage.gather(own, &[FIRST, SECOND], answer::CONTEST, "the contest")?;
+    let table = Table::of(&contests, |(node, Contest { waited, longest })| {
+        vec![
+            (">node", node.to_string()),
+            (">locked it", TURNS.to_string()),
+            (">had to wait", waited.to_string()),
+            (">longest wait", told(*longest)),
+        ]
+    });
+    stage.say.table(&table);
     let (mut counts, all) = ([0; 2], TURNS * contests.len() as u64);
     stage.done(region.read(0, &mut counts))?;
     if counts != [all; 2] {
-        return Err(unlike(format_args!("the counters say {counts:?}, not {all}: somebody was in with another")));
+        return Err(unlike(format_args!("the counters say {counts:?}, not {all}: two nodes held the lock together")));
     }
-    stage.say.line(format_args!("both counters say {all}: nobody was ever in with another"));
-    stage.say.word("lock registry", "keys by name; each is unlocked or says who has it, and is locked by compare-and-swap");
-    stage.say.line("how long that takes, and how fair it is: doorbell lock --pin 0,1");
+    stage.line(format_args!("both counters are {all}: no two nodes ever held the lock together"));
+    stage.say.word("lock registry", "locks by name; each holds its owner or none, and is locked by compare-and-swap");
+    stage.line("the time of a lock, and its fairness: doorbell lock --pin 0,1");
     Ok(())
 }
 
-/// A node locks the key and keeps it: as whom.
+/// Lets a node lock the lock and keep it. Returns the owner.
 pub fn hold(stage: &mut Stage<'_>, node: NodeId) -> Result<OwnerId, Failure> {
     stage.send(node, order::HOLD, &[])?;
     stage.recv(Match::from(node).tag(answer::DONE))?;
     match holder(stage)? {
         Value::Owner(owner) if owner.node() == node => Ok(owner),
-        value => Err(unlike(format_args!("node {node} locked the key, and it is {value}"))),
+        value => Err(unlike(format_args!("node {node} locked the lock, and it is {value}"))),
     }
 }
 
@@ -55,25 +53,25 @@ fn holder(stage: &Stage<'_>) -> Result<Value, Failure> {
     stage.done(LockKey::find(&stage.cast.node, FRAME).and_then(|key| key.get()))
 }
 
-/// The owner of the key is dead; the next one is told so, and the one after that is not.
+/// The owner of the lock is dead. The next owner is told so, and the one after that is not.
 pub fn inherit(stage: &mut Stage<'_>, dead: OwnerId) -> Result<(), Failure> {
-    stage.say.title("The key of the dead goes to the next, who is told");
+    stage.say.title("The lock of a dead node goes to the next owner, which is told so");
     let value = holder(stage)?;
-    stage.say.line(format_args!("node 0: key.get()   =>  {value}: it is still locked"));
+    stage.line(format_args!("node 0: key.get()   =>  {value}: it is still locked"));
     stage.send(FIRST, order::INHERIT, &[])?;
     let (_, message) = stage.recv(Match::from(FIRST).tag(answer::HEIR))?;
     let heir = String::from_utf8_lossy(message).into_owned();
     if heir != dead.to_string() {
-        return Err(unlike(format_args!("node 1 inherited the key from '{heir}', and {dead} died with it")));
+        return Err(unlike(format_args!("node 1 inherited the lock from '{heir}', and {dead} died with it")));
     }
-    stage.say.line(format_args!("node 1: key.lock()  =>  its own; inherited_from() says {heir}"));
-    stage.say.line("node 1 looks after what the key guards, and calls mark_repaired(): until then every owner would be told");
+    stage.line(format_args!("node 1: key.lock()  =>  its own; inherited_from() says {heir}"));
+    stage.line("node 1 repairs the data that the lock protects, and calls mark_repaired(): until then every owner would be told");
     let key = stage.done(LockKey::find(&stage.cast.node, FRAME))?;
     let guard = stage.done(key.lock_by(patience()))?;
     if let Some(dead) = guard.inherited_from() {
-        return Err(unlike(format_args!("the key was repaired, and node 0 inherited it from {dead}")));
+        return Err(unlike(format_args!("the lock was repaired, and node 0 inherited it from {dead}")));
     }
     stage.done(guard.unlock())?;
-    stage.say.line("node 0: key.lock()  =>  its own; inherited_from() says nothing: all is sound");
+    stage.line("node 0: key.lock()  =>  its own; inherited_from() says nothing: the data is sound");
     Ok(())
 }

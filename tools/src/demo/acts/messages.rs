@@ -1,4 +1,4 @@
-//! Messages with tags, there and back, and received in another order than they came in.
+//! Messages with tags, there and back, which the receiver takes in an order of its own.
 
 use super::super::script::{answer, decode, encode, order};
 use super::{FIRST, SECOND, Stage, unlike};
@@ -21,7 +21,7 @@ fn work(stage: &mut Stage<'_>) -> Result<(), Failure> {
         let message = encode(&[&[factor], &vector[..]].concat());
         stage.send(node, order::SCALE, &message)?;
         let size = bytes(message.len() as u64);
-        stage.say.line(format_args!("0 -> {node}  tag {:<3}  {size:>8}  scale this vector by {factor}", order::SCALE));
+        stage.line(format_args!("0 -> {node}  tag {:<3}  {size:>8}  scale this vector by {factor}", order::SCALE));
     }
     for _ in 0..2 {
         let (envelope, message) = stage.recv(Match::any().tag(answer::RESULT))?;
@@ -31,7 +31,7 @@ fn work(stage: &mut Stage<'_>) -> Result<(), Failure> {
         if right != VALUES {
             return Err(unlike(format_args!("{right} of {VALUES} values are right")));
         }
-        stage.say.line(format_args!(
+        stage.line(format_args!(
             "{} -> 0  tag {:<3}  {size:>8}  {right} values, all of them right",
             envelope.source, envelope.tag
         ));
@@ -39,23 +39,24 @@ fn work(stage: &mut Stage<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Six messages come; the host takes them as it likes.
+/// Six messages come. The host takes them in an order of its own.
 fn choose(stage: &mut Stage<'_>) -> Result<(), Failure> {
-    stage.say.title("The receiver chooses: by tag, by node, or whatever comes");
+    stage.say.title("The receiver chooses: by tag, by node, or the next message");
     stage.send(FIRST, order::PAINT, &[])?;
     stage.send(SECOND, order::PAINT, &[])?;
-    stage.say.line("nodes 1 and 2 each send red (tag 111), green (112) and blue (113), in this order");
+    stage.line("nodes 1 and 2 each send red (tag 111), green (112) and blue (113), in this order");
     let (_, blue) = answer::COLOURS[2];
     take(stage, Match::any().tag(answer::COLOURS[2].0), "any().tag(113)", |_, word| word == blue)?;
     take(stage, Match::from(SECOND), "from(2)", |source, _| source == SECOND.0)?;
     let stats = stage.done(stage.cast.node.stats())?;
-    stage
-        .say
-        .line(format_args!("(meanwhile {} wait in the pool, where messages go that nobody has asked for yet)", stats.pooled));
+    stage.line(format_args!(
+        "(meanwhile {} wait in the pool, which holds messages that no receive has asked for yet)",
+        stats.pooled
+    ));
     for _ in 0..4 {
         take(stage, Match::any(), "any()", |_, _| true)?;
     }
-    stage.say.line("what is left of each sender comes in the order in which it was sent");
+    stage.line("the remaining messages of each sender come in the order in which they were sent");
     Ok(())
 }
 
@@ -66,6 +67,6 @@ fn take(stage: &mut Stage<'_>, accepts: Match, spelled: &str, right: impl Fn(u16
         return Err(unlike(format_args!("{spelled} gave '{word}' of node {}", envelope.source)));
     }
     let call = format!("recv({spelled})");
-    stage.say.line(format_args!("{call:<20}  =>  {word:<5} of node {}", envelope.source));
+    stage.line(format_args!("{call:<20}  =>  {word:<5} of node {}", envelope.source));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The acts, in the order in which they are played.
+//! The acts, in their order.
 
 mod attach;
 mod counters;
@@ -20,13 +20,14 @@ use super::script::LONGEST;
 use super::trace::Trace;
 use crate::exit::Failure;
 use doorbell::{Envelope, Error, Match, NodeId};
+use serde::de::DeserializeOwned;
 use std::time::{Duration, Instant};
 
 const HOST: NodeId = NodeId(0);
 const FIRST: NodeId = NodeId(1);
 const SECOND: NodeId = NodeId(2);
 
-/// Plays all of them.
+/// Plays all acts.
 pub fn play(cast: &mut Cast, say: &mut Say, trace: Option<&mut Trace>) -> Result<(), Failure> {
     let mut stage = Stage { cast, say, trace, buf: vec![0; LONGEST] };
     let acts = [
@@ -53,7 +54,7 @@ pub fn play(cast: &mut Cast, say: &mut Say, trace: Option<&mut Trace>) -> Result
     stage.cast.check()
 }
 
-/// What an act has at hand.
+/// Everything that an act uses.
 struct Stage<'a> {
     cast: &'a mut Cast,
     say: &'a mut Say,
@@ -62,16 +63,42 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// Keeps what the flight recorders hold, before newer records take its place or a node is gone.
+    /// Keeps the flight records for the trace, before newer records replace them or a node is gone.
     fn note(&mut self) {
         if let Some(trace) = &mut self.trace {
             trace.gather(&self.cast.domain);
         }
     }
 
+    /// Prints a line.
+    fn line(&self, line: impl std::fmt::Display) {
+        self.say.line(line);
+    }
+
     /// The host sends.
     fn send(&self, to: NodeId, tag: u64, bytes: &[u8]) -> Result<(), Failure> {
         self.cast.node.send_by(to, tag, bytes, patience()).map_err(|error| self.cast.explain(error))
+    }
+
+    /// A node's answer in JSON. `what` names it.
+    fn answer<T: DeserializeOwned>(&mut self, node: NodeId, tag: u64, what: &str) -> Result<T, Failure> {
+        let (_, message) = self.recv(Match::from(node).tag(tag))?;
+        serde_json::from_slice(message).map_err(|error| unlike(format_args!("{what} of node {node}: {error}")))
+    }
+
+    /// Asks nodes for an answer each, and puts the host's own in front.
+    fn gather<T: DeserializeOwned>(
+        &mut self,
+        own: T,
+        nodes: &[NodeId],
+        tag: u64,
+        what: &str,
+    ) -> Result<Vec<(NodeId, T)>, Failure> {
+        let mut all = vec![(HOST, own)];
+        for node in nodes {
+            all.push((*node, self.answer(*node, tag, what)?));
+        }
+        Ok(all)
     }
 
     /// The host receives.
@@ -81,7 +108,7 @@ impl Stage<'_> {
         Ok((envelope, &self.buf[..envelope.len]))
     }
 
-    /// What a call of the host came to.
+    /// The result of a call of the host.
     fn done<T>(&self, result: Result<T, Error>) -> Result<T, Failure> {
         result.map_err(|error| self.cast.explain(error))
     }
@@ -91,12 +118,12 @@ fn patience() -> Instant {
     Instant::now() + PATIENCE
 }
 
-/// A time as people read it.
+/// A time in a unit that suits it.
 fn told(time: Duration) -> String {
     crate::measure::table::time(time.as_nanos() as f64)
 }
 
-/// Something went another way than the script says.
+/// The failure of a demo that went another way than the script says.
 fn unlike(what: impl std::fmt::Display) -> Failure {
     Failure::failed(format!("the demo went wrong: {what}"), "run it again; if it happens again, it is a bug of Doorbell")
 }

@@ -1,4 +1,4 @@
-//! A message goes as it is asked for, or as a policy decides.
+//! A message takes the requested mode, or the mode that a policy chooses.
 
 use super::super::script::{LONGEST, answer, order};
 use super::{FIRST, Stage, patience, unlike};
@@ -10,9 +10,9 @@ use std::time::Instant;
 
 /// Bytes of each message that fills a lane.
 const BYTES: usize = 1024;
-/// More of them than any lane holds.
+/// More messages than any lane holds.
 const MOST: u64 = 100_000;
-/// What the node takes for whose messages nobody asks: little, so that its lane fills.
+/// The pool of the node that reads nothing: small, so that its lane fills.
 const POOL: usize = 64 << 10;
 
 pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
@@ -20,25 +20,25 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     by_policy(stage)
 }
 
-/// The host asks for modes by name.
+/// The host requests modes by name.
 fn by_name(stage: &mut Stage<'_>) -> Result<(), Failure> {
-    stage.say.title("A message goes as it is asked for");
+    stage.say.title("A message takes the requested mode");
     let region = stage.done(stage.cast.node.region::<u8>(LONGEST))?;
-    stage.say.line("node 0 sends 64 KiB from a region to node 1, which sends them back: each time it asks for a mode");
+    stage.line("node 0 sends 64 KiB from a region to node 1, which sends them back: each time it requests a mode");
     for words in ["shm/transfer", "shm/both", "shm/get"] {
-        // SAFETY: nobody has a key, nobody writes, and the message is gone when `send_as` returns.
+        // SAFETY: no other node has a key, no thread writes, and the message is gone when `send_as` returns.
         let message = unsafe { region.as_slice() };
         let peer = stage.done(stage.cast.node.peer(FIRST))?;
         let receipt = stage.done(peer.send_as(order::PING, message, request(words)?))?;
         let (back, _) = stage.recv(Match::from(FIRST).tag(answer::PONG))?;
-        // Which of the two ends moves it is not up to this one, and the receipt tells.
+        // The receiver may choose the end that moves the message, and the receipt tells which one did.
         if back.len != LONGEST || !receipt.requested.allows(receipt.decided) {
             return Err(unlike(format_args!("{receipt}, and {} bytes came back", back.len)));
         }
-        stage.say.line(receipt);
+        stage.line(receipt);
     }
     match stage.cast.node.send_as(FIRST, order::PING, &[], request("udp")?) {
-        Err(error @ Error::Invalid { .. }) => stage.say.line(format_args!("asked for udp  =>  error: {error}")),
+        Err(error @ Error::Invalid { .. }) => stage.line(format_args!("asked for udp  =>  error: {error}")),
         Err(error) => return Err(stage.cast.explain(error)),
         Ok(receipt) => return Err(unlike(format_args!("there is no network: {receipt}"))),
     }
@@ -54,15 +54,15 @@ fn by_policy(stage: &Stage<'_>) -> Result<(), Failure> {
     let reader = match builder().pool_bytes(POOL).listen(home).join() {
         Ok(reader) => reader,
         Err(error) => {
-            stage.say.line(format_args!("a policy that leaves a full lane for a network is not to be seen here: {error}"));
+            stage.line(format_args!("this machine cannot show a policy that leaves a full lane for a network: {error}"));
             return Ok(());
         }
     };
     let there = reader.address().ok_or_else(|| unlike("a node that listens has no address"))?;
     let writer = stage.done(builder().policy(Thresholds::new()).listen(home).connect(there).join())?;
     stage.done(writer.wait_for(2, patience()))?;
-    stage.say.line("");
-    stage.say.line(
+    stage.line("");
+    stage.line(
         "two nodes of this process, with shared memory and UDP between them; one has a policy, and the other reads nothing:",
     );
     let peer = stage.done(writer.peer(reader.id()))?;
@@ -74,24 +74,24 @@ fn by_policy(stage: &Stage<'_>) -> Result<(), Failure> {
             break receipt;
         }
         if sent == 1 {
-            stage.say.line(format_args!("the first: {receipt}"));
+            stage.line(format_args!("the first: {receipt}"));
         }
         if sent == MOST {
-            return Err(unlike(format_args!("{sent} messages found room, and the last went so: {receipt}")));
+            return Err(unlike(format_args!("{sent} messages found room, and the last receipt is: {receipt}")));
         }
     };
-    stage.say.line(format_args!("number {sent}: {refused}"));
+    stage.line(format_args!("number {sent}: {refused}"));
     let mut into = [0; BYTES];
     for expected in 0..sent {
         let came = stage.done(reader.recv_by(Match::any(), &mut into, Instant::now() + super::PATIENCE))?;
         if came.tag != expected {
-            return Err(unlike(format_args!("message {} came, and {expected} was to come", came.tag)));
+            return Err(unlike(format_args!("message {} came, and {expected} was expected", came.tag)));
         }
     }
-    stage.say.line(format_args!("the other reads all {sent} in the order in which they were sent, whichever way they took"));
+    stage.line(format_args!("the other node reads all {sent} in the order in which they were sent, by either fabric"));
     stage.say.word(
         "policy",
-        "decides for each message, from what is seen of the links, whether it goes as asked; its receipt says why",
+        "decides for each message, from the state of the links, whether it takes the requested mode; its receipt says why",
     );
     stage.done(writer.leave())?;
     stage.done(reader.leave())

@@ -1,11 +1,11 @@
-//! Memory of one node that another writes and reads, and keys that are refused.
+//! Memory of one node that another node writes and reads, and keys that are refused.
 
 use super::super::script::{answer, decode_words, order};
 use super::{FIRST, Stage, unlike};
 use crate::exit::Failure;
 use doorbell::{Error, KEY_BYTES, Key, KeyFault, Match, ReadOnly, ReadWrite};
 
-/// What the host puts, and where.
+/// The values that the host puts, and their place.
 const VALUES: [u64; 3] = [7, 11, 13];
 const AT: usize = 2;
 
@@ -16,43 +16,41 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     let Some((full, only_read)) = message.split_at_checked(KEY_BYTES) else { return Err(unlike("too short for two keys")) };
     let (full, only_read) = (full.to_vec(), only_read.to_vec());
     let key = stage.done(Key::<u64, ReadWrite>::from_bytes(&full))?;
-    stage.say.line(format_args!(
+    stage.line(format_args!(
         "node 1 makes a region of {} words, and sends two keys of {KEY_BYTES} bytes: one to read and write, one to read",
         key.len()
     ));
     let peer = stage.done(stage.cast.node.peer(FIRST))?;
     stage.done(peer.put(&VALUES, key.at(AT)))?;
     let call = format!("node 0: put({VALUES:?}, key.at({AT}))");
-    stage.say.line(format_args!("{call:<37}  =>  done: one copy by node 0's thread"));
+    stage.line(format_args!("{call:<37}  =>  done: one copy by node 0's thread"));
     let mut got = vec![0; key.len()];
     stage.done(peer.get(stage.done(Key::<u64, ReadOnly>::from_bytes(&only_read))?, &mut got))?;
-    stage.say.line(format_args!("node 0: get(key to read)               =>  {got:?}"));
+    stage.line(format_args!("node 0: get(key to read)               =>  {got:?}"));
     stage.send(FIRST, order::SHOW, &[])?;
     let (_, message) = stage.recv(Match::from(FIRST).tag(answer::RESULT))?;
     let seen = decode_words(message);
     if seen != got || got[AT..][..VALUES.len()] != VALUES {
         return Err(unlike(format_args!("node 0 got {got:?}, node 1 has {seen:?}")));
     }
-    stage.say.line(format_args!("node 1: region.read                    =>  {seen:?}: the same memory"));
+    stage.line(format_args!("node 1: region.read                    =>  {seen:?}: the same memory"));
 
-    stage.say.line("");
+    stage.line("");
     let refused = refusal(Key::<u64, ReadWrite>::from_bytes(&only_read), KeyFault::ReadOnly)?;
-    stage.say.line(format_args!("node 0: puts with the key to read      =>  {refused}"));
+    stage.line(format_args!("node 0: puts with the key to read      =>  {refused}"));
     stage.send(FIRST, order::WITHDRAW, &[])?;
     stage.recv(Match::from(FIRST).tag(answer::DONE))?;
     let refused = refusal(peer.put(&VALUES, key.at(AT)), KeyFault::Stale)?;
-    stage.say.line(format_args!("node 0: puts when it was withdrawn     =>  {refused}"));
-    stage
-        .say
-        .word("region, key", "memory that peers may put to or get from, and the token that names it and says what is allowed");
+    stage.line(format_args!("node 0: puts when it was withdrawn     =>  {refused}"));
+    stage.say.word("region, key", "memory that peers may put to or get from, and the token that names it and limits the access");
     Ok(())
 }
 
-/// The error of a call that has to be refused for this reason.
+/// The error of a call that must fail for this reason.
 fn refusal<T>(result: Result<T, Error>, expected: KeyFault) -> Result<Error, Failure> {
     match result {
         Err(error @ Error::Key { why, .. }) if why == expected => Ok(error),
         Err(error) => Err(unlike(format_args!("refused for another reason: {error}"))),
-        Ok(_) => Err(unlike("a key that is no good was good enough")),
+        Ok(_) => Err(unlike("an invalid key was accepted")),
     }
 }

@@ -7,7 +7,7 @@ use doorbell::{Match, Progress, Wait};
 use std::time::{Duration, Instant};
 
 const TIMES: usize = 5;
-/// Shorter than the 50 ms after which a sleeper looks around unasked.
+/// Shorter than the 50 ms after which a sleeping thread wakes by itself.
 const PAUSE_MS: u64 = 40;
 
 pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
@@ -23,22 +23,23 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     }
     let (busy, waited) = (processor_time() - busy, start.elapsed());
     let slept = stage.done(stage.cast.node.stats())?.parks - parks;
-    stage.say.line(format_args!("node 0 waits in recv; node 1 sends after {PAUSE_MS} ms, {TIMES} times"));
+    stage.line(format_args!("node 0 waits in recv; node 1 sends after {PAUSE_MS} ms, {TIMES} times"));
     let wait = stage.cast.wait;
     let how = match (slept, wait) {
         (0, Wait::Spin | Wait::Yield) => format!("with --wait {wait} node 0 did not sleep"),
         (0, _) => "node 0 did not sleep: something else kept it awake".into(),
         _ => {
-            let who = if stage.cast.progress == Progress::Poller { "the poller of node 0" } else { "node 0" };
-            format!("{who} slept {slept} times (stats.parks: {parks} -> {})", parks + slept)
+            let sleeper = if stage.cast.progress == Progress::Poller { "the poller of node 0" } else { "node 0" };
+            format!("{sleeper} slept {slept} times (stats.parks: {parks} -> {})", parks + slept)
         }
     };
-    stage.say.line(format_args!("{how}, and used {} of processor time in {}", told(busy), told(waited)));
+    stage.line(format_args!("{how}, and used {} of processor time in {}", told(busy), told(waited)));
     let wakes: Vec<String> = wakes.into_iter().map(told).collect();
-    stage.say.line(format_args!("from send to the return of recv: {}", wakes.join(", ")));
-    stage.say.word("arm, park", "to say that one will sleep, and to sleep. Who waits spins first, then yields, then parks");
-    stage
-        .say
-        .word("doorbell", "the word that a sender reads after it wrote to a lane: only if it is armed, it makes a system call");
+    stage.line(format_args!("from send to the return of recv: {}", wakes.join(", ")));
+    stage.say.word("arm, park", "to announce a sleep, and to sleep. A waiter first spins, then yields, then parks");
+    stage.say.word(
+        "doorbell",
+        "a word that a sender reads after it wrote to a lane: the sender makes a system call only if it is armed",
+    );
     Ok(())
 }

@@ -25,10 +25,10 @@ fn both_wait(stage: &mut Stage<'_>) -> Result<(), Failure> {
     let start = Instant::now();
     stage.send(FIRST, order::BULK, &message)?;
     let took = start.elapsed();
-    let theirs = moves(stage)?;
+    let theirs: Moves = stage.answer(FIRST, answer::MOVES, "the transfer")?;
     let ours = stage.done(Moves::of(&stage.cast.node, Side::Origin, order::BULK, patience()))?;
     let size = bytes(BULK_BYTES as u64);
-    stage.say.line(format_args!(
+    stage.line(format_args!(
         "node 0 sends {size} to node 1, which asks for it {} ms later; then both wait: {}",
         LATE.as_millis(),
         told(took)
@@ -36,18 +36,18 @@ fn both_wait(stage: &mut Stage<'_>) -> Result<(), Failure> {
     tell(stage, (HOST, &ours), (FIRST, &theirs))
 }
 
-/// The accelerator begins to send, and computes nothing, waits for nothing: it sleeps.
+/// The accelerator begins to send, and then sleeps without waiting for anything.
 fn one_sleeps(stage: &mut Stage<'_>) -> Result<(), Failure> {
     let mut message = vec![0; BULK_BYTES];
-    // Its pages are there before the clock starts.
+    // Brings its pages into memory before the clock starts.
     message.fill(1);
     let pause = order::PAUSE_MS;
-    // Long enough for a poller that takes over only after a millisecond. Where it is the engine, the host's poller would meanwhile
-    // take all of the message into the pool.
+    // Long enough for a poller that takes over after a millisecond. With `poller` the host's poller would meanwhile take the whole message
+    // into the pool.
     let late = if stage.cast.progress == Progress::Poller { Duration::ZERO } else { 10 * LATE };
-    stage.say.line("");
+    stage.line("");
     let when = if late.is_zero() { "at once".into() } else { format!("{} ms later", late.as_millis()) };
-    stage.say.line(format_args!(
+    stage.line(format_args!(
         "back again: node 1 says start_send, then its application sleeps for {pause} ms; node 0 asks for it {when}"
     ));
     stage.send(FIRST, order::GIVE, &pause.to_ne_bytes())?;
@@ -57,46 +57,43 @@ fn one_sleeps(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.done(stage.cast.node.recv(Match::from(FIRST).tag(answer::BULK), &mut message))?;
     let took = begun.elapsed();
     if !check_bulk(&message) {
-        return Err(unlike("a long message has other bytes than were sent"));
+        return Err(unlike("a long message differs from the sent one"));
     }
-    let theirs = moves(stage)?;
+    let theirs: Moves = stage.answer(FIRST, answer::MOVES, "the transfer")?;
     let ours = stage.done(Moves::of(&stage.cast.node, Side::Target, answer::BULK, patience()))?;
     tell(stage, (FIRST, &theirs), (HOST, &ours))?;
     let early = if took < Duration::from_millis(pause) { "long before it woke" } else { "when it was awake again" };
-    let who = match stage.cast.progress {
-        Progress::Inline => "with --progress inline nobody but node 0 had a hand in it until then",
+    let mover = match stage.cast.progress {
+        Progress::Inline => "with --progress inline only node 0 moved it until then",
         Progress::Adaptive => "its poller takes over when no thread drives for a millisecond",
         Progress::Poller => "its poller is its engine",
     };
-    stage.say.line(format_args!("node 0 had all of it after {}, {early}: {who}", told(took)));
-    stage.say.word("memory FIFO", "chunks from the first end, through a lane, before the other has said where it wants them");
+    stage.line(format_args!("node 0 had all of it after {}, {early}: {mover}", told(took)));
+    stage.say.word("memory FIFO", "chunks from the first end, through a lane, before the receiver has told its buffer");
     stage.say.word("direct put", "chunks from the last end, into the receiver's buffer; pull: the receiver fetches such chunks");
     Ok(())
 }
 
-/// What node 1 knows of it.
-fn moves(stage: &mut Stage<'_>) -> Result<Moves, Failure> {
-    let (_, message) = stage.recv(Match::from(FIRST).tag(answer::MOVES))?;
-    serde_json::from_slice(message).map_err(|error| unlike(format_args!("what node 1 says of a transfer: {error}")))
-}
-
-/// Which way the bytes went, and who executed what.
+/// The ways of the bytes, and the threads that executed the descriptors.
 fn tell(stage: &Stage<'_>, origin: (NodeId, &Moves), target: (NodeId, &Moves)) -> Result<(), Failure> {
     let [fifo, put, pulled] = origin.1.ways;
     if !target.1.whole || fifo + put + pulled != BULK_BYTES as u64 || (origin.1.zeroes, target.1.zeroes) != (1, 1) {
         return Err(unlike(format_args!("a transfer of {BULK_BYTES} bytes: {:?}, {:?}", origin.1, target.1)));
     }
-    let mut table = Table::new(&["descriptor", ">of node", "executed by", ">bytes"]);
     let executed = [origin, target].into_iter().flat_map(|(node, moves)| moves.executed.iter().map(move |step| (node, step)));
     let mut executed: Vec<_> = executed.collect();
     executed.sort_by_key(|(_, step)| step.place);
-    for (node, step) in executed {
-        let moved = if step.bytes > 0 { bytes(step.bytes) } else { String::new() };
-        table.row([step.descriptor.clone(), node.to_string(), step.who.clone(), moved]);
-    }
-    table.lines().into_iter().for_each(|line| stage.say.line(line));
+    let table = Table::of(executed, |(node, step)| {
+        vec![
+            ("descriptor", step.descriptor.clone()),
+            (">of node", node.to_string()),
+            ("executed by", step.thread.clone()),
+            (">bytes", if step.bytes > 0 { bytes(step.bytes) } else { String::new() }),
+        ]
+    });
+    stage.say.table(&table);
     let share = |bytes: u64| format!("{:.0} %", 100.0 * bytes as f64 / BULK_BYTES as f64);
-    stage.say.line(format_args!(
+    stage.line(format_args!(
         "memory FIFO {}, direct put {}, pulled {}: the ends met, and both counters reached zero once",
         share(fifo),
         share(put),

@@ -1,11 +1,11 @@
-//! What was found, and the forms in which it is printed.
+//! The figures, and the forms in which they are printed.
 
 use super::Plan;
 use super::worker::Found;
 use crate::experiment::report::{Fields, Report, rounded};
 use crate::measure::size::Size;
 use crate::measure::table::time;
-use crate::text::Table;
+use crate::text::{Table, word};
 use serde_json::json;
 
 impl Report for Plan {
@@ -30,7 +30,7 @@ impl Report for Plan {
             ("ratio", figure(io.p50 / local.p50)),
             ("share", figure(local.p50 / io.p50)),
             ("file_bytes", json!(self.file)),
-            ("wait", json!(self.setting.wait)),
+            ("wait", json!(self.setting.wait.to_string())),
             ("crowded", json!(self.setting.crowded)),
         ])
     }
@@ -40,35 +40,30 @@ impl Report for Plan {
     }
 }
 
-/// For people.
+/// The table for people.
 fn table(plan: &Plan, found: &[Found]) -> String {
     let crowded = if plan.setting.crowded { "more processes than processors" } else { "a processor for each process" };
-    let mut text = format!(
-        "Calls by an I/O node over {}, in turns with local ones on the same file of {} ({crowded}), wait {}; {} rounds.\n\n",
+    let title = format!(
+        "Calls by an I/O node over {}, in turns with local ones on the same file of {} ({crowded}), wait {}; {} rounds.",
         plan.setting.fabric(),
         Size(plan.file),
         plan.setting.wait,
         plan.rounds
     );
-    let mut table =
-        Table::new(&["", ">size", ">each", ">p99", ">GB/s", ">local", ">local p99", ">local GB/s", ">ratio", ">share"]);
-    for Found { op, bytes, io, local } in found {
-        table.row([
-            op.name().into(),
-            Size(*bytes).to_string(),
-            time(io.p50),
-            time(io.p99),
-            format!("{:.2}", *bytes as f64 / io.p50),
-            time(local.p50),
-            time(local.p99),
-            format!("{:.2}", *bytes as f64 / local.p50),
-            format!("{:.2}", io.p50 / local.p50),
-            format!("{:.2}", local.p50 / io.p50),
-        ]);
-    }
-    for line in table.lines() {
-        text += &line;
-        text.push('\n');
-    }
-    text
+    let table = Table::of(found, |Found { op, bytes, io, local }| {
+        let gb_per_s = |ns: f64| format!("{:.2}", *bytes as f64 / ns);
+        vec![
+            ("", word(op)),
+            (">size", Size(*bytes).to_string()),
+            (">each", time(io.p50)),
+            (">p99", time(io.p99)),
+            (">GB/s", gb_per_s(io.p50)),
+            (">local", time(local.p50)),
+            (">local p99", time(local.p99)),
+            (">local GB/s", gb_per_s(local.p50)),
+            (">ratio", format!("{:.2}", io.p50 / local.p50)),
+            (">share", format!("{:.2}", local.p50 / io.p50)),
+        ]
+    });
+    format!("{title}\n\n{table}")
 }

@@ -1,8 +1,9 @@
-//! The server, or the client, of a measurement.
+//! The server or the client of a measurement.
 
 use super::{Engine, Op, Plan};
+use crate::exit::Explain;
 use crate::experiment::Trouble;
-use crate::experiment::place::{Place, leave};
+use crate::experiment::place::{Place, leave, unless_stopped};
 use crate::measure::net;
 use doorbell::io::{IoClient, IoEngine, IoFile, IoServer};
 use doorbell::{Error, Event, Node, NodeBuilder, Role};
@@ -16,11 +17,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the other process may take to be there.
+/// How long the other process may take to start.
 const START: Duration = Duration::from_secs(20);
-/// How long a turn is, where nothing is said of its calls.
+/// How long a turn takes, unless the number of calls is given.
 const TURN_NS: f64 = 10e6;
-/// The seed of what is in the file.
+/// The seed of the content of the file.
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Times of calls, in nanoseconds.
@@ -39,14 +40,14 @@ impl From<Summary> for Times {
     }
 }
 
-/// What the client found of one size.
+/// The findings of the client for one size.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Found {
     pub op: Op,
     pub bytes: usize,
-    /// By the server.
+    /// Calls by the server.
     pub io: Times,
-    /// By itself.
+    /// Local calls.
     pub local: Times,
 }
 
@@ -56,7 +57,7 @@ pub fn work(plan: &Plan, place: &Place) -> Result<Vec<Found>, Trouble> {
     let role = if is_client { Role::Host } else { Role::Io };
     let builder = plan.setting.builder("io bench").map(|builder| builder.role(role));
     let node = if plan.serves_already {
-        // Under whichever number is free there.
+        // With any id that is free there.
         let joined = builder.and_then(NodeBuilder::join);
         joined.map_err(|error| Trouble::Unable(net::failure(error).of("could not join the domain")))?
     } else {
@@ -74,11 +75,9 @@ fn serve(plan: &Plan, place: &Place, node: &Node) -> Result<(), Trouble> {
         Engine::Plain => IoEngine::Plain,
     };
     let server = IoServer::builder(node, &plan.directory).engine(engine).start();
-    let server = server.map_err(|error| Trouble::unable("could not serve the directory", error))?;
+    let server = server.or_usage("could not serve the directory", "")?;
     loop {
-        if place.patience.stopped() {
-            return Err(Stopped.into());
-        }
+        unless_stopped(&place.patience)?;
         match node.event(Instant::now() + Duration::from_millis(50)) {
             Ok(Event::Left { .. } | Event::Died { .. }) => return Ok(server.stop()?),
             Ok(_) | Err(Error::Timeout { .. }) => {}
@@ -87,12 +86,12 @@ fn serve(plan: &Plan, place: &Place, node: &Node) -> Result<(), Trouble> {
     }
 }
 
-/// What failed on the way.
+/// A failed call, in words.
 fn failed(what: &'static str) -> impl Fn(io::Error) -> Trouble {
     move |error| Trouble::wrong(format_args!("{what}: {error}"))
 }
 
-/// The file, by both ways.
+/// The file, opened by both ways.
 struct Both {
     far: IoFile,
     near: File,
@@ -104,7 +103,7 @@ fn measure(plan: &Plan, place: &Place, node: &Node) -> Result<Vec<Found>, Troubl
         match IoClient::builder(node).connect() {
             Ok(client) => break client,
             Err(_) if place.patience.stopped() => return Err(Stopped.into()),
-            // It is not there yet.
+            // The server has not started yet.
             Err(error) if error.kind() == io::ErrorKind::NotFound && Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -126,7 +125,7 @@ fn measure(plan: &Plan, place: &Place, node: &Node) -> Result<Vec<Found>, Troubl
 }
 
 impl Both {
-    /// Writes the file there, and sees that it is here; and the other way round.
+    /// Writes the file by the server, and reads it by both ways.
     fn check(&self, plan: &Plan) -> Result<(), Trouble> {
         let written: Vec<u8> = (0..plan.file as u64).map(|at| (at.wrapping_mul(SEED) >> 56) as u8).collect();
         self.far.write_all_at(&written, 0).map_err(failed("could not write the file"))?;
@@ -146,22 +145,17 @@ impl Both {
         let Place { ns_per_tick, stop, .. } = place;
         let mut memory = vec![1; bytes];
         let places = (plan.file / bytes) as u64;
-        let far = |memory: &mut [u8], call: u64| {
-            let at = call % places * bytes as u64;
-            match op {
-                Op::Read => self.far.read_exact_at(memory, at),
-                Op::Write => self.far.write_all_at(memory, at),
-            }
+        let place_of = |call: u64| call % places * bytes as u64;
+        let far = |memory: &mut [u8], call: u64| match op {
+            Op::Read => self.far.read_exact_at(memory, place_of(call)),
+            Op::Write => self.far.write_all_at(memory, place_of(call)),
         };
-        let near = |memory: &mut [u8], call: u64| {
-            let at = call % places * bytes as u64;
-            match op {
-                Op::Read => self.near.read_exact_at(memory, at),
-                Op::Write => self.near.write_all_at(memory, at),
-            }
+        let near = |memory: &mut [u8], call: u64| match op {
+            Op::Read => self.near.read_exact_at(memory, place_of(call)),
+            Op::Write => self.near.write_all_at(memory, place_of(call)),
         };
         let (mut io, mut local) = (Samples::new(), Samples::new());
-        // How many fit; and all pages are there afterwards.
+        // The calls that fit into a turn. The trial also brings all pages into memory.
         let fit = |ticks: u64, calls: u64| (TURN_NS / (ticks as f64 * ns_per_tick / calls as f64)).clamp(4.0, 1e6) as u64;
         let trial = turn(&mut memory, &mut Samples::new(), 0, 8, far, stop)?;
         let calls = plan.iterations.unwrap_or_else(|| fit(trial, 8));
@@ -182,7 +176,7 @@ impl Both {
     }
 }
 
-/// So many calls, each timed for itself; the ticks of all.
+/// Makes so many calls, and times each one. Returns the ticks of all.
 #[inline(always)]
 fn turn(
     memory: &mut [u8],

@@ -1,23 +1,21 @@
-//! `doorbell collective`: what operations of a team of processes take.
+//! `doorbell collective`: how long the operations of a team of processes take.
 //!
-//! The [`worker`]s form a team, and go through the [`Leg`]s in rounds, of each leg one section by each way of synchronisation; what they saw becomes a
+//! The [`worker`]s form a team, and go through the [`Leg`]s in rounds. A round has one section for each way of synchronisation. The findings become a
 //! [`report::Row`] for each leg and way.
 
 pub mod report;
 pub mod worker;
 
-use super::args::{crowded, words};
 use super::size::Size;
-use crate::environment::Domain;
 use crate::exit::Failure;
+use crate::experiment::args::ProcessArgs;
 use crate::experiment::place::Place;
 use crate::experiment::setting::Setting;
-use crate::experiment::workers::requested_end;
 use crate::experiment::{Experiment, Outcome, Trouble, measure};
 use crate::ls::Format;
-use crate::text::print;
+use crate::processes::EndRequest;
+use crate::text::{print, span, word};
 use doorbell::collective::{CHANNELS_MAX, SLOT_MAX, SLOT_MIN, Sync};
-use doorbell::{Progress, Wait};
 use doorbell_benches::clock::Clock;
 use report::Row;
 use serde::{Deserialize, Serialize};
@@ -29,36 +27,12 @@ const VECTOR_MOST: usize = 256 << 20;
 /// Bytes of an element: an f32.
 const ELEMENT: usize = size_of::<f32>();
 
-/// Measure what collectives of a team of processes take, over shared memory
+/// Measure how long collectives of a team of processes take, over shared memory
 ///
-/// Each process is a node, and all are a team. In rounds, each operation is called many times, one call right after the other, in turns with the
-/// other ways of synchronisation that are asked for and with the floor. Vectors are of f32, and what is combined is added up.
+/// Each process is a node, and all nodes are one team. In each round every operation is called many times, one call right after the other, in turns
+/// with the other way of synchronisation and with the floor, if they are asked for. Vectors are of f32, and reductions add them up.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  doorbell collective --pin 0,1                                a barrier, allreduce and broadcast of four processes on two processors
-  doorbell collective --pin 0,1 --nodes 2 --floor              a processor for each; the barrier beside the bare counter barrier
-  doorbell collective --op allgather,alltoall --sizes 8,64KiB,16MiB
-  doorbell collective --op allreduce --sync both --compute 5us  also computing while each is under way, by both ways of synchronisation
-  doorbell collective --stats                                  also what became of the team's channels
-  doorbell collective --floor --format json | jq 'select(.op == \"barrier\").ratio'
-
-A round begins with a barrier, and then each process takes the time of its own calls. The time of a round is that of the
-slowest process, over the calls. `each` is the median of the rounds. Who is done with a call goes on to the next one at once: a
-broadcast's root is ahead of the others by as many calls as there are channels, so its figure is that of a stream of them.
-Rank 0 is the root. Results are checked once for each size, before the rounds.
-
-Sizes are of what each process contributes: a vector; for alltoall what goes to each. `GB/s` is the size over the time.
-
-With --floor, `floor` is the bare counter barrier in memory of its own: one atomic addition to arrive, and a word that the last one raises.
-Who waits spins, if there is a processor for each; else it lets others run (sched_yield) after every 64 looks. It has a section in
-each round of the barrier, and `ratio` is the barrier's median over its. The other operations have none.
-
---compute adds rows of allreduces that are begun, computed beside and then waited for. The work of each process is another each time, from
-nothing to twice what is said, in steps that take that long on one processor that has nothing else to do: members of one processor
-take turns, so with 4 on 2 a call takes twice the work at least. Their times have the work in them. With --sync both, `of fg` is the median in the background over that in the foreground.
-
-Believe ratios rather than nanoseconds: the processors of a virtual machine move, and every time with them.")]
+#[command(after_help = include_str!("../../../help/collective.txt"))]
 pub struct CollectiveArgs {
     /// Operations
     #[arg(long, value_enum, value_name = "OP,…", value_delimiter = ',', default_values = ["barrier", "allreduce", "broadcast"])]
@@ -66,13 +40,10 @@ pub struct CollectiveArgs {
     /// Processes in the team
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=64))]
     nodes: u16,
-    /// Sizes of what each contributes, multiples of 4 bytes: 8, 64KiB, 1MB
+    /// Sizes of the vector that each process contributes, multiples of 4 bytes: 8, 64KiB, 1MB
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "8,4KiB,64KiB,1MiB")]
     sizes: Vec<Size>,
-    /// Processors on which the processes run, in turn: with 0,1 every other one runs on each
-    #[arg(long, value_name = "CPU,…", value_delimiter = ',')]
-    pin: Vec<usize>,
-    /// Also measure the bare counter barrier, in turns with the team's, which is then measured even if --op does not name it
+    /// Also measure the bare counter barrier, in turns with the team's barrier, which is measured even if --op does not name it
     #[arg(long)]
     floor: bool,
     /// Channels of the team
@@ -81,67 +52,48 @@ pub struct CollectiveArgs {
     /// Bytes that each process has in each channel: a multiple of 128, from 4KiB to 64MiB
     #[arg(long, value_name = "SIZE", default_value = "512KiB")]
     slot: Size,
-    /// When channels are synchronised that were used; both: in turns, by two teams
+    /// When used channels are synchronised; both: in turns, by two teams
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = When::Background)]
     sync: When,
-    /// Also allreduces beside each of which so much is computed in the mean: 5us, 2ms
+    /// Also measure allreduces beside which each process computes for this time in the mean: 5us, 2ms
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     compute: Option<Duration>,
-    /// Rounds, of which the median counts
+    /// Rounds; the median counts
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
     /// Calls of a round [default: as many as some 20 ms allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     iterations: Option<u64>,
-    /// Who turns the engine: the threads that call, a thread of the node, or whoever waits
-    #[arg(long, value_name = "WHO", default_value_t = Progress::default(), value_parser = words::<Progress>(&["inline", "poller", "adaptive"]))]
-    progress: Progress,
-    /// How threads wait: auto spins, then yields, then sleeps
-    #[arg(long, value_name = "HOW", default_value_t = Wait::default(), value_parser = words::<Wait>(&["auto", "spin", "yield", "park"]))]
-    wait: Wait,
-    /// Also show what became of the team's channels (JSON always has it)
+    #[command(flatten)]
+    processes: ProcessArgs,
+    /// Also show the counts of the team's channels (JSON always has them)
     #[arg(long)]
     stats: bool,
     /// Form of the output
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
     format: Format,
-    /// The domain that the processes join [default: one of their own]
-    #[arg(long, value_name = "NAME")]
-    domain: Option<Domain>,
 }
 
-/// What a team does.
+/// An operation of a team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
-    /// All wait for all
+    /// All processes wait for all others
     Barrier,
-    /// The root's vector to all
+    /// The root's vector goes to all processes
     Broadcast,
-    /// The sum of all vectors to the root
+    /// The sum of all vectors goes to the root
     Reduce,
-    /// The sum of all vectors to all
+    /// The sum of all vectors goes to all processes
     Allreduce,
-    /// All vectors to all
+    /// All vectors go to all processes
     Allgather,
-    /// A vector from each to each
+    /// A vector goes from each process to each other
     Alltoall,
 }
 
 impl Op {
-    /// The word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Op::Barrier => "barrier",
-            Op::Broadcast => "broadcast",
-            Op::Reduce => "reduce",
-            Op::Allreduce => "allreduce",
-            Op::Allgather => "allgather",
-            Op::Alltoall => "alltoall",
-        }
-    }
-
-    /// How many vectors of that size a process has in one piece, at most.
+    /// The most vectors of a size that a process holds in one piece.
     fn vectors(self, nodes: usize) -> usize {
         if matches!(self, Op::Allgather | Op::Alltoall) { nodes } else { 1 }
     }
@@ -150,34 +102,26 @@ impl Op {
 /// When channels are synchronised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum When {
-    /// Behind the back of who calls
+    /// After a call has returned
     Background,
-    /// Before a call comes back
+    /// Before a call returns
     Foreground,
-    /// One and the other in turns
+    /// Both, in turns
     Both,
 }
 
-/// One of them.
+/// One way of synchronisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Way {
-    /// Behind the back of who calls.
+    /// After a call has returned.
     Background,
-    /// Before a call comes back.
+    /// Before a call returns.
     Foreground,
 }
 
 impl Way {
-    /// The word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Way::Background => "background",
-            Way::Foreground => "foreground",
-        }
-    }
-
-    /// As the library has it.
+    /// The same as a type of the library.
     pub fn sync(self) -> Sync {
         match self {
             Way::Background => Sync::Background,
@@ -186,12 +130,12 @@ impl Way {
     }
 }
 
-/// What is measured in rounds.
+/// A measurement in rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leg {
     /// The operation.
     pub op: Op,
-    /// What each process contributes; 0 of a barrier.
+    /// The bytes that each process contributes; 0 for a barrier.
     pub bytes: usize,
     /// Work before each call.
     pub work: Option<Work>,
@@ -200,24 +144,24 @@ pub struct Leg {
 /// Work of a program between collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
-    /// How long it is meant to take.
+    /// How long the work is meant to take.
     pub ns: u64,
     /// Steps of [`worker::compute`].
     pub steps: u64,
 }
 
-/// What all processes of the measurement are told.
+/// The measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// How the processes run.
     pub setting: Setting,
     /// Processes in the team.
     pub nodes: usize,
-    /// What is measured, one after the other.
+    /// The measurements, one after the other.
     pub legs: Vec<Leg>,
-    /// By a team each, in turns.
+    /// The ways of synchronisation, each with a team of its own, in turns.
     pub ways: Vec<Way>,
-    /// Measure the floor of the barrier, too.
+    /// Whether the floor of the barrier is measured, too.
     pub floor: bool,
     /// Channels of a team.
     pub channels: usize,
@@ -225,7 +169,7 @@ pub struct Plan {
     pub slot: usize,
     /// Rounds of each leg.
     pub rounds: usize,
-    /// Calls of a round; as many as fit in a time if nothing is said.
+    /// Calls of a round; `None`: as many as fit in a time.
     pub iterations: Option<u64>,
 }
 
@@ -259,15 +203,8 @@ impl Experiment for Plan {
 pub fn run(args: &CollectiveArgs) -> Result<(), Failure> {
     let nodes = usize::from(args.nodes);
     check(args, nodes)?;
-    let setting = Setting {
-        domain: args.domain.as_ref().map_or_else(|| format!("collective-{}", std::process::id()), |Domain(name)| name.clone()),
-        net: None,
-        progress: args.progress.to_string(),
-        wait: args.wait.to_string(),
-        pin: args.pin.clone(),
-        crowded: crowded(&args.pin, nodes)?,
-    };
-    let (signal, clock) = (requested_end()?, Clock::calibrate());
+    let setting = args.processes.setting("collective", nodes, None)?;
+    let (request, clock) = (EndRequest::listen()?, Clock::calibrate());
     let ways = match args.sync {
         When::Background => vec![Way::Background],
         When::Foreground => vec![Way::Foreground],
@@ -284,7 +221,7 @@ pub fn run(args: &CollectiveArgs) -> Result<(), Failure> {
         rounds: args.rounds as usize,
         iterations: args.iterations,
     };
-    let rows = measure(&plan, clock, &signal)?;
+    let rows = measure(&plan, clock, &request)?;
     print(&report::render(args.format, args.stats, &plan, &rows));
     plan.setting.doubt("processes");
     Ok(())
@@ -304,7 +241,7 @@ fn check(args: &CollectiveArgs, nodes: usize) -> Result<(), Failure> {
         for op in &args.op {
             let vectors = op.vectors(nodes);
             if size.0 > VECTOR_MOST / vectors {
-                let what = format!("--sizes: {size} are too long for {} of {nodes} processes", op.name());
+                let what = format!("--sizes: {size} are too long for {} of {nodes} processes", word(op));
                 let hint = format!("here it has {} B at most", VECTOR_MOST / vectors / ELEMENT * ELEMENT);
                 return Err(Failure::usage(what, hint));
             }
@@ -313,7 +250,7 @@ fn check(args: &CollectiveArgs, nodes: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is measured: every operation once for each size, and what is computed in between last.
+/// The measurements: every operation once for each size, and then the allreduces beside which the processes compute.
 fn legs(args: &CollectiveArgs) -> Vec<Leg> {
     let mut ops: Vec<Op> = Vec::new();
     if args.floor && !args.op.contains(&Op::Barrier) {
@@ -337,7 +274,7 @@ fn legs(args: &CollectiveArgs) -> Vec<Leg> {
     legs
 }
 
-/// How many steps of work take so long: by the fastest of several tries, which nobody has interrupted.
+/// How many steps of work take this time, by the fastest of several tries: other processes may have interrupted the slower ones.
 fn steps(time: Duration) -> u64 {
     const STEPS: u64 = 100_000;
     let tries = (0..20).map(|_| {
@@ -349,20 +286,11 @@ fn steps(time: Duration) -> u64 {
     (time.as_nanos() as f64 / fastest * STEPS as f64).round().max(1.0) as u64
 }
 
-/// A time of work as people write it: `50us`, `2ms`.
-fn duration(word: &str) -> Result<Duration, String> {
-    let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
-    let (number, unit) = word.split_at(digits);
-    let unit = match unit {
-        "ns" => Some(1),
-        "us" | "µs" => Some(1_000),
-        "ms" => Some(1_000_000),
-        "s" => Some(1_000_000_000),
-        _ => None,
-    };
-    let ns = number.parse::<u64>().ok().zip(unit).and_then(|(number, unit)| number.checked_mul(unit));
-    let ns = ns.filter(|ns| (1..=10_000_000_000).contains(ns));
-    ns.map(Duration::from_nanos).ok_or_else(|| "it is not a time of up to 10 s; hint: times look like 500ns, 50us or 2ms".into())
+/// A time of work: `50us`, `2ms`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let units = [("ns", 1), ("us", 1_000), ("µs", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
+    let found = span(text, &units).filter(|time| (Duration::from_nanos(1)..=Duration::from_secs(10)).contains(time));
+    found.ok_or_else(|| "it is not a time of up to 10 s; hint: times look like 500ns, 50us or 2ms".into())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What was found of collectives, and the forms in which it is printed.
+//! The figures of collectives, and the forms in which they are printed.
 
 use super::worker::{Found, Sections, Stats};
 use super::{Leg, Op, Plan, Way};
@@ -6,25 +6,28 @@ use crate::experiment::report::{Fields, lines, rounded};
 use crate::ls::Format;
 use crate::measure::size::Size;
 use crate::measure::table::time;
-use crate::text::Table;
+use crate::text::{Table, word};
 use doorbell_benches::clock::Clock;
 use doorbell_benches::stats::{Samples, Summary};
 use serde_json::{Value, json};
 
-/// What was found of an operation of one size, by one way of synchronisation.
+/// The columns of the counts of channels.
+const STAT_COLUMNS: [&str; 5] = [">operations", ">acquired", ">queued", ">synchronised", ">foreseen"];
+
+/// The figures of an operation of one size, by one way of synchronisation.
 #[derive(Clone, Debug)]
 pub struct Row {
     leg: Leg,
     way: Way,
-    /// In a round.
+    /// Calls of a round.
     calls: u64,
-    /// Of rounds, for each call.
+    /// The time of a call, over all rounds.
     each: Summary,
-    /// Of all processes.
+    /// The counts of channels, of all processes.
     stats: Stats,
-    /// Of the bare counter barrier.
+    /// The bare counter barrier.
     floor: Option<Summary>,
-    /// The median over that in the foreground.
+    /// The median over the median in the foreground.
     of_foreground: Option<f64>,
 }
 
@@ -53,22 +56,21 @@ impl Row {
         rows
     }
 
-    /// The median over the floor's.
+    /// The median over the median of the floor.
     fn ratio(&self) -> Option<f64> {
         self.floor.map(|floor| self.each.p50 / floor.p50)
     }
 
-    /// Bytes over the time; a barrier has none.
+    /// Bytes over the time; `None` for a barrier.
     fn gb_per_s(&self) -> Option<f64> {
         (self.leg.op != Op::Barrier).then(|| self.leg.bytes as f64 / self.each.p50)
     }
 
-    /// Everything by name, in order, and the same names for all rows.
+    /// The fields of the row, with the same names for all rows.
     fn fields(&self, plan: &Plan) -> Fields {
         let figure = |value: f64| rounded(value, 4);
         let or_null = |value: Option<f64>| value.map_or(Value::Null, figure);
-        let Stats { operations, acquired, queued, synchronised, foreseen } = self.stats;
-        Fields(vec![
+        let mut fields = vec![
             ("test", json!("collective")),
             ("op", json!(self.leg.op)),
             ("size_bytes", json!((self.leg.op != Op::Barrier).then_some(self.leg.bytes))),
@@ -84,29 +86,28 @@ impl Row {
             ("floor_p50_ns", or_null(self.floor.map(|floor| floor.p50))),
             ("ratio", or_null(self.ratio())),
             ("of_foreground", or_null(self.of_foreground)),
-            ("operations", json!(operations)),
-            ("acquired", json!(acquired)),
-            ("queued", json!(queued)),
-            ("synchronised", json!(synchronised)),
-            ("foreseen", json!(foreseen)),
+        ];
+        fields.extend(STAT_COLUMNS.into_iter().zip(self.stats.0).map(|(name, count)| (&name[1..], json!(count))));
+        fields.extend([
             ("channels", json!(plan.channels)),
             ("slot_bytes", json!(plan.slot)),
             ("crowded", json!(plan.setting.crowded)),
-            ("progress", json!(plan.setting.progress)),
-            ("wait", json!(plan.setting.wait)),
-        ])
+            ("progress", json!(plan.setting.progress.to_string())),
+            ("wait", json!(plan.setting.wait.to_string())),
+        ]);
+        Fields(fields)
     }
 
-    /// What its line begins with.
-    fn names(&self) -> [String; 4] {
+    /// The cells at the beginning of a line.
+    fn names(&self) -> Vec<(&'static str, String)> {
         let Leg { op, bytes, work } = self.leg;
         let size = if op == Op::Barrier { String::new() } else { Size(bytes).to_string() };
         let work = work.map_or_else(String::new, |work| time(work.ns as f64));
-        [op.name().into(), size, work, self.way.name().into()]
+        vec![("", word(&op)), (">size", size), (">work", work), ("sync", word(&self.way))]
     }
 }
 
-/// Figures of rounds, each of which took as long as its slowest process, for one call.
+/// The time of one call. Each round takes as long as its slowest process.
 fn slowest(seen: &[&Sections], clock: Clock) -> Summary {
     let rounds = seen.iter().map(|seen| seen.ticks.len()).min().unwrap_or(0);
     let mut samples = Samples::new();
@@ -116,7 +117,7 @@ fn slowest(seen: &[&Sections], clock: Clock) -> Summary {
     samples.summary(clock.ns_per_tick / seen[0].calls as f64)
 }
 
-/// In the form that was asked for.
+/// The rows in this form.
 pub fn render(format: Format, stats: bool, plan: &Plan, rows: &[Row]) -> String {
     match format {
         Format::Table if stats => format!("{}\n{}", table(plan, rows), channels(rows)),
@@ -125,7 +126,7 @@ pub fn render(format: Format, stats: bool, plan: &Plan, rows: &[Row]) -> String 
     }
 }
 
-/// For people.
+/// The table for people.
 fn table(plan: &Plan, rows: &[Row]) -> String {
     let crowded = if plan.setting.crowded { "more than processors" } else { "a processor for each" };
     let title = format!(
@@ -138,38 +139,35 @@ fn table(plan: &Plan, rows: &[Row]) -> String {
         plan.rounds
     );
     let (floor, both) = (rows.iter().any(|row| row.floor.is_some()), rows.iter().any(|row| row.of_foreground.is_some()));
-    let mut names = vec!["", ">size", ">work", "sync", ">calls", ">each", ">fastest", ">slowest", ">GB/s"];
-    names.extend(if floor { &[">floor", ">ratio"][..] } else { &[] });
-    names.extend(both.then_some(">of fg"));
-    let mut table = Table::new(&names);
     let known = |figure: Option<String>| figure.unwrap_or_default();
-    for row in rows {
-        let mut cells = row.names().to_vec();
-        cells.push(row.calls.to_string());
-        cells.extend([row.each.p50, row.each.min, row.each.max].map(time));
-        cells.push(known(row.gb_per_s().map(|rate| format!("{rate:.3}"))));
+    let two = |ratio: f64| format!("{ratio:.2}");
+    let table = Table::of(rows, |row| {
+        let mut cells = row.names();
+        cells.push((">calls", row.calls.to_string()));
+        cells.extend(
+            [(">each", row.each.p50), (">fastest", row.each.min), (">slowest", row.each.max)].map(|(name, ns)| (name, time(ns))),
+        );
+        cells.push((">GB/s", known(row.gb_per_s().map(|rate| format!("{rate:.3}")))));
         if floor {
-            cells.push(known(row.floor.map(|floor| time(floor.p50))));
-            cells.push(known(row.ratio().map(|ratio| format!("{ratio:.2}"))));
+            cells.push((">floor", known(row.floor.map(|floor| time(floor.p50)))));
+            cells.push((">ratio", known(row.ratio().map(two))));
         }
         if both {
-            cells.push(known(row.of_foreground.map(|ratio| format!("{ratio:.2}"))));
+            cells.push((">of fg", known(row.of_foreground.map(two))));
         }
-        table.row(cells);
-    }
-    format!("{title}\n\n{}\n", table.lines().join("\n"))
+        cells
+    });
+    format!("{title}\n\n{table}")
 }
 
-/// What became of channels, for people.
+/// The counts of channels, for people.
 fn channels(rows: &[Row]) -> String {
-    let names = ["", ">size", ">work", "sync", ">operations", ">acquired", ">queued", ">synchronised", ">foreseen"];
-    let mut table = Table::new(&names);
-    for row in rows {
-        let Stats { operations, acquired, queued, synchronised, foreseen } = row.stats;
-        let figures = [operations, acquired, queued, synchronised, foreseen].map(|figure| figure.to_string());
-        table.row(row.names().into_iter().chain(figures));
-    }
-    format!("Channels, of all processes, in the rounds:\n\n{}\n", table.lines().join("\n"))
+    let table = Table::of(rows, |row| {
+        let mut cells = row.names();
+        cells.extend(STAT_COLUMNS.into_iter().zip(row.stats.0).map(|(name, count)| (name, count.to_string())));
+        cells
+    });
+    format!("Channels, of all processes, in the rounds:\n\n{table}")
 }
 
 #[cfg(test)]
@@ -179,7 +177,7 @@ mod tests {
 
     fn plan() -> Plan {
         Plan {
-            setting: Setting { progress: "adaptive".into(), wait: "auto".into(), ..Setting::default() },
+            setting: Setting::default(),
             nodes: 2,
             legs: vec![Leg { op: Op::Barrier, bytes: 0, work: None }, Leg { op: Op::Allreduce, bytes: 4096, work: None }],
             ways: vec![Way::Background, Way::Foreground],
@@ -192,7 +190,7 @@ mod tests {
     }
 
     fn sections(ticks: [u64; 3]) -> Sections {
-        let stats = Stats { operations: 30, acquired: 20, queued: 10, synchronised: 29, foreseen: 15 };
+        let stats = Stats([30, 20, 10, 29, 15]);
         Sections { calls: 10, ticks: ticks.to_vec(), stats }
     }
 
@@ -214,7 +212,7 @@ mod tests {
         let figures: Vec<_> = rows.iter().map(|row| (row.each.p50, row.ratio(), row.of_foreground)).collect();
         let expected = [(40.0, Some(2.0), Some(0.5)), (80.0, Some(4.0), None), (10.0, None, Some(0.5)), (20.0, None, None)];
         assert_eq!(figures, expected);
-        assert_eq!(rows[0].stats, Stats { operations: 60, acquired: 40, queued: 20, synchronised: 58, foreseen: 30 });
+        assert_eq!(rows[0].stats, Stats([60, 40, 20, 58, 30]));
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! One of the processes of a team: joins the domain, forms the team with the others, and does section after section.
+//! One of the processes of a team. It joins the domain, forms the team with the others, and does the sections.
 
 use super::super::lock::worker::LANES;
 use super::{ELEMENT, Leg, Op, Plan};
+use crate::exit::Failure;
 use crate::experiment::Trouble;
-use crate::experiment::place::{Place, leave};
+use crate::experiment::place::{Place, leave, unless_stopped};
+use crate::text::word;
 use doorbell::collective::reduction::Sum;
 use doorbell::collective::{ChannelStats, Team};
 use doorbell::{Error, Node, NodeId};
@@ -15,62 +17,50 @@ use std::time::{Duration, Instant};
 
 /// How long forming a team may take.
 const FORM: Duration = Duration::from_secs(20);
-/// How long a section is, where nothing is said of its calls.
+/// How long a section takes, unless the number of calls is given.
 const SECTION_NS: f64 = 20e6;
 /// The most calls of such a section.
 const CALLS_MOST: u64 = 1 << 20;
 const ROOT: usize = 0;
 
-/// What one process found of a leg.
+/// The findings of one process for a leg.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Found {
-    /// For each way of synchronisation.
+    /// The sections by each way of synchronisation.
     pub ways: Vec<Sections>,
-    /// Of the bare counter barrier, if it was measured.
+    /// The sections of the bare counter barrier, if it was measured.
     pub floor: Option<Sections>,
 }
 
-/// What one process saw of its own calls.
+/// The calls of one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Sections {
     /// Calls of a section.
     pub calls: u64,
     /// Ticks of each section.
     pub ticks: Vec<u64>,
-    /// What became of its team's channels in these.
+    /// The counts of its team's channels in these sections.
     pub stats: Stats,
 }
 
-/// What became of channels.
+/// The counts of a team's channels: operations, and turns that were acquired, queued, synchronised and foreseen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub struct Stats {
-    pub operations: u64,
-    pub acquired: u64,
-    pub queued: u64,
-    pub synchronised: u64,
-    pub foreseen: u64,
-}
+pub struct Stats(pub [u64; 5]);
 
 impl Stats {
-    /// Adds what came between two looks.
-    fn add(&mut self, before: ChannelStats, after: ChannelStats) {
-        self.operations += after.operations - before.operations;
-        self.acquired += after.acquired - before.acquired;
-        self.queued += after.queued - before.queued;
-        self.synchronised += after.synchronised - before.synchronised;
-        self.foreseen += after.foreseen - before.foreseen;
+    fn of(team: &Team) -> Self {
+        let ChannelStats { operations, acquired, queued, synchronised, foreseen, .. } = team.stats();
+        Self([operations, acquired, queued, synchronised, foreseen])
     }
 
-    /// Those of two processes.
-    pub fn and(self, other: Stats) -> Self {
-        Self {
-            operations: self.operations + other.operations,
-            acquired: self.acquired + other.acquired,
-            queued: self.queued + other.queued,
-            synchronised: self.synchronised + other.synchronised,
-            foreseen: self.foreseen + other.foreseen,
-        }
+    /// The counts between an earlier look and this one.
+    fn since(self, before: Self) -> Self {
+        Self(std::array::from_fn(|at| self.0[at] - before.0[at]))
+    }
+
+    /// The counts of two processes.
+    pub fn and(self, other: Self) -> Self {
+        Self(std::array::from_fn(|at| self.0[at] + other.0[at]))
     }
 }
 
@@ -87,12 +77,12 @@ pub fn work(plan: &Plan, place: &Place) -> Result<Vec<Found>, Trouble> {
 fn form(plan: &Plan, place: &Place, node: &Node) -> Result<Vec<Team>, Trouble> {
     let ids: Vec<NodeId> = (0..plan.nodes).map(|node| NodeId(node as u16)).collect();
     let form = |way: &super::Way| {
-        let team = Team::builder(node).members(&ids).label(way.name()).channels(plan.channels).slot_bytes(plan.slot);
+        let team = Team::builder(node).members(&ids).label(word(way)).channels(plan.channels).slot_bytes(plan.slot);
         team.sync(way.sync()).form_by(Instant::now() + FORM)
     };
     plan.ways.iter().map(form).collect::<Result<_, Error>>().map_err(|error| {
         let what = format!("could not form a team of {} with {} channels", plan.nodes, plan.channels);
-        if place.patience.stopped() { Stopped.into() } else { Trouble::unable(&what, error) }
+        if place.patience.stopped() { Stopped.into() } else { Failure::usage(format!("{what}: {error}"), "").into() }
     })
 }
 
@@ -104,11 +94,11 @@ struct Member<'a> {
 }
 
 impl Member<'_> {
-    /// Leg after leg, each in rounds.
+    /// Goes through the legs.
     fn work(&self) -> Result<Vec<Found>, Trouble> {
         let plan = self.plan;
         let found = plan.legs.iter().map(|leg| self.leg(*leg)).collect::<Result<_, _>>()?;
-        // Nobody leaves while somebody may still be looking.
+        // No process leaves while another may still use its node.
         self.place.gate(plan.nodes)?;
         Ok(found)
     }
@@ -129,13 +119,13 @@ impl Member<'_> {
         }
         for round in 0..plan.rounds {
             for turn in 0..self.teams.len() {
-                // Each way is the first in every other round.
+                // The first way of a round changes from round to round.
                 let way = (turn + round) % self.teams.len();
                 let (team, seen) = (&self.teams[way], &mut ways[way]);
                 team.barrier()?;
-                let before = team.stats();
+                let before = Stats::of(team);
                 seen.ticks.push(self.section(seen.calls, || vectors.call(team))?);
-                seen.stats.add(before, team.stats());
+                seen.stats = seen.stats.and(Stats::of(team).since(before));
             }
             if let Some(seen) = &mut floor {
                 barrier()?;
@@ -150,15 +140,13 @@ impl Member<'_> {
     fn section(&self, calls: u64, mut call: impl FnMut() -> Result<(), Trouble>) -> Result<u64, Trouble> {
         let began = ticks();
         for _ in 0..calls {
-            if self.place.patience.stopped() {
-                return Err(Stopped.into());
-            }
+            unless_stopped(&self.place.patience)?;
             call()?;
         }
         Ok(ticks() - began)
     }
 
-    /// How many calls a section has: as was said, or as many as fit. Rank 0 counts, and the others hear it of it.
+    /// The calls of a section: the number that was given, or as many as fit. Rank 0 measures that, and tells the others.
     fn calls(&self, mut call: impl FnMut() -> Result<(), Trouble>) -> Result<u64, Trouble> {
         if let Some(iterations) = self.plan.iterations {
             return Ok(iterations);
@@ -176,14 +164,14 @@ impl Member<'_> {
     }
 }
 
-/// What a process contributes, and where it gets what the others do.
+/// The vectors of a process.
 struct Vectors {
     leg: Leg,
-    /// Read; of operations that leave their result in place, written.
+    /// The vector that the process contributes. Some operations leave their result here.
     mine: Vec<f32>,
-    /// Written by the others, if there are two vectors.
+    /// The vectors of the others, if the operation has a second buffer.
     theirs: Vec<f32>,
-    /// Of how much work comes next.
+    /// The state of the random amount of work.
     chance: u64,
 }
 
@@ -199,12 +187,12 @@ impl Vectors {
         Self { leg, mine: vec![0.0; mine], theirs: vec![0.0; theirs], chance: 0 }
     }
 
-    /// Takes part in the operation; works while it is under way, if there is work to do.
+    /// Takes part in the operation, and works meanwhile if there is work.
     #[inline(always)]
     fn call(&mut self, team: &Team) -> Result<(), Trouble> {
         if let Some(of) = self.leg.work {
             let under_way = team.start_allreduce(Sum, std::mem::take(&mut self.mine))?;
-            // Other members, other numbers; the same for all ways of synchronisation.
+            // Each member gets other numbers, and all ways of synchronisation get the same.
             self.chance =
                 (self.chance.wrapping_add(team.rank() as u64 + 1)).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.chance >> 29;
             compute(((self.chance >> 32) * 2 * of.steps) >> 32);
@@ -221,8 +209,7 @@ impl Vectors {
         }?)
     }
 
-    /// Takes part once and looks whether the result is right. Afterwards all vectors are zero, so that sums stay what they are however often they are added up;
-    /// and all their pages are there.
+    /// Takes part once and checks the result. Afterwards all vectors are zero, so that repeated sums stay zero, and all their pages are in memory.
     fn check(&mut self, team: &Team) -> Result<(), Trouble> {
         let (rank, nodes) = (team.rank(), team.len());
         let of = |rank: usize| (rank + 1) as f32;
@@ -242,7 +229,7 @@ impl Vectors {
             let Leg { op, bytes, .. } = self.leg;
             return Err(Trouble::wrong(format_args!(
                 "{} of {bytes} bytes gave rank {rank} {found} in element {at}, where {} was expected",
-                op.name(),
+                word(&op),
                 expected(at)
             )));
         }
@@ -252,7 +239,7 @@ impl Vectors {
     }
 }
 
-/// So many steps of work, each of which needs the one before.
+/// Does so many steps of work. Each step needs the result of the one before.
 #[inline(never)]
 pub fn compute(steps: u64) {
     let mut x = 1_u64;

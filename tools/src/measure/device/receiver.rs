@@ -1,12 +1,12 @@
-//! A process of which threads receive: its main thread begins and ends sections with the sender, and is the dispatcher.
+//! A receiving process. Its lead thread begins and ends sections together with the sender, and is the dispatcher.
 
 use super::super::plan::pack;
 use super::scheme::{self, Dispatcher, Ear, Fifo, FromHand, GLANCE, Hand, sent_ns};
 use super::worker::{DEVICE, Member, Round, Seen, join};
-use super::{Leg, Scheme};
+use super::{Leg, Scheme, Turn};
 use crate::clock;
 use crate::experiment::Trouble;
-use crate::experiment::place::pin;
+use crate::experiment::place::{pin, unless_stopped};
 use doorbell::{Device, DeviceThread, Node};
 use doorbell_benches::floor::{Finish, Patience, Stopped};
 use doorbell_benches::stats::Samples;
@@ -14,26 +14,26 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
-/// The longest message for which a device has room where nothing is said: a lane has room for two such.
+/// The longest message that fits into a device by default: a lane has room for two of these.
 const ROOM: usize = 256 * 1024 - 128;
 
-/// What a thread saw: for each leg, for each scheme.
+/// The findings of a thread, by leg and scheme.
 type OfThread = Vec<Vec<Share>>;
 
-/// What a thread saw of a scheme.
+/// The findings of a thread for one scheme.
 #[derive(Default)]
 struct Share {
     rounds: Vec<Round>,
     times: Samples,
 }
 
-/// Has the threads of this process receive section after section.
+/// Lets the threads of this process receive in all sections.
 pub fn work(member: &Arc<Member>) -> Result<Vec<Vec<Seen>>, Trouble> {
     let plan = &member.plan;
     let device =
         Device::builder(&member.node, DEVICE).threads(plan.threads).senders(1).message_max(plan.longest().max(ROOM)).attach()?;
     let threads = member.threads();
-    // Where the threads of this process meet, without looking again and again as at the gate.
+    // The threads of this process meet here. Waiting threads sleep, and do not poll as at the gate.
     let barrier = Arc::new(Barrier::new(threads.len() + 1, member.place.patience.clone()));
     let (tell, told) = channel();
     let mut handles = Vec::new();
@@ -53,31 +53,31 @@ pub fn work(member: &Arc<Member>) -> Result<Vec<Vec<Seen>>, Trouble> {
     });
     drop(device);
     let found = gather(&told, threads.len());
-    // Told to stop, all of them end soon, and leave the domain. If one is in trouble this process ends whatever the others wait for.
+    // Threads that were told to stop end soon, and leave the domain. If one thread fails, the process ends without waiting for the others.
     if found.is_ok() || member.place.patience.stopped() {
         handles.into_iter().for_each(|thread| drop(thread.join()));
     }
     found
 }
 
-/// What all threads found.
+/// Collects the findings of all threads.
 fn gather(told: &Receiver<Said>, threads: usize) -> Result<Vec<Vec<Seen>>, Trouble> {
     let (mut shares, mut rounds) = (Vec::new(), None);
     while shares.len() < threads || rounds.is_none() {
         match told.recv() {
             Ok(Said::Lead(found)) => rounds = Some(found?),
             Ok(Said::Thread(found)) => shares.push(found?),
-            Err(_) => return Err(Trouble::Wrong("a thread has ended without a word".into())),
+            Err(_) => return Err(Trouble::Wrong("a thread has ended without its findings".into())),
         }
     }
     Ok(sum(&rounds.unwrap_or_default(), &shares))
 }
 
-/// Where the threads of one process meet. Who waits sleeps; unlike the standard library's it lets go of all who are told to stop.
+/// A barrier of the threads of one process. Waiting threads sleep. Unlike the barrier of the standard library it releases threads that are told to stop.
 struct Barrier {
     parties: usize,
     patience: Patience,
-    /// How many are here, and how often all were.
+    /// How many threads are here, and how often all of them were.
     here: Mutex<(usize, u64)>,
     all: Condvar,
 }
@@ -97,22 +97,20 @@ impl Barrier {
         }
         let before = here.1;
         while here.1 == before {
-            if self.patience.stopped() {
-                return Err(Stopped);
-            }
+            unless_stopped(&self.patience)?;
             here = self.all.wait_timeout(here, GLANCE).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
     }
 }
 
-/// What threads tell at their end.
+/// What a thread tells at its end.
 enum Said {
     Lead(Result<Vec<Vec<Vec<u64>>>, Trouble>),
     Thread(Result<OfThread, Trouble>),
 }
 
-/// All threads of the process together.
+/// The findings of all threads of the process together.
 fn sum(processor: &[Vec<Vec<u64>>], shares: &[OfThread]) -> Vec<Vec<Seen>> {
     let of_scheme = |leg: usize, scheme: usize, processor: &[u64]| {
         let of_threads = || shares.iter().map(|share| &share[leg][scheme]);
@@ -131,36 +129,28 @@ fn sum(processor: &[Vec<Vec<u64>>], shares: &[OfThread]) -> Vec<Vec<Seen>> {
     processor.iter().enumerate().map(of_leg).collect()
 }
 
-/// Begins and ends sections, and dispatches: what the process used of processors.
+/// Begins and ends sections, and dispatches. Returns the processor time of the process in each section.
 fn lead(member: &Member, barrier: &Barrier, hands: &[Option<Hand>], threads: usize) -> Result<Vec<Vec<Vec<u64>>>, Trouble> {
     let plan = &member.plan;
-    // All threads are nodes and have their ids of the device.
+    // Behind the barrier all threads have joined as nodes, and have their ids of the device.
     barrier.wait()?;
     member.meet()?;
     member.gate()?;
-    let mut found = Vec::new();
-    for leg in &plan.legs {
-        let mut of_leg = vec![Vec::new(); plan.schemes.len()];
-        for (round, scheme) in plan.sections() {
-            member.gate()?;
-            let began = clock::processor_time();
-            barrier.wait()?;
-            if plan.schemes[scheme] == Scheme::Dispatcher {
-                hand_out(member, *leg, hands, threads)?;
-            }
-            barrier.wait()?;
-            let used = clock::processor_time() - began;
-            member.gate()?;
-            if round > 0 {
-                of_leg[scheme].push(used.as_nanos() as u64);
-            }
+    plan.sections(|turn| {
+        member.gate()?;
+        let began = clock::processor_time();
+        barrier.wait()?;
+        if plan.schemes[turn.scheme] == Scheme::Dispatcher {
+            hand_out(member, plan.legs[turn.leg], hands, threads)?;
         }
-        found.push(of_leg);
-    }
-    Ok(found)
+        barrier.wait()?;
+        let used = clock::processor_time() - began;
+        member.gate()?;
+        Ok(used.as_nanos() as u64)
+    })
 }
 
-/// The dispatcher: until each thread has got its last message.
+/// Dispatches messages until each thread has got its last one.
 fn hand_out(member: &Member, leg: Leg, hands: &[Option<Hand>], threads: usize) -> Result<(), Trouble> {
     let (mut left, mut deadline) = (threads, Instant::now() + GLANCE);
     let mut dispatcher = Dispatcher { node: &member.node, bytes: leg.bytes, hands, asleep: 0, given: 0 };
@@ -181,11 +171,11 @@ fn thread_of(member: &Member, device: &Device, from: FromHand, thread: usize, ba
         barrier.wait()?;
         Listener { member, thread, claimed, from, fifo: &node, barrier }.work()
     });
-    // If nobody hears it, the process ends.
+    // If the receiver is gone, the process is ending.
     let _ = tell.send(Said::Thread(found));
 }
 
-/// Its processor, its id of the device, and its node.
+/// Moves a thread to its processor. Returns its id of the device, and its node.
 fn settle(member: &Member, device: &Device, thread: usize) -> Result<(DeviceThread, Node), Trouble> {
     let plan = &member.plan;
     let processors = plan.of_threads();
@@ -209,27 +199,23 @@ impl Listener<'_> {
         let plan = &self.member.plan;
         let mut buf = vec![0; plan.longest()];
         let mut read = Finish::new(&self.member.place.mapping.pair(self.thread), &self.member.place.patience);
-        let mut found = Vec::new();
-        for leg in &plan.legs {
-            let mut of_leg: Vec<Share> = plan.schemes.iter().map(|_| Share::default()).collect();
-            for (round, scheme) in plan.sections() {
-                let mut times = Samples::new();
-                self.barrier.wait()?;
-                let member = self.member;
-                let seen = match plan.schemes[scheme] {
-                    Scheme::Claimed => listen(&mut self.claimed, member, *leg, &mut buf, &mut read, &mut times),
-                    Scheme::Dispatcher => listen(&mut self.from, member, *leg, &mut buf, &mut read, &mut times),
-                    Scheme::Fifo => listen(&mut Fifo(self.fifo), member, *leg, &mut buf, &mut read, &mut times),
-                }?;
-                self.barrier.wait()?;
-                if round > 0 {
-                    of_leg[scheme].rounds.push(seen);
-                    of_leg[scheme].times.merge(&times);
-                }
+        let mut times = vec![vec![Samples::new(); plan.schemes.len()]; plan.legs.len()];
+        let rounds = plan.sections(|Turn { leg, scheme, counts }| {
+            let (mut seen, member, leg_of) = (Samples::new(), self.member, plan.legs[leg]);
+            self.barrier.wait()?;
+            let round = match plan.schemes[scheme] {
+                Scheme::Claimed => listen(&mut self.claimed, member, leg_of, &mut buf, &mut read, &mut seen),
+                Scheme::Dispatcher => listen(&mut self.from, member, leg_of, &mut buf, &mut read, &mut seen),
+                Scheme::Fifo => listen(&mut Fifo(self.fifo), member, leg_of, &mut buf, &mut read, &mut seen),
+            }?;
+            self.barrier.wait()?;
+            if counts {
+                times[leg][scheme].merge(&seen);
             }
-            found.push(of_leg);
-        }
-        Ok(found)
+            Ok(round)
+        })?;
+        let share = |(rounds, times)| Share { rounds, times };
+        Ok(rounds.into_iter().zip(times).map(|(rounds, times)| rounds.into_iter().zip(times).map(share).collect()).collect())
     }
 }
 
@@ -245,9 +231,7 @@ fn listen<E: Ear>(
     let (mut messages, mut deadline) = (0, Instant::now() + GLANCE);
     loop {
         let Some(tag) = ear.receive(buf, deadline)? else {
-            if member.place.patience.stopped() {
-                return Err(Stopped.into());
-            }
+            unless_stopped(&member.place.patience)?;
             deadline = Instant::now() + GLANCE;
             continue;
         };

@@ -1,4 +1,4 @@
-//! What was found of threads that receive, and the forms in which it is printed.
+//! The figures of receiving threads, and the forms in which they are printed.
 
 use super::worker::{Found, Round, Seen, Sent};
 use super::{Leg, Plan, Scheme};
@@ -7,25 +7,25 @@ use crate::experiment::report::{Fields, Report, figure, figure_or_null};
 use crate::measure::plan::unpack;
 use crate::measure::size::Size;
 use crate::measure::table::time;
-use crate::text::Table;
+use crate::text::{Table, median, word};
 use doorbell_benches::stats::{Samples, Summary};
 use serde_json::json;
 
-/// What was found of a leg by one scheme.
+/// The figures of a leg by one scheme.
 #[derive(Clone, Debug)]
 pub struct Row {
     leg: Leg,
     scheme: Scheme,
-    /// Of all rounds.
+    /// The messages of all rounds.
     messages: u64,
-    /// Medians of rounds, for each message.
+    /// Medians of rounds, for one message.
     ns_each: f64,
     processor_ns: f64,
-    /// Median of rounds: processors that were used.
+    /// The median of rounds of the processors that were busy.
     busy: f64,
-    /// From sender to thread, if that was measured.
+    /// The times from sender to thread, if they were measured.
     times: Option<Summary>,
-    /// This row's figures over the dispatcher's: each, p50 and processor.
+    /// This row's figures over those of the dispatcher: each, p50 and processor.
     of_dispatcher: Option<[Option<f64>; 3]>,
 }
 
@@ -33,7 +33,7 @@ impl Row {
     /// The rows: one for each leg and scheme.
     ///
     /// # Errors
-    /// Not all messages came, or more.
+    /// A message is missing, or came twice.
     pub fn all(plan: &Plan, found: &[Found]) -> Result<Vec<Row>, Failure> {
         let sent = found.iter().find_map(|found| if let Found::Sent(sent) = found { Some(sent) } else { None });
         let seen: Vec<_> =
@@ -60,7 +60,7 @@ impl Row {
             let rounds: Vec<&Round> = seen.iter().map(|seen| &seen.rounds[round]).collect();
             let came: u64 = rounds.iter().map(|round| round.messages).sum();
             if came != *messages {
-                let what = format!("of {messages} messages that were sent by {} {came} came", scheme.name());
+                let what = format!("of {messages} messages that were sent by {} {came} came", word(&scheme));
                 return Err(Failure::failed(what, "this is an error of Doorbell: please report it"));
             }
             let ended_ns = rounds.iter().map(|round| round.ended_ns).max().unwrap_or(0);
@@ -76,9 +76,9 @@ impl Row {
             leg,
             scheme,
             messages: sent.iter().map(|sent| sent.messages).sum(),
-            ns_each: median(each),
-            processor_ns: median(processor),
-            busy: median(busy),
+            ns_each: median(each).unwrap_or(0.0),
+            processor_ns: median(processor).unwrap_or(0.0),
+            busy: median(busy).unwrap_or(0.0),
             times: leg.load.is_timed().then(|| times.summary(1.0)),
             of_dispatcher: None,
         })
@@ -116,8 +116,8 @@ impl Report for Plan {
             ("processor_of_dispatcher", of(2)),
             ("rate", json!((self.rate > 0).then_some(self.rate))),
             ("crowded", json!(self.setting.crowded)),
-            ("progress", json!(self.setting.progress)),
-            ("wait", json!(self.setting.wait)),
+            ("progress", json!(self.setting.progress.to_string())),
+            ("wait", json!(self.setting.wait.to_string())),
         ])
     }
 
@@ -126,65 +126,39 @@ impl Report for Plan {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => 0.0,
-        count if count.is_multiple_of(2) => (values[middle - 1] + values[middle]) / 2.0,
-        _ => values[middle],
-    }
-}
-
-/// For people.
+/// The table for people.
 fn table(plan: &Plan, rows: &[Row]) -> String {
     let whose = if plan.receivers() == 1 { "of one process" } else { "of two processes" };
     let crowded = if plan.setting.crowded { "more than processors" } else { "a processor for each" };
     let title = format!(
         "{} threads {whose} ({}, {crowded}) receive what one process sends, over shared memory: progress {}, wait {}, {} rounds.",
         plan.threads,
-        plan.mode.name(),
+        word(&plan.mode),
         plan.setting.progress,
         plan.setting.wait,
         plan.rounds
     );
-    let mut table = Table::new(&[
-        ">size",
-        "load",
-        "scheme",
-        ">messages",
-        ">M/s",
-        ">each",
-        ">p50",
-        ">p99",
-        ">p99.9",
-        ">processor",
-        ">busy",
-        ">of dispatcher:",
-        ">p50",
-        ">processor",
-    ]);
-    for row in rows {
+    let table = Table::of(rows, |row| {
         let timed = |figure: fn(&Summary) -> f64| row.times.as_ref().map_or_else(String::new, |times| time(figure(times)));
         let of = |at: usize| row.of_dispatcher.and_then(|of| of[at]).map_or_else(String::new, |ratio| format!("{ratio:.2}"));
-        table.row([
-            Size(row.leg.bytes).to_string(),
-            row.leg.load.name().into(),
-            row.scheme.name().into(),
-            row.messages.to_string(),
-            format!("{:.3}", 1e3 / row.ns_each),
-            time(row.ns_each),
-            timed(|times| times.p50),
-            timed(|times| times.p99),
-            timed(|times| times.p999),
-            time(row.processor_ns),
-            format!("{:.2}", row.busy),
-            of(0),
-            of(1),
-            of(2),
-        ]);
-    }
-    format!("{title}\n\n{}\n", table.lines().join("\n"))
+        vec![
+            (">size", Size(row.leg.bytes).to_string()),
+            ("load", word(&row.leg.load)),
+            ("scheme", word(&row.scheme)),
+            (">messages", row.messages.to_string()),
+            (">M/s", format!("{:.3}", 1e3 / row.ns_each)),
+            (">each", time(row.ns_each)),
+            (">p50", timed(|times| times.p50)),
+            (">p99", timed(|times| times.p99)),
+            (">p99.9", timed(|times| times.p999)),
+            (">processor", time(row.processor_ns)),
+            (">busy", format!("{:.2}", row.busy)),
+            (">of dispatcher:", of(0)),
+            (">p50", of(1)),
+            (">processor", of(2)),
+        ]
+    });
+    format!("{title}\n\n{table}")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! How a thread gets its next message, by each scheme; and what tags say.
+//! How a thread gets its next message by each scheme, and the meaning of tags.
 
 use crate::experiment::Trouble;
 use doorbell::{DeviceThread, Error, Match, Node, Taken};
@@ -11,18 +11,18 @@ use std::time::{Duration, Instant};
 
 /// Messages that may wait in a channel.
 const CHANNEL: usize = 64;
-/// Up to how many bytes a dispatcher hands over a copy: what fits in a cache line is not worth a loan.
+/// A dispatcher hands over messages of so many bytes as copies: a message that fits in a cache line is not worth a loan.
 pub const COPIED: usize = 64;
 /// Looks into a channel between two readings of the clock.
 const LOOKS: u32 = 8;
 /// How long a thread looks before it sleeps.
 const SPIN: Duration = Duration::from_nanos(500);
-/// Messages after which sleeping threads are woken though more are there.
+/// The dispatcher wakes sleeping threads after so many messages, even if more messages are there.
 const WAKE_AFTER: u32 = 32;
-/// How often a thread that waits looks whether it is to stop.
+/// How often a waiting thread looks whether it is told to stop.
 pub const GLANCE: Duration = Duration::from_millis(100);
 
-/// A tag says for which thread a message is, and when it was sent; with the largest such time a section ends.
+/// A tag holds the thread of a message, and the time of sending. The largest such time ends a section.
 const THREADS: u64 = 1 << 6;
 const END: u64 = u64::MAX / THREADS;
 
@@ -32,18 +32,18 @@ pub fn tag(thread: usize, sent_ns: u64) -> u64 {
     sent_ns * THREADS + thread as u64
 }
 
-/// The tag of the last one of a section.
+/// The tag of the last message of a section for a thread.
 pub fn end(thread: usize) -> u64 {
     tag(thread, END)
 }
 
-/// For which thread it is.
+/// The thread of a message.
 #[inline(always)]
 pub fn thread_of(tag: u64) -> usize {
     (tag % THREADS) as usize
 }
 
-/// When it was sent; `None`: it is the last one.
+/// When a message was sent; `None` for the last message.
 #[inline(always)]
 pub fn sent_ns(tag: u64) -> Option<u64> {
     let sent = tag / THREADS;
@@ -52,42 +52,43 @@ pub fn sent_ns(tag: u64) -> Option<u64> {
 
 /// How a thread receives.
 pub trait Ear {
-    /// The next message, every line of which is read: its tag. `None` at the deadline.
+    /// Receives the next message, reads every cache line of it, and returns its tag. `None` at the deadline.
     fn receive(&mut self, buf: &mut [u8], deadline: Instant) -> Result<Option<u64>, Trouble>;
 }
 
 impl Ear for DeviceThread {
     #[inline]
     fn receive(&mut self, buf: &mut [u8], deadline: Instant) -> Result<Option<u64>, Trouble> {
-        match self.receive_by(buf, deadline) {
-            Ok(envelope) => {
-                touch::read(&buf[..envelope.len]);
-                Ok(Some(envelope.tag))
-            }
-            Err(Error::Timeout { .. }) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        let received = self.receive_by(buf, deadline).map(|envelope| (envelope.tag, envelope.len));
+        read(received, buf)
     }
 }
 
-/// A node that is one thread's.
+/// A node of one thread.
 pub struct Fifo<'a>(pub &'a Node);
 
 impl Ear for Fifo<'_> {
     #[inline]
     fn receive(&mut self, buf: &mut [u8], deadline: Instant) -> Result<Option<u64>, Trouble> {
-        match self.0.recv_by(Match::any(), buf, deadline) {
-            Ok(envelope) => {
-                touch::read(&buf[..envelope.len]);
-                Ok(Some(envelope.tag))
-            }
-            Err(Error::Timeout { .. }) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        let received = self.0.recv_by(Match::any(), buf, deadline).map(|envelope| (envelope.tag, envelope.len));
+        read(received, buf)
     }
 }
 
-/// What a dispatcher hands over.
+/// Reads a received message of this tag and length. Returns the tag.
+#[inline(always)]
+fn read(received: Result<(u64, usize), Error>, buf: &[u8]) -> Result<Option<u64>, Trouble> {
+    match received {
+        Ok((tag, len)) => {
+            touch::read(&buf[..len]);
+            Ok(Some(tag))
+        }
+        Err(Error::Timeout { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A message that a dispatcher hands over.
 pub enum Handed {
     /// A short message: its tag, how long it is, and its bytes.
     Copied(u64, usize, [u8; COPIED]),
@@ -95,7 +96,7 @@ pub enum Handed {
     Lent(Taken<[u8]>),
 }
 
-/// How a thread that sleeps is woken: by the dispatcher when it has nothing else to hand over, and not with each message.
+/// A thread's sleep. The dispatcher wakes the thread when it has no other messages to hand over, and not with each message.
 #[derive(Default)]
 struct Bed {
     is_asleep: AtomicBool,
@@ -121,7 +122,7 @@ pub fn channel() -> (Hand, FromHand) {
 }
 
 impl Hand {
-    /// Hands a message over, and says whether the thread has to be woken; waits if it has very many.
+    /// Hands a message over, and returns whether the thread has to be woken. Waits if the channel is full.
     #[inline]
     fn give(&self, handed: Handed) -> Result<bool, Trouble> {
         let gone = || Trouble::Wrong("a thread has ended before its messages".into());
@@ -133,7 +134,7 @@ impl Hand {
             }
             Err(TrySendError::Disconnected(_)) => return Err(gone()),
         }
-        // Either the thread sees the message before it sleeps, or this sees that it does.
+        // Pairs with the fence in `wait`: either the thread sees the message before it sleeps, or this load sees that it sleeps.
         fence(Ordering::SeqCst);
         Ok(self.bed.is_asleep.load(Ordering::Relaxed))
     }
@@ -166,7 +167,7 @@ impl FromHand {
                 }
                 std::hint::spin_loop();
             }
-            // Who yields instead stands in the dispatcher's way.
+            // A thread that yields instead of sleeping takes the processor from the dispatcher.
             if began.elapsed() >= SPIN {
                 break;
             }
@@ -212,22 +213,22 @@ impl Ear for FromHand {
     }
 }
 
-/// The dispatcher: takes messages of a node, and hands each over to its thread.
+/// The dispatcher, which takes the messages of a node and hands each message to its thread.
 pub struct Dispatcher<'a> {
-    /// Where messages come.
+    /// The node that receives.
     pub node: &'a Node,
-    /// Bytes of each.
+    /// Bytes of a message.
     pub bytes: usize,
-    /// The threads that are here.
+    /// The channels of the threads of this process.
     pub hands: &'a [Option<Hand>],
-    /// Those that sleep and have messages: a bit for each.
+    /// One bit for each sleeping thread that has messages.
     pub asleep: u64,
-    /// Messages since threads were woken.
+    /// Messages since the dispatcher woke threads.
     pub given: u32,
 }
 
 impl Dispatcher<'_> {
-    /// Hands one message over: the tag. `None` at the deadline.
+    /// Hands one message over, and returns its tag. `None` at the deadline.
     #[inline]
     pub fn step(&mut self, deadline: Instant) -> Result<Option<u64>, Trouble> {
         let next = match self.next(None)? {
@@ -249,7 +250,7 @@ impl Dispatcher<'_> {
         Ok(Some(tag))
     }
 
-    /// Wakes who sleeps and has messages.
+    /// Wakes the sleeping threads that have messages.
     #[inline]
     pub fn wake(&mut self) {
         self.given = 0;
@@ -262,7 +263,7 @@ impl Dispatcher<'_> {
         }
     }
 
-    /// The next message that is there; waits for one until the deadline, if there is any.
+    /// The next message. Waits until the deadline, if there is one.
     #[inline]
     fn next(&self, deadline: Option<Instant>) -> Result<Option<(u64, Handed)>, Trouble> {
         let (node, any) = (self.node, Match::any());

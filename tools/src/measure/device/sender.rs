@@ -3,49 +3,41 @@
 use super::scheme::{COPIED, end, tag};
 use super::worker::{DEVICE, Member, Sent};
 use super::{Leg, Load, Scheme};
+use crate::exit::Explain;
 use crate::experiment::Trouble;
+use crate::experiment::place::unless_stopped;
 use doorbell::{DeviceSender, Error, LoanMut, Peer};
-use doorbell_benches::floor::{Finish, Stopped};
+use doorbell_benches::floor::Finish;
 use doorbell_benches::touch;
 use std::time::Duration;
 
 /// Messages of a stream between two looks at the clock.
 const LOOK_EVERY: u64 = 64;
-/// How long before a message is due a sender that sleeps wakes, at least.
+/// A sleeping sender wakes at least so long before a message is due.
 const AWAKE_NS: u64 = 30_000;
 
-/// Sends section after section.
+/// Sends in all sections.
 pub fn work(member: &Member) -> Result<Vec<Vec<Vec<Sent>>>, Trouble> {
     member.meet()?;
-    // The processes that receive have made the device when they are here.
+    // Behind the gate the receiving processes have made the device.
     member.gate()?;
-    // A sleep that is not to be longer than asked for.
-    nix::sys::prctl::set_timerslack(1).map_err(|error| Trouble::unable("could not ask for exact sleeps", error))?;
+    nix::sys::prctl::set_timerslack(1).or_usage("could not ask for exact sleeps", "")?;
     let mut sender = Sender::new(member)?;
-    let plan = &member.plan;
-    let mut found = Vec::new();
-    for leg in &plan.legs {
-        let mut of_leg = vec![Vec::new(); plan.schemes.len()];
-        for (round, scheme) in plan.sections() {
-            member.gate()?;
-            let sent = sender.section(*leg, plan.schemes[scheme])?;
-            member.gate()?;
-            if round > 0 {
-                of_leg[scheme].push(sent);
-            }
-        }
-        found.push(of_leg);
-    }
-    Ok(found)
+    member.plan.sections(|turn| {
+        member.gate()?;
+        let sent = sender.section(member.plan.legs[turn.leg], member.plan.schemes[turn.scheme])?;
+        member.gate()?;
+        Ok(sent)
+    })
 }
 
 struct Sender<'a> {
     member: &'a Member,
     device: DeviceSender,
-    /// To the process of each thread, and to each thread.
+    /// Peers to the process of each thread, and to each thread.
     homes: Vec<Peer>,
     threads: Vec<Peer>,
-    /// By which each thread says that it has read a message.
+    /// By these each thread tells that it has read a message.
     read: Vec<Finish<'a>>,
     message: Vec<u8>,
     random: u64,
@@ -68,7 +60,7 @@ impl<'a> Sender<'a> {
         })
     }
 
-    /// For whom the next message is.
+    /// The thread that gets the next message.
     #[inline(always)]
     fn next(&mut self, load: Load) -> usize {
         self.numbered += 1;
@@ -104,9 +96,7 @@ impl<'a> Sender<'a> {
                 if sent_ns >= until {
                     break;
                 }
-                if self.member.place.patience.stopped() {
-                    return Err(Stopped.into());
-                }
+                unless_stopped(&self.member.place.patience)?;
             }
             self.send(scheme, thread, tag(thread, sent_ns), leg.bytes)?;
             messages += 1;
@@ -137,7 +127,7 @@ impl<'a> Sender<'a> {
         Ok(())
     }
 
-    /// Waits for what readers give back, if all is lent.
+    /// A loan. If all memory is lent, it waits until a reader gives some back.
     #[inline(always)]
     fn loan(&self, bytes: usize) -> Result<LoanMut<[u8]>, Trouble> {
         loop {
@@ -163,12 +153,10 @@ impl<'a> Sender<'a> {
             if now >= due {
                 return Ok(());
             }
-            if self.member.place.patience.stopped() {
-                return Err(Stopped.into());
-            }
+            unless_stopped(&self.member.place.patience)?;
             match (due - now).saturating_sub(AWAKE_NS) {
                 0 => std::hint::spin_loop(),
-                // Not so long that a request to stop is not heard.
+                // Short enough to notice a request to stop.
                 rest => std::thread::sleep(Duration::from_nanos(rest.min(100_000_000))),
             }
         }

@@ -1,26 +1,25 @@
-//! One of the processes: what it has at hand, and what it finds.
+//! What one of the processes works with, and its findings.
 
-use super::super::net;
 use super::super::plan::Recorded;
 use super::{Mode, Plan};
 use crate::experiment::Trouble;
-use crate::experiment::place::Place;
+use crate::experiment::place::{Place, cannot_join};
 use doorbell::{Node, NodeId};
 use serde::{Deserialize, Serialize};
 
-/// What the device is called.
+/// The name of the device.
 pub const DEVICE: &str = "threads";
 
-/// What a process found: for each leg, for each scheme.
+/// The findings of a process, by leg and scheme.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Found {
-    /// Of the one that sends.
+    /// Of the sender, for each round.
     Sent(Vec<Vec<Vec<Sent>>>),
-    /// Of one of which threads receive.
+    /// Of a receiving process.
     Received(Vec<Vec<Seen>>),
 }
 
-/// A section, as the sender saw it.
+/// A section of the sender.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Sent {
     /// When it began.
@@ -29,45 +28,43 @@ pub struct Sent {
     pub messages: u64,
 }
 
-/// What a receiving process saw of a scheme.
+/// The findings of a receiving process for one scheme.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Seen {
-    /// Round by round.
+    /// The rounds.
     pub rounds: Vec<Round>,
-    /// How long messages took, in nanoseconds, of all rounds.
+    /// The times of messages in nanoseconds, of all rounds.
     pub times: Recorded,
 }
 
-/// A section, as the threads of one process saw it.
+/// A section of the threads of one process.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Round {
     /// Messages.
     pub messages: u64,
     /// When the last thread was done.
     pub ended_ns: u64,
-    /// What the process used of processors.
+    /// The processor time of the process.
     pub processor_ns: u64,
 }
 
-/// What a process has at hand.
+/// What a process works with.
 pub struct Member {
     /// The measurement.
     pub plan: Plan,
-    /// What it has as a process.
+    /// The place of the process.
     pub place: Place,
     /// The node of the process.
     pub node: Node,
 }
 
-/// Joins the domain: 0 is the sender, then come the processes that receive, and then the threads.
+/// Joins the domain. Node 0 is the sender; then come the receiving processes, and then the threads.
 pub fn join(plan: &Plan, id: usize) -> Result<Node, Trouble> {
     let joined = plan.setting.builder("device").and_then(|builder| {
         let builder = builder.id(NodeId(id as u16)).max_nodes(plan.nodes());
         builder.loan_bytes((16 * plan.longest()).max(64 << 20)).join()
     });
-    joined.map_err(|error| {
-        Trouble::Unable(net::failure(error).of(format!("could not join the domain '{}' as node {id}", plan.setting.domain)))
-    })
+    joined.map_err(|error| cannot_join(&plan.setting, id, error))
 }
 
 impl Member {
@@ -81,18 +78,18 @@ impl Member {
         self.place.gate(1 + self.plan.receivers())
     }
 
-    /// Since the measurement began.
+    /// Nanoseconds since the measurement began.
     #[inline(always)]
     pub fn now(&self) -> u64 {
         crate::clock::now() - self.place.began_ns
     }
 
-    /// The node that a thread's messages go to, where a process receives them.
+    /// The node of the process that receives a thread's messages.
     pub fn home(&self, thread: usize) -> NodeId {
         NodeId(1 + self.plan.home(thread) as u16)
     }
 
-    /// The node that a thread is itself.
+    /// The node of a thread.
     pub fn itself(&self, thread: usize) -> NodeId {
         NodeId((1 + self.plan.receivers() + thread) as u16)
     }

@@ -1,91 +1,51 @@
-//! `doorbell lock`: what it takes to lock a key of the registry, alone and while others want it, too.
+//! `doorbell lock`: how long it takes to lock a lock of the registry, alone and while other processes want it.
 //!
-//! Each section is a [`Task`] of [`worker`]s of its own, and gives [`report::Row`]s: [`alone`] or, over a network, [`remote`]; and [`contended`].
+//! Each section is a [`Task`] of [`worker`]s of its own. Its findings become [`report::Row`]s: [`alone`] or, over a network, [`remote`]; and [`contended`].
 
 pub mod report;
 pub mod worker;
 
-use super::args::{crowded, words};
 use super::net::{Fabric, UdpArgs};
 use super::plan::{Recorded, unpack};
-use crate::environment::Domain;
 use crate::exit::Failure;
+use crate::experiment::args::ProcessArgs;
 use crate::experiment::place::Place;
 use crate::experiment::report::{Format, Report};
 use crate::experiment::setting::Setting;
-use crate::experiment::workers::requested_end;
 use crate::experiment::{Experiment, Outcome, Trouble, measure};
+use crate::processes::EndRequest;
 use crate::text::{counted, print};
-use doorbell::{Progress, Wait};
 use doorbell_benches::clock::Clock;
 use report::{Row, Section, What};
 use serde::{Deserialize, Serialize};
 use worker::{Alone, Found, PAIRS, ROUNDS, Remote, Seen};
 
-/// Measure what it takes to lock a key, alone and while other processes want it
+/// Measure how long it takes to lock a lock, alone and while other processes want it
 ///
-/// First one process locks a key and unlocks it, in turns with two compare-and-swaps on a cache line of its own, without which no lock can
-/// be had. Then several processes want one key for some seconds, in turns with the C library's robust mutex. Whoever has
-/// the key raises two counters; at the end both must be as many as there were locks, or the command fails.
+/// First one process locks and unlocks a lock, in turns with two compare-and-swaps on a cache line of its own, the least that any lock
+/// needs. Then several processes want one lock for some seconds, in turns with the C library's robust mutex. The process that holds
+/// the lock raises two counters. At the end both counters must equal the number of locks, or the command fails.
 ///
-/// With --fabric udp the processes share no memory in which a key could lie: the first of them is its home, and the others ask there. The key that
-/// nobody else wants is locked by another process than the home, in turns with a message there and back.
+/// With --fabric udp the processes share no memory for the lock. The first process is the coordinator of the lock, and the others ask it. In the
+/// uncontended part another process than the coordinator locks, in turns with a message there and back.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  doorbell lock --pin 0,1                       four processes on two processors, for three seconds
-  doorbell lock --pin 0,1 --nodes 2             a processor for each
-  doorbell lock --pin 0 --nodes 8 --seconds 10  eight on one
-  doorbell lock --pin 0,1 --wait park           who finds the key locked sleeps until it is free
-  doorbell lock --pin 0,1 --fabric udp          over UDP: a lock in round trips of a message
-  doorbell lock --format json | jq 'select(.section == \"contended\" and .what == \"key\").fairness'
-
-Uncontended, `ns each` is the median of short sections, each of which is divided by its
-locks; `ratio` is the key's median over that of the two compare-and-swaps.
-
-Contended, every process takes the key, raises the counters, gives the key up, and wants it
-again at once. It asks first without waiting (`try_lock`): a call that finds the key free is
-no wait. One that finds it locked is a wait, from the call until the key is its own.
-`waited` is how many there were, `mean wait` and `longest wait` how long they took, and
-`longest/mean` is the figure of fairness: with 1 all wait equally long, and a process that
-is passed over again and again makes it large. `least` and `most` are the locks of the
-process that had the key least and most often. `ratio` is the key's locks a second over
-the mutex's. Waits may be few and long, or many and short: read them with the locks.
-
-Over UDP `lock` waits for the home's answer, as a message of 8 bytes waits for its echo, and so
-does `unlock`; a guard that is dropped waits for nothing. `round trips` is the median over that
-of the messages. The home locks in its own memory, as fast as over shared memory, and between the
-turns of the others: contended, `most` is what it had, and nearly all. The mutex needs shared memory,
-and is left out.
-
-Believe ratios rather than nanoseconds: the processors of a virtual machine move, and
-every time with them.")]
+#[command(after_help = include_str!("../../../help/lock.txt"))]
 pub struct LockArgs {
-    /// Processes that want the same key
+    /// Processes that want the same lock
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=64))]
     nodes: u16,
-    /// How long they do, and for as long again they want the mutex, in turns of a second; over UDP, also how long one process locks alone at most
+    /// How long they want the lock, in turns of a second with the mutex, for as long again; over UDP, also the most time that one process locks alone
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
-    /// Processors on which the processes run, in turn: with 0,1 every other one runs on each
-    #[arg(long, value_name = "CPU,…", value_delimiter = ',')]
-    pin: Vec<usize>,
-    /// Who turns the engine: the threads that call, a thread of the node, or whoever waits
-    #[arg(long, value_name = "WHO", default_value_t = Progress::default(), value_parser = words::<Progress>(&["inline", "poller", "adaptive"]))]
-    progress: Progress,
-    /// How threads wait: auto spins, then yields, then sleeps
-    #[arg(long, value_name = "HOW", default_value_t = Wait::default(), value_parser = words::<Wait>(&["auto", "spin", "yield", "park"]))]
-    wait: Wait,
+    #[command(flatten)]
+    processes: ProcessArgs,
     /// Measure the driver alone
     #[arg(long)]
     no_floor: bool,
     /// Form of the output
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
     format: Format,
-    /// The domain that the processes join [default: one of their own]
-    #[arg(long, value_name = "NAME")]
-    domain: Option<Domain>,
-    /// What keys are reached by
+    /// The fabric over which processes reach the lock
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Fabric::Shm, help_heading = "Over the network")]
     fabric: Fabric,
     #[command(flatten)]
@@ -97,31 +57,31 @@ pub struct LockArgs {
 pub struct Plan {
     /// How the processes run.
     pub setting: Setting,
-    /// How many contend.
+    /// The number of processes that contend.
     pub nodes: usize,
-    /// For how many seconds.
+    /// How many seconds they contend.
     pub seconds: u32,
-    /// Measure the floor, too.
+    /// Whether the floor is measured, too.
     pub floor: bool,
 }
 
-/// A section of it, by processes of its own.
+/// A section of the measurement, by processes of its own.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Task {
-    /// All measurements.
+    /// The plan of all sections.
     pub plan: Plan,
-    /// The measurement of these.
+    /// Which section this is.
     pub kind: Kind,
 }
 
-/// What there is to do.
+/// The kind of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// Lock a key that nobody else wants.
+    /// One process locks a lock that no other process wants.
     Alone,
-    /// The same from another node than the one that is the home of the key.
+    /// The same by another node than the coordinator of the lock.
     Remote,
-    /// Lock one that all want.
+    /// All processes want the same lock.
     Contended,
 }
 
@@ -163,29 +123,22 @@ impl Experiment for Task {
 /// Measures and prints.
 pub fn run(args: &LockArgs) -> Result<(), Failure> {
     let nodes = usize::from(args.nodes);
-    // The key has to live as long as the workers.
+    // `_key` has to live as long as the workers.
     let (net, _key) = args.udp.net(args.fabric, &[])?.unzip();
-    // No mutex is where memory is not shared, and what a message takes is no floor.
+    // The mutex needs shared memory, and the time of a message is no floor.
     let floor = !args.no_floor && net.is_none();
     let first = if net.is_some() { Kind::Remote } else { Kind::Alone };
-    let setting = Setting {
-        domain: args.domain.as_ref().map_or_else(|| format!("lock-{}", std::process::id()), |Domain(name)| name.clone()),
-        net,
-        progress: args.progress.to_string(),
-        wait: args.wait.to_string(),
-        pin: args.pin.clone(),
-        crowded: crowded(&args.pin, nodes)?,
-    };
+    let setting = args.processes.setting("lock", nodes, net)?;
     let plan = Plan { setting, nodes, seconds: args.seconds, floor };
-    let (signal, clock) = (requested_end()?, Clock::calibrate());
+    let (request, clock) = (EndRequest::listen()?, Clock::calibrate());
     let [first, second] = [first, Kind::Contended].map(|kind| Task { plan: plan.clone(), kind });
-    let rows = [measure(&first, clock, &signal)?, measure(&second, clock, &signal)?].concat();
+    let rows = [measure(&first, clock, &request)?, measure(&second, clock, &request)?].concat();
     print(&second.render(args.format, &rows));
     plan.setting.doubt("processes");
     Ok(())
 }
 
-/// One process, and nobody else wants the key.
+/// The rows of one process that locks alone.
 fn alone(found: &Found, clock: Clock) -> Vec<Row> {
     let Found::Alone(Alone { key, swaps }) = found else { return Vec::new() };
     let medians = |recorded: &Recorded| unpack(recorded).summary(clock.ns_per_tick / PAIRS as f64);
@@ -195,7 +148,7 @@ fn alone(found: &Found, clock: Clock) -> Vec<Row> {
     [Some(Row::alone(What::Key, locks, key, ratio)), floor].into_iter().flatten().collect()
 }
 
-/// One process and the home of the key, and nobody else wants it.
+/// The rows of one process that locks while the coordinator is another.
 fn remote(found: &Found, clock: Clock) -> Vec<Row> {
     let Found::Remote(Remote { message, lock, unlock }) = found else { return Vec::new() };
     let [message, lock, unlock] = [message, lock, unlock].map(|recorded| unpack(recorded).summary(clock.ns_per_tick));
@@ -203,7 +156,7 @@ fn remote(found: &Found, clock: Clock) -> Vec<Row> {
     rows.map(|(what, each)| Row::remote(what, each, message.p50)).into()
 }
 
-/// Several processes that all want the key.
+/// The rows of processes that all want the lock.
 fn contended(plan: &Plan, outcome: &Outcome<Found>) -> Result<Vec<Row>, Failure> {
     let both = outcome.found.iter().filter_map(|found| match found {
         Found::Contended(found) => Some(found),
@@ -212,7 +165,7 @@ fn contended(plan: &Plan, outcome: &Outcome<Found>) -> Result<Vec<Row>, Failure>
     let (of_key, of_mutex): (Vec<Seen>, Vec<Option<Seen>>) = both.map(|found| (found.key, found.mutex)).unzip();
     let of_mutex: Vec<Seen> = of_mutex.into_iter().flatten().collect();
     let common = outcome.memory.common();
-    check("the key", common.under_key.get(), &of_key)?;
+    check("the lock", common.under_key.get(), &of_key)?;
     check("the C library's mutex", common.under_mutex.get(), &of_mutex)?;
     let mut key = Row::contended(Section::Contended, What::Key, &of_key);
     if !plan.floor {
@@ -223,7 +176,7 @@ fn contended(plan: &Plan, outcome: &Outcome<Found>) -> Result<Vec<Row>, Failure>
     Ok(vec![key, mutex])
 }
 
-/// Whether whoever was in was alone: then nobody's steps of the counters are lost.
+/// Checks exclusion: if two processes were ever inside together, a step of the counters is lost.
 fn check(lock: &str, counters: [u64; 2], seen: &[Seen]) -> Result<(), Failure> {
     let locks: u64 = seen.iter().map(|seen| seen.locks).sum();
     if counters == [locks; 2] {
@@ -231,10 +184,13 @@ fn check(lock: &str, counters: [u64; 2], seen: &[Seen]) -> Result<(), Failure> {
     }
     let [one, other] = counters;
     let what = format!(
-        "exclusion failed: {} had {lock} {locks} times, and the counters that it guards say {one} and {other}",
+        "exclusion failed: {} held {lock} {locks} times, and the counters that it guards say {one} and {other}",
         counted(seen.len(), "process").replace("processs", "processes")
     );
-    Err(Failure::failed(what, "no figure of this run is worth anything; run it again, and tell who maintains Doorbell"))
+    Err(Failure::failed(
+        what,
+        "no figure of this run is worth anything; run it again, and report it to the maintainers of Doorbell",
+    ))
 }
 
 #[cfg(test)]
@@ -244,11 +200,11 @@ mod tests {
     #[test]
     fn a_lost_step_is_a_failure() {
         let seen = [3, 4].map(|locks| Seen { locks, ..Seen::default() });
-        assert!(check("the key", [7, 7], &seen).is_ok());
+        assert!(check("the lock", [7, 7], &seen).is_ok());
         for counters in [[7, 6], [6, 7], [6, 6], [8, 8]] {
-            let said = check("the key", counters, &seen).unwrap_err().to_string();
+            let said = check("the lock", counters, &seen).unwrap_err().to_string();
             let figures = format!(
-                "2 processes had the key 7 times, and the counters that it guards say {} and {}",
+                "2 processes held the lock 7 times, and the counters that it guards say {} and {}",
                 counters[0], counters[1]
             );
             assert!(said.contains("exclusion failed: ") && said.contains(&figures), "{said}");

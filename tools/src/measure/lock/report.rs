@@ -1,4 +1,4 @@
-//! What was found of locks, and the forms in which it is printed.
+//! The figures of locks, and the forms in which they are printed.
 
 use super::worker::Seen;
 use super::{Plan, Task};
@@ -9,31 +9,31 @@ use doorbell_benches::stats::Summary;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Under what circumstances.
+/// A section of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Section {
-    /// By one process, while nobody else wants it.
+    /// One process locks, and no other process wants the lock.
     Uncontended,
-    /// By several that all want it.
+    /// Several processes want the lock.
     Contended,
 }
 
-/// What was measured.
+/// The thing that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum What {
-    /// A key of the registry, locked and unlocked.
+    /// A lock of the registry, locked and unlocked.
     Key,
-    /// Over a network: a message to the home of the key and back.
+    /// Over a network: a message to the coordinator and back.
     Message,
-    /// Locking the key.
+    /// Over a network: locking alone.
     Lock,
-    /// Unlocking it.
+    /// Over a network: unlocking alone.
     Unlock,
-    /// The floor of one: two compare-and-swaps.
+    /// The floor of one process: two compare-and-swaps.
     Swaps,
-    /// The floor of many: the C library's robust mutex.
+    /// The floor of several processes: the C library's robust mutex.
     Mutex,
 }
 
@@ -50,26 +50,26 @@ impl What {
     }
 }
 
-/// What was found of one of them.
+/// The figures of one of these.
 #[derive(Clone, Debug)]
 pub struct Row {
     section: Section,
     what: What,
-    /// Processes.
+    /// The number of processes.
     nodes: usize,
     locks: u64,
-    /// Of sections, for each lock.
+    /// The time of one lock, over all sections.
     each: Option<Summary>,
-    /// All processes together.
+    /// Locks a second of all processes together.
     pub locks_per_s: f64,
-    /// Ours over the floor: of medians if uncontended, of locks a second if contended.
+    /// The lock over the floor: the ratio of medians if uncontended, of locks a second if contended.
     pub ratio: Option<f64>,
-    /// The median over that of a message there and back.
+    /// The median over the median of a message there and back.
     round_trips: Option<f64>,
     waits: Option<Waits>,
 }
 
-/// How several waited.
+/// The waits of several processes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Waits {
     waited: u64,
@@ -101,19 +101,19 @@ impl Waits {
 }
 
 impl Row {
-    /// From sections of one process.
+    /// The row of one process, from its sections.
     pub fn alone(what: What, locks: u64, each: Summary, ratio: Option<f64>) -> Self {
         let locks_per_s = 1e9 / each.p50;
         let section = Section::Uncontended;
         Self { section, what, nodes: 1, locks, each: Some(each), locks_per_s, ratio, round_trips: None, waits: None }
     }
 
-    /// From single ones between a process and the home of a key, with the median of a message there and back.
+    /// The row of a process that is not the coordinator, with the median of a message there and back.
     pub fn remote(what: What, each: Summary, message: f64) -> Self {
         Self { nodes: 2, round_trips: Some(each.p50 / message), ..Self::alone(what, each.count, each, None) }
     }
 
-    /// From what each of several processes saw.
+    /// The row of several processes, from the findings of each.
     pub fn contended(section: Section, what: What, seen: &[Seen]) -> Self {
         let locks = seen.iter().map(|seen| seen.locks).sum();
         let locks_per_s = seen.iter().map(|seen| seen.locks as f64 * 1e9 / seen.ns.max(1.0)).sum();
@@ -156,10 +156,10 @@ impl Report for Task {
             ("fairness", waits(|waits| figure_or_null(waits.fairness()))),
             ("least", waits(|waits| json!(waits.least))),
             ("most", waits(|waits| json!(waits.most))),
-            ("progress", json!(setting.progress)),
-            ("wait", json!(setting.wait)),
+            ("progress", json!(setting.progress.to_string())),
+            ("wait", json!(setting.wait.to_string())),
             ("key", json!(setting.net.as_ref().map(|net| net.key_file.is_some()))),
-            ("port", json!(setting.net.as_ref().map(|net| &net.port))),
+            ("port", json!(setting.net.as_ref().map(|net| net.port.to_string()))),
         ])
     }
 
@@ -168,58 +168,60 @@ impl Report for Task {
     }
 }
 
-/// One section for people.
+/// The table of one section.
 fn table(plan: &Plan, section: Section, rows: &[Row]) -> String {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.section == section).collect();
     let (setting, over) = (&plan.setting, plan.setting.over());
-    let (title, names): (String, &[&str]) = match section {
-        Section::Uncontended if setting.net.is_some() => (
-            format!("A process locks and unlocks a key whose home is another process, {over}; nobody else wants it."),
-            &["", ">times", ">µs each", ">fastest", ">p99", ">slowest", ">round trips"],
-        ),
-        Section::Uncontended => (
-            format!("One process locks a key and unlocks it, {over}; nobody else wants it."),
-            &["", ">locks", ">ns each", ">fastest", ">slowest", ">ratio"],
-        ),
-        Section::Contended => (
-            format!(
-                "{} processes want one key for {} s, {over}, progress {}, wait {}.",
-                plan.nodes, plan.seconds, setting.progress, setting.wait
-            ),
-            &["", ">locks", ">M/s", ">ratio", ">waited", ">mean wait", ">longest wait", ">longest/mean", ">least", ">most"],
+    let title = match section {
+        Section::Uncontended if setting.net.is_some() => {
+            format!("A process locks and unlocks a lock whose coordinator is another process, {over}; no other process wants it.")
+        }
+        Section::Uncontended => format!("One process locks and unlocks a lock, {over}; no other process wants it."),
+        Section::Contended => format!(
+            "{} processes want one lock for {} s, {over}, progress {}, wait {}.",
+            plan.nodes, plan.seconds, setting.progress, setting.wait
         ),
     };
-    let mut table = Table::new(names);
-    for row in rows {
+    let table = Table::of(rows, |row| {
+        let one = |figure: f64| format!("{figure:.1}");
+        let us = |ns: f64| one(ns / 1e3);
+        let known = |figure: Option<String>| figure.unwrap_or_else(|| "-".into());
         let ratio = row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
-        let mut cells = vec![row.what.words().to_owned(), row.locks.to_string()];
-        match (&row.each, row.round_trips) {
-            (Some(each), Some(round_trips)) => {
-                cells.extend([each.p50, each.min, each.p99, each.max].map(|ns| format!("{:.1}", ns / 1e3)));
-                cells.push(format!("{round_trips:.2}"));
-            }
-            (Some(each), None) => {
-                cells.extend([each.p50, each.min, each.max].map(|ns| format!("{ns:.1}")));
-                cells.push(ratio.clone());
-            }
-            (None, _) => {}
+        let what = ("", row.what.words().to_owned());
+        match (&row.each, row.round_trips, &row.waits) {
+            (Some(each), Some(round_trips), _) => vec![
+                what,
+                (">times", row.locks.to_string()),
+                (">µs each", us(each.p50)),
+                (">fastest", us(each.min)),
+                (">p99", us(each.p99)),
+                (">slowest", us(each.max)),
+                (">round trips", format!("{round_trips:.2}")),
+            ],
+            (Some(each), None, _) => vec![
+                what,
+                (">locks", row.locks.to_string()),
+                (">ns each", one(each.p50)),
+                (">fastest", one(each.min)),
+                (">slowest", one(each.max)),
+                (">ratio", ratio),
+            ],
+            (None, _, Some(waits)) => vec![
+                what,
+                (">locks", row.locks.to_string()),
+                (">M/s", format!("{:.2}", row.locks_per_s / 1e6)),
+                (">ratio", ratio),
+                (">waited", waits.waited.to_string()),
+                (">mean wait", known(waits.mean_ns.map(time))),
+                (">longest wait", known(waits.mean_ns.map(|_| time(waits.longest_ns)))),
+                (">longest/mean", known(waits.fairness().map(one))),
+                (">least", waits.least.to_string()),
+                (">most", waits.most.to_string()),
+            ],
+            (None, _, None) => vec![what],
         }
-        if let Some(waits) = &row.waits {
-            let known = |figure: Option<String>| figure.unwrap_or_else(|| "-".into());
-            cells.extend([
-                format!("{:.2}", row.locks_per_s / 1e6),
-                ratio,
-                waits.waited.to_string(),
-                known(waits.mean_ns.map(time)),
-                known(waits.mean_ns.map(|_| time(waits.longest_ns))),
-                known(waits.fairness().map(|fairness| format!("{fairness:.1}"))),
-                waits.least.to_string(),
-                waits.most.to_string(),
-            ]);
-        }
-        table.row(cells);
-    }
-    format!("{title}\n\n{}\n", table.lines().join("\n"))
+    });
+    format!("{title}\n\n{table}")
 }
 
 #[cfg(test)]
@@ -232,7 +234,7 @@ mod tests {
     use doorbell_benches::stats::Samples;
 
     fn task(net: Option<Net>) -> Task {
-        let setting = Setting { net, progress: "adaptive".into(), wait: "auto".into(), ..Setting::default() };
+        let setting = Setting { net, ..Setting::default() };
         Task { plan: Plan { setting, nodes: 2, seconds: 3, floor: true }, kind: Kind::Contended }
     }
 
@@ -276,7 +278,7 @@ mod tests {
 
     #[test]
     fn over_a_network_times_are_told_in_round_trips() {
-        let task = task(Some(Net { port: "auto".into(), ..Net::default() }));
+        let task = task(Some(Net::default()));
         let mut samples = Samples::new();
         samples.record_many(100, 5);
         let rows = [(What::Message, 40.0), (What::Lock, 46.0)].map(|(what, ns)| Row::remote(what, samples.summary(ns), 4000.0));

@@ -1,14 +1,15 @@
-//! One of the processes that lock: joins the domain, and does its task.
+//! One of the processes that lock. It joins the domain, and does its task.
 
 use super::super::plan::{Recorded, pack};
 use super::super::together::receive;
 use super::{Kind, Plan, Task};
-use crate::experiment::place::{Place, leave};
+use crate::exit::Explain;
+use crate::experiment::place::{Place, leave, unless_stopped};
 use crate::experiment::{Experiment, Trouble};
 use doorbell::{Error, LaneGeometry, LockKey, Match, Node, NodeId, Resource};
 use doorbell_benches::clock::ticks;
 use doorbell_benches::contention::{self, Exclusive, contend};
-use doorbell_benches::floor::{PrivateWord, Stopped};
+use doorbell_benches::floor::PrivateWord;
 use doorbell_benches::stats::Samples;
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
@@ -17,73 +18,73 @@ use std::hint::black_box;
 pub const ROUNDS: u64 = 200;
 /// Locks of a section.
 pub const PAIRS: u64 = 20_000;
-/// Turns over a network that do not count, and those that do at most.
+/// Turns over a network that do not count, and the most turns that do.
 const WARMUP: usize = 500;
 const TURNS: usize = 20_000;
-/// The home of the key over a network, and who locks it while nobody else wants it.
+/// The coordinator of the lock over a network, and the node that locks in the uncontended section.
 const HOME: NodeId = NodeId(0);
 const OTHER: NodeId = NodeId(1);
-/// Of messages there and back.
+/// The tag of messages there and back.
 const TAG: u64 = 1;
-/// The key that all want.
+/// The name of the lock.
 const KEY: &str = "contended";
-/// Smaller ones there are not, and nobody sends messages here.
+/// The smallest lanes: these processes send next to no messages.
 pub const LANES: LaneGeometry = LaneGeometry { cells: [16; 3], data_bytes: [16 << 10; 3] };
 
-/// What one process found.
+/// The findings of one process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Found {
-    /// Of a key that nobody else wants.
+    /// Of a lock that no other process wants.
     Alone(Alone),
-    /// The home of that key has nothing to tell.
+    /// The coordinator of that lock has no findings.
     Home,
-    /// Of a key whose home is another node.
+    /// Of a lock whose coordinator is another node.
     Remote(Remote),
-    /// While others wanted the same.
+    /// Of a lock that all processes want.
     Contended(Contended),
 }
 
-/// What was found uncontended: ticks of sections.
+/// The findings of an uncontended lock: ticks of sections.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Alone {
-    /// Of locking and unlocking a key.
+    /// Of locking and unlocking.
     pub key: Recorded,
     /// Of two compare-and-swaps, if they were measured.
     pub swaps: Option<Recorded>,
 }
 
-/// What was found of a key whose home is another node: ticks of each.
+/// The findings of a lock whose coordinator is another node: ticks of each turn.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Remote {
     /// A message there and back.
     pub message: Recorded,
-    /// From `lock` until it is had.
+    /// From the call of `lock` until it returns.
     pub lock: Recorded,
-    /// From `unlock` until the home has said so.
+    /// From the call of `unlock` until the coordinator has answered.
     pub unlock: Recorded,
 }
 
-/// What one process found while others wanted the same.
+/// The findings of one of several processes that want a lock.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Contended {
-    /// With a key.
+    /// With a lock of the registry.
     pub key: Seen,
     /// With the C library's mutex, if it was measured.
     pub mutex: Option<Seen>,
 }
 
-/// What one process saw of a lock.
+/// The locks and waits of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Seen {
-    /// How often it had it.
+    /// How often the process held the lock.
     pub locks: u64,
-    /// How often it waited for it.
+    /// How often the process waited.
     pub waited: u64,
-    /// How long it did, in all.
+    /// How long the process waited, in all.
     pub wait_ns: f64,
     /// The longest wait.
     pub longest_ns: f64,
-    /// How long all took.
+    /// The time of the whole section.
     pub ns: f64,
 }
 
@@ -95,7 +96,7 @@ impl Seen {
     }
 }
 
-/// What a task has at hand.
+/// Everything that a task needs.
 struct Prepared<'a> {
     plan: &'a Plan,
     place: &'a Place,
@@ -107,11 +108,11 @@ struct Prepared<'a> {
 pub fn work(task: &Task, place: &Place) -> Result<Found, Trouble> {
     let (plan, nodes) = (&task.plan, task.processes());
     let node = place.join(&plan.setting, plan.setting.builder("lock").map(|builder| builder.lanes(LANES)), plan.nodes, nodes)?;
-    // Who makes the first key is its home, and all have met by then: see there.
+    // The node that opens the lock first becomes its coordinator, so process 0 opens it before the gate and the others behind it.
     if place.process > 0 {
         place.gate(nodes)?;
     }
-    let key = LockKey::open(&node, KEY, Resource::Unnamed).map_err(|error| Trouble::unable("could not make a key", error))?;
+    let key = LockKey::open(&node, KEY, Resource::Unnamed).or_usage("could not open a lock", "")?;
     if place.process == 0 {
         place.gate(nodes)?;
     }
@@ -127,11 +128,9 @@ pub fn work(task: &Task, place: &Place) -> Result<Found, Trouble> {
 fn alone(prepared: &Prepared<'_>) -> Result<Alone, Trouble> {
     let (key, word) = (&prepared.key, PrivateWord::default());
     let (mut of_key, mut of_swaps) = (Samples::new(), Samples::new());
-    // Once for nothing.
+    // The first round does not count.
     for round in 0..=ROUNDS {
-        if prepared.place.patience.stopped() {
-            return Err(Stopped.into());
-        }
+        unless_stopped(&prepared.place.patience)?;
         let began = ticks();
         for _ in 0..PAIRS {
             drop(key.lock()?);
@@ -149,7 +148,7 @@ fn alone(prepared: &Prepared<'_>) -> Result<Alone, Trouble> {
     Ok(Alone { key: pack(&of_key), swaps: prepared.plan.floor.then(|| pack(&of_swaps)) })
 }
 
-/// The home of the key and the one that measures.
+/// The coordinator, and the process that measures.
 fn remote(prepared: &Prepared<'_>) -> Result<Found, Trouble> {
     let is_home = prepared.place.process == 0;
     let found = if is_home { echo(prepared).map(|()| Found::Home) } else { measure(prepared).map(Found::Remote) }?;
@@ -157,7 +156,7 @@ fn remote(prepared: &Prepared<'_>) -> Result<Found, Trouble> {
     Ok(found)
 }
 
-/// Sends back what comes, until it is empty. The thread that waits for it turns the engine, which gives the key out, too.
+/// Sends back each message, until an empty one comes. The thread that waits for messages turns the engine, which also grants the lock.
 fn echo(prepared: &Prepared<'_>) -> Result<(), Trouble> {
     let peer = prepared.node.peer(OTHER)?;
     let mut word = [0; 8];
@@ -170,7 +169,7 @@ fn echo(prepared: &Prepared<'_>) -> Result<(), Trouble> {
     }
 }
 
-/// A message, a lock and an unlock in turns, so that a mood of the machine meets all alike.
+/// A message, a lock and an unlock in turns, so that a change of the machine's speed affects all alike.
 fn measure(prepared: &Prepared<'_>) -> Result<Remote, Trouble> {
     let Prepared { plan, place, node, key } = prepared;
     let span = (f64::from(plan.seconds) * 1e9 / place.ns_per_tick) as u64;
@@ -188,7 +187,7 @@ fn measure(prepared: &Prepared<'_>) -> Result<Remote, Trouble> {
         guard.unlock()?;
         let unlocked = ticks();
         let is_over = unlocked - start >= span;
-        // One at least, however slow it is.
+        // At least one turn counts.
         if turn >= WARMUP || is_over {
             message.record(returned - began);
             lock.record(locked - returned);
@@ -202,7 +201,7 @@ fn measure(prepared: &Prepared<'_>) -> Result<Remote, Trouble> {
     Ok(Remote { message: pack(&message), lock: pack(&lock), unlock: pack(&unlock) })
 }
 
-/// A key, as what lets one in at a time.
+/// A lock of the registry, as the exclusion that is measured.
 struct ByKey<'a>(&'a LockKey);
 
 impl Exclusive for ByKey<'_> {
@@ -240,7 +239,7 @@ fn contended(prepared: &Prepared<'_>) -> Result<Contended, Trouble> {
             of_mutex = of_mutex.and(seen);
         }
     }
-    // Whoever leaves ends what it holds, and nobody else is to see that.
+    // A process that leaves gives up its locks, and the others must not see that while they measure.
     place.gate(plan.nodes)?;
     let [key, mutex] = [of_key, of_mutex].map(|seen| Seen::new(seen, place.ns_per_tick));
     Ok(Contended { key, mutex: plan.floor.then_some(mutex) })
