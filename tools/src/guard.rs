@@ -79,8 +79,7 @@ pub fn run(args: &GuardArgs) -> Result<(), Failure> {
     while any_alive_in(&groups) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
-    // The process of the command, and its node, may still be ending, so this tries again. The guard has nobody to report a failure to.
-    // `doorbell clean` reports it.
+    // The process of the command, and its node, may still be ending, so this tries again. `doorbell clean` reports a failure.
     while clean(&Space::posix(), Some(&args.domain), false).is_ok_and(|report| !report.kept.is_empty())
         && Instant::now() < deadline
     {

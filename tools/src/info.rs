@@ -29,7 +29,7 @@ pub struct InfoArgs {
 /// The default number of nodes of a domain, as in [`doorbell::NodeBuilder::max_nodes`].
 const MAX_NODES: usize = 16;
 
-/// What a node does without io_uring.
+/// How a node works without io_uring.
 const WITHOUT_PORT: &str = "a node waits for the network by ppoll and a second thread";
 const WITHOUT_FILES: &str = "an I/O node reads and writes files by plain calls, so a slow medium holds up all its clients";
 

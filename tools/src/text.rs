@@ -38,7 +38,7 @@ pub fn span(word: &str, units: &[(&str, u64)]) -> Option<Duration> {
     number.parse::<u64>().ok()?.checked_mul(*ns).map(Duration::from_nanos)
 }
 
-/// The word by which serde writes a value.
+/// The word of a value, as serde writes it.
 pub fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }

@@ -34,7 +34,7 @@ both_ways! {
     redis_knows_nothing_of_it
 }
 
-/// A server that sends back what it gets.
+/// A server that sends back every byte.
 fn echo() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -205,7 +205,7 @@ fn a_killed_bridge_is_an_end_for_all_and_a_new_one_takes_its_place(way: Way) {
 }
 
 fn whoever_is_not_there_yet_is_waited_for(way: Way) {
-    // A port that nobody has: this one is given back.
+    // A port without a listener: this one is given back.
     let target = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let pair = Pair::start("late", way, &target.to_string(), &["--patience", "60s"], &["--patience", "60s"]);
     let mut client = bridges::connect(pair.address());
@@ -322,7 +322,7 @@ fn unix_sockets_do_as_well() {
     let from = Bridge::start(&["--from", "echo", "--unix", &far, "--domain", &domain]);
     let args = ["--unix", &near, "--to", "0:echo", "--domain", &domain];
     let mut killed = Bridge::start(&args);
-    // What a killed one left is in nobody's way; one that is there is.
+    // The socket of a killed bridge is replaced, and that of a living one is not.
     killed.kill();
     assert!(fs::exists(&near).unwrap());
     let to = Bridge::start(&args);
@@ -351,7 +351,7 @@ fn of_two_bridges_that_start_together_one_serves() {
     let path = directory.path().join("socket").to_str().unwrap().to_owned();
     let domain = bridges::domain("together");
     for round in 0..10 {
-        // What a killed bridge leaves, or nothing.
+        // The socket of a killed bridge, or nothing.
         if round % 2 == 0 {
             drop(UnixListener::bind(&path).unwrap());
         }
@@ -380,7 +380,7 @@ fn what_is_no_socket_stays_as_it_is() {
     fs::write(at("notes.txt"), "notes").unwrap();
     nix::unistd::mkfifo(&at("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     fs::create_dir(at("directory")).unwrap();
-    // Where the link leads is a socket that nobody has: neither the one nor the other is removed.
+    // The target of the link is an abandoned socket. Neither the link nor the socket is removed.
     drop(UnixListener::bind(at("abandoned")).unwrap());
     std::os::unix::fs::symlink("abandoned", at("link")).unwrap();
     for (name, there, to_do) in [
@@ -412,7 +412,7 @@ fn a_program_with_streams_of_its_own_needs_no_bridge() {
         let client = bridges::connect(address);
         thread::scope(|scope| {
             let writing = scope.spawn(|| {
-                // Nobody reads most of it, and it does not wait for that.
+                // The other side does not read most of it, and the writer does not wait for that.
                 (&client).write_all(&vec![b'x'; 32 << 20]).unwrap();
                 client.shutdown(Shutdown::Write).unwrap();
             });

@@ -37,7 +37,7 @@ fn fails(output: &Output, code: i32, mention: &str) {
     assert!(error.lines().count() == 1 && error.contains("; hint: ") && error.contains(mention), "{mention}: {error}");
 }
 
-/// A daemon, and what it serves.
+/// A server, and its directory.
 struct Served {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -69,7 +69,7 @@ impl Served {
         self.directory.join(name).to_str().unwrap().to_owned()
     }
 
-    /// What it says when it is interrupted.
+    /// Its output when it is interrupted.
     fn end(mut self) -> String {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.child.id() as i32), nix::sys::signal::Signal::SIGINT).unwrap();
         let mut said = String::new();
@@ -133,7 +133,7 @@ fn a_copy_spoils_nothing_that_is_there() {
     let (source, inside) = (served.path("source"), served.path("served/f"));
     fs::write(&source, &data).unwrap();
     fs::write(&inside, vec![9; 3_000_000]).unwrap();
-    // What can't be copied leaves the target as it is.
+    // A source that cannot be copied leaves the target as it is.
     let directory = served.path("served");
     fails(&served.run(&["io", "cp", "/dev/null", "io:f"]), 2, "no regular file");
     fails(&served.run(&["io", "cp", &directory, "io:f"]), 2, "no regular file");

@@ -10,7 +10,7 @@ fn run(args: &[&str]) -> Output {
     run_with_leftovers(args).0
 }
 
-/// And what its domain has in shared memory afterwards.
+/// The output, and the segments of its domain that are left afterwards.
 fn run_with_leftovers(args: &[&str]) -> (Output, Vec<String>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
     as_usual::ignoring(&mut command, &[]);

@@ -96,7 +96,7 @@ impl Listener {
         Self { child, stderr, address }
     }
 
-    /// What came of it.
+    /// Its output.
     fn ended(mut self) -> (Option<i32>, String) {
         let mut error = String::new();
         self.stderr.read_to_string(&mut error).unwrap();
@@ -332,7 +332,7 @@ fn what_makes_no_sense_over_the_network_is_refused() {
     }
 }
 
-/// From here on this process, and what it starts, is told that it may not use io_uring.
+/// From now on the kernel refuses io_uring to this process and to all that it starts.
 fn forbid_io_uring() -> std::io::Result<()> {
     let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let filter = [
@@ -360,13 +360,13 @@ fn without_io_uring_one_line_says_so() {
         unsafe { command.pre_exec(forbid_io_uring) };
         let output = command.output().unwrap();
         assert_eq!(rows(&output).len(), 1);
-        // What else the command has to say is of the figures.
+        // All other warnings are about the figures.
         text(&output.stderr).lines().filter(|line| line.contains("io_uring")).map(str::to_owned).collect::<Vec<_>>()
     };
     let lines = said(None, "auto");
     let is_clear = |line: &str| line.starts_with("doorbell: warning: ") && line.contains("plain calls instead");
     assert!(matches!(&lines[..], [line] if is_clear(line)), "{lines:?}");
-    // Who asks for plain calls misses nothing, and who does not want to know is not told.
+    // With --port plain, or with DOORBELL_LOG=off, there is no warning.
     assert_eq!((said(None, "plain"), said(Some("error"), "auto")), (Vec::new(), Vec::new()));
 }
 

@@ -21,7 +21,7 @@ const UPDATES: u32 = 10_000;
 /// How long threads contend for a cell, and how often. The median counts.
 const SPAN: Duration = Duration::from_millis(3);
 const SPANS: usize = 5;
-/// Over the network: rounds, in which every kind has a section; updates of a section one at a time; and updates of a section with so many under way.
+/// Over the network: rounds, in which every kind has a section; updates of a section one at a time; and updates of a section with many under way.
 const ROUNDS: usize = 101;
 const TRIPS: usize = 200;
 const AT_ONCE: usize = 64;

@@ -67,7 +67,7 @@ enum Half {
 }
 
 impl Bridge {
-    /// Accepts connections, at most so many at a time, and starts tasks that carry them. Returns when it can never accept again.
+    /// Accepts connections, `most` at a time, and starts tasks that carry them. Returns when it can never accept again.
     pub async fn accept(&self, most: u32, tally: &Arc<Tally>, tasks: &mut JoinSet<()>) -> Failure {
         let room = Arc::new(Semaphore::new(most as usize));
         loop {

@@ -28,7 +28,7 @@ struct Life {
     records: BTreeMap<u64, Recorded>,
 }
 
-/// A chunk counts as under way for at most so many times as long as others of its kind. The rest was a pause before it.
+/// A chunk counts as under way for at most this many times as long as others of its kind. The rest was a pause before it.
 const LONGEST: f64 = 4.0;
 
 impl Trace {

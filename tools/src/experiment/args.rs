@@ -25,7 +25,7 @@ pub struct ProcessArgs {
 }
 
 impl ProcessArgs {
-    /// The setting of so many processes of an experiment.
+    /// The setting of `processes` processes of an experiment.
     pub fn setting(&self, experiment: &str, processes: usize, net: Option<Net>) -> Result<Setting, Failure> {
         let usual = Setting::new(experiment, self.domain.as_ref(), &self.pin, processes)?;
         Ok(Setting { net, progress: self.progress, wait: self.wait, ..usual })

@@ -101,7 +101,7 @@ pub fn measure<E: Experiment>(plan: &E, clock: Clock, request: &EndRequest) -> R
     plan.rows(Outcome { found, memory, clock })
 }
 
-/// What the command tells a worker.
+/// The order of the command to a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Order<E> {
     plan: E,
@@ -212,7 +212,7 @@ fn serve<E: Experiment>(order: &str) -> Result<(), Failure> {
 
 fn answer<E: Experiment>(reply: &Reply<E::Found>) -> Result<(), Failure> {
     let line = serde_json::to_string(reply).or_failed("could not write an answer", "")?;
-    // If the command is gone, nobody needs the answer.
+    // If the command is gone, the answer has no reader.
     let _ = writeln!(std::io::stdout(), "{line}");
     Ok(())
 }

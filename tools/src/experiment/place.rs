@@ -1,4 +1,4 @@
-//! What a process of an experiment works with.
+//! The surroundings of a process of an experiment.
 
 use super::setting::Setting;
 use super::{Experiment, Order, Trouble};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// How long the other processes may take to start.
 const START: Duration = Duration::from_secs(20);
 
-/// What a process of an experiment works with. The process runs on its processors, and signals set its flag.
+/// The surroundings of a process of an experiment. The process runs on its processors, and signals set its flag.
 pub struct Place {
     /// The number of the process.
     pub process: usize,
@@ -38,7 +38,7 @@ impl Place {
     /// Makes this process the one that the order names.
     pub(super) fn take<E: Experiment>(order: &Order<E>, request: &EndRequest) -> Result<Self, Trouble> {
         let Order { plan, process, memory, parent, ns_per_tick, began_ns } = order;
-        // A worker whose command is gone has nobody to answer to.
+        // When the command ends, its workers have to end, too.
         set_pdeathsig(Signal::SIGTERM).or_usage("could not ask for a signal when the command ends", "")?;
         if getppid() != Pid::from_raw(*parent) {
             return Err(Stopped.into());
@@ -52,7 +52,7 @@ impl Place {
         Ok(Self { process: *process, mapping, patience, stop, ns_per_tick: *ns_per_tick, began_ns: *began_ns })
     }
 
-    /// Joins a domain of `nodes` nodes with the number of the process as id, and waits until `here` of them are there. Over the network the first
+    /// Joins a domain of `nodes` nodes with the number of the process as id, and waits until `here` of them are up. Over the network the first
     /// process listens, and the others connect to it.
     pub fn join(
         &self,
@@ -80,7 +80,7 @@ impl Place {
         }
     }
 
-    /// Waits until so many nodes are there.
+    /// Waits until `nodes` nodes are up.
     pub fn meet(&self, node: &Node, nodes: usize) -> Result<(), Trouble> {
         let deadline = Instant::now() + START;
         loop {
@@ -93,7 +93,7 @@ impl Place {
         }
     }
 
-    /// Waits until so many processes are here.
+    /// Waits until `processes` processes are at the gate.
     pub fn gate(&self, processes: usize) -> Result<(), Trouble> {
         Ok(self.mapping.gate().pass(processes, &self.patience)?)
     }

@@ -67,7 +67,7 @@ pub fn csv(rows: impl IntoIterator<Item = Fields>, nothing: &str) -> String {
     lines
 }
 
-/// A figure with so many decimal places.
+/// A figure with `digits` decimal places.
 pub fn rounded(value: f64, digits: i32) -> Value {
     let unit = 10_f64.powi(digits);
     json!((value * unit).round() / unit)

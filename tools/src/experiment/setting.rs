@@ -27,7 +27,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// The usual setting of so many processes of an experiment, in this domain or in one of their own.
+    /// The usual setting of `processes` processes of an experiment, in this domain or in a new one.
     pub fn new(experiment: &str, domain: Option<&Domain>, pin: &[usize], processes: usize) -> Result<Self, Failure> {
         let allowed = check_processors("--pin", pin)?;
         let mut pinned = pin.to_vec();

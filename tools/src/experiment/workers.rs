@@ -37,7 +37,7 @@ enum Gravity {
 }
 
 impl<'a> Workers<'a> {
-    /// Starts so many workers of an experiment, each with an order of its own.
+    /// Starts `count` workers of an experiment, each with an order of its own.
     pub fn start<O: Serialize>(
         name: &str,
         domain: &'a str,
@@ -90,8 +90,8 @@ impl<'a> Workers<'a> {
                     running[node] = false;
                     let status = self.children[node].wait();
                     let role = (self.role)(node);
-                    let who = format!("{role} (node {node}, process {})", self.children[node].id());
-                    match judge(&who, &answer, &status) {
+                    let worker = format!("{role} (node {node}, process {})", self.children[node].id());
+                    match judge(&worker, &answer, &status) {
                         Ok(found) => findings[node] = Some(found),
                         // The command sent this signal itself.
                         Err((Gravity::Died, _)) if signal_of(&status).is_some_and(|signal| sent.contains(&signal)) => {}
@@ -142,20 +142,20 @@ impl Drop for Workers<'_> {
 }
 
 /// The findings of a worker that ended, or how it failed.
-fn judge<F: DeserializeOwned>(who: &str, answer: &str, status: &io::Result<ExitStatus>) -> Result<F, (Gravity, Failure)> {
+fn judge<F: DeserializeOwned>(worker: &str, answer: &str, status: &io::Result<ExitStatus>) -> Result<F, (Gravity, Failure)> {
     let again = "nothing was measured: run it again";
     match serde_json::from_str(answer) {
         Ok(Reply::Done(found)) => Ok(found),
         Ok(Reply::Unable(failure)) => Err((Gravity::Unable, failure)),
-        Ok(Reply::Failed(why)) => Err((Gravity::Failed, Failure::failed(format!("{who} could not go on: {why}"), again))),
-        Ok(Reply::Stopped) => Err((Gravity::Stopped, Failure::failed(format!("{who} was told to stop"), again))),
+        Ok(Reply::Failed(why)) => Err((Gravity::Failed, Failure::failed(format!("{worker} could not go on: {why}"), again))),
+        Ok(Reply::Stopped) => Err((Gravity::Stopped, Failure::failed(format!("{worker} was told to stop"), again))),
         Err(_) => {
             let how = match (status, signal_of(status)) {
                 (_, Some(signal)) => format!("was killed by signal {signal}"),
                 (Ok(status), None) => format!("ended without an answer ({status})"),
                 (Err(error), None) => format!("was lost: {error}"),
             };
-            Err((Gravity::Died, Failure::failed(format!("{who} {how}"), again)))
+            Err((Gravity::Died, Failure::failed(format!("{worker} {how}"), again)))
         }
     }
 }

@@ -76,7 +76,7 @@ impl There {
         let builder = self.node.into_iter().fold(builder, IoClientBuilder::server);
         builder.connect().map_err(|error| {
             let hint = match (error.kind(), error.raw_os_error()) {
-                (ErrorKind::NotFound, _) => "start one with `doorbell io serve DIR`; `doorbell ls` shows who is there",
+                (ErrorKind::NotFound, _) => "start one with `doorbell io serve DIR`; `doorbell ls` shows the nodes",
                 (_, Some(libc::EUSERS)) => {
                     "it has as many clients as it serves, or this node has its half of them; use fewer clients here, or serve more with `doorbell io serve --clients`"
                 }

@@ -93,7 +93,7 @@ pub struct ThroughNode<'a> {
     pub node: &'a Node,
     /// The node at the other end.
     pub to: NodeId,
-    /// What to receive.
+    /// The messages to receive.
     pub from: Match,
     /// Says when to stop.
     pub patience: &'a Patience,
@@ -160,13 +160,13 @@ pub struct Puts<'a> {
     received: u64,
     /// Words of a message.
     words: usize,
-    /// Where the last word of a message goes.
+    /// The key of the last word of a message.
     last: Key<u64, ReadWrite>,
     arrival: Arrival,
 }
 
 impl<'a> Puts<'a> {
-    /// Puts for messages of so many bytes, a multiple of eight.
+    /// Puts for messages of `bytes` bytes, a multiple of eight.
     pub fn new(node: &'a Node, peer: Option<&'a Peer>, landing: &'a Landing, bytes: usize, patience: &'a Patience) -> Self {
         let Landing { own, theirs, sent, received, arrival } = landing;
         let words = (bytes / size_of::<u64>()).max(1);

@@ -36,7 +36,7 @@ pub struct LatencyArgs {
     measure: MeasureArgs,
 }
 
-/// Sections of each carrier: so many that a change of the machine's speed affects both alike.
+/// Sections of each carrier: enough that a change of the machine's speed affects both alike.
 const ROUNDS: usize = 16;
 
 /// Measures and prints.

@@ -12,7 +12,7 @@ use doorbell_benches::floor::{Shape, UdpEnd};
 use serde::{Deserialize, Serialize};
 use std::io;
 
-/// Bytes that may wait in a socket of the floor, if the system allows so many.
+/// Bytes that may wait in a socket of the floor, unless the system allows fewer.
 const SOCKET_BYTES: usize = 64 << 20;
 
 /// The findings of a measurement.

@@ -113,7 +113,7 @@ pub enum Over {
     Driver,
     /// The floor, by the cheapest way for messages of the size.
     Floor,
-    /// The floor in chunks of so many bytes. One chunk is copied in while another is copied out.
+    /// The floor in chunks of this many bytes. One chunk is copied in while another is copied out.
     Chunked(usize),
     /// One copy by the kernel, which reads the sender's memory.
     Pulled,

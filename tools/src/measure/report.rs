@@ -164,7 +164,7 @@ impl Row {
         }
     }
 
-    /// Bytes in a nanosecond at so many messages a second.
+    /// Bytes in a nanosecond at this rate.
     pub fn at_rate(&self, messages_per_s: f64) -> f64 {
         messages_per_s * self.bytes as f64 / 1e9
     }

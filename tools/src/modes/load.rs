@@ -51,7 +51,7 @@ pub struct Phase {
     /// The number of messages that are due at once.
     #[serde(default = "one")]
     pub burst: u64,
-    /// A burst is due every so many microseconds; 0: as soon as the writer has handed over the one before it.
+    /// The microseconds between two bursts; 0: a burst follows as soon as the writer has handed over the one before it.
     #[serde(default)]
     pub every_us: u64,
     /// The most messages under way at once. At this number the writer waits for the oldest one.
@@ -86,13 +86,13 @@ pub enum Place {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reader {
-    /// The reader computes for so many microseconds after each message.
+    /// The microseconds for which the reader computes after each message.
     #[serde(default)]
     pub work_us: f64,
-    /// The reader sleeps for so many milliseconds...
+    /// The milliseconds for which the reader sleeps...
     #[serde(default)]
     pub stall_ms: u64,
-    /// ...after each so many messages; 0: never.
+    /// ...and the number of messages between two sleeps; 0: never.
     #[serde(default)]
     pub stall_every: u64,
 }

@@ -11,9 +11,9 @@ use doorbell_benches::memory::Memory;
 const WORD: usize = 8;
 /// Words of the head of a message.
 const HEAD: usize = LEAST / WORD;
-/// One of so many words depends on the message. The others depend on their place alone.
+/// The distance of words that depend on the message. The words between them depend on their place alone.
 const STAMPED: usize = 64;
-/// The reader compares every word of one of so many messages.
+/// The reader compares every word of each message whose number is a multiple of this.
 const WHOLE_EVERY: u64 = 16;
 /// A buffer, and the length of the message in it.
 pub struct Slot {
@@ -27,7 +27,7 @@ impl AsRef<[u8]> for Slot {
     }
 }
 
-/// Buffers for messages of so many bytes.
+/// Buffers for messages of `bytes` bytes.
 pub fn slots(node: &Node, place: Where, bytes: usize, count: usize) -> Result<Vec<Slot>, Trouble> {
     let slot = |_| {
         let mut memory = buffer(node, place == Where::Region, bytes)?;

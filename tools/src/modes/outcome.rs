@@ -9,9 +9,9 @@ use crate::text::median;
 use doorbell_benches::stats::Samples;
 use std::collections::BTreeMap;
 
-/// The goal of the policy's total: at most so many times the best total of a mode alone.
+/// The goal: the policy's total is at most this many times the best total of a mode alone.
 pub const TOTAL_GOAL: f64 = 1.05;
-/// The goal of the policy's p99: at most so many times the worst p99 of a mode alone.
+/// The goal: the policy's p99 is at most this many times the worst p99 of a mode alone.
 pub const P99_GOAL: f64 = 0.5;
 
 /// Figures of a load or of a phase: times in nanoseconds.
@@ -148,7 +148,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// How far the totals of the rounds are apart, as a part of their median.
+    /// The distance of the totals of the rounds, as a part of their median.
     pub fn spread(&self) -> f64 {
         let totals = || self.rounds.iter().map(|round| round.figures.total);
         (totals().fold(0.0, f64::max) - totals().fold(f64::INFINITY, f64::min)) / self.figures.total.max(1.0)
@@ -170,7 +170,7 @@ pub struct Outcome {
     pub missing: Vec<(String, String)>,
     /// The links between the two processes.
     pub links: Vec<String>,
-    /// What the policy saw and decided.
+    /// The observations and decisions of the policy.
     pub timeline: Timeline,
     /// When the phases began in the timeline, in nanoseconds.
     pub starts: Vec<u64>,

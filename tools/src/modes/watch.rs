@@ -1,4 +1,4 @@
-//! What a policy sees and decides over time. A policy around it keeps notes, in memory that is allocated beforehand.
+//! The observations and decisions of a policy over time. A policy around it keeps notes, in memory that is allocated beforehand.
 
 use crate::clock::now;
 use doorbell::mode::{Decision, LINKS_MAX, LinkView, Mode, Policy, Protocol, Question, Reason, Receipt};

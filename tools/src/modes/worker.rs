@@ -27,7 +27,7 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// Tags of messages.
 pub const MESSAGE: u64 = 1;
 pub const BACKGROUND: u64 = 2;
-/// A phase was sent, with so many messages, and so many of the background.
+/// A phase was sent. The message holds the numbers of messages and of background messages.
 pub const OVER: u64 = 3;
 /// A phase was read.
 pub const READ: u64 = 4;

@@ -185,7 +185,7 @@ mod tests {
     use nix::unistd::write;
     use std::sync::{Arc, Mutex};
 
-    /// What comes out if these pieces come in and the writing end is then closed, or left open while all is over.
+    /// The output for these pieces, after which the writing end is closed, or left open while passing on is told to stop.
     fn passed(pieces: &[&[u8]], left_open: bool) -> Vec<u8> {
         let pipe = || pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
         let ((from, to), (stopped, stop)) = (pipe(), pipe());

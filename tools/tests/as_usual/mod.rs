@@ -1,9 +1,9 @@
-//! A command as if somebody had started it at a terminal, however the tests were started.
+//! A command with the signals of a terminal, however the tests were started.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Signals that shells may have ignored by what they start, and which ones are to be ignored here.
+/// Restores the signals that a shell may ignore for its children, except those that the test wants ignored.
 pub const SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGTERM];
 
 /// Has the command begin with none of the [signals](SIGNALS) ignored but these.

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// What takes longer never happens.
+/// The timeout of every step.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub fn doorbell(args: &[&str]) -> Command {
@@ -71,7 +71,7 @@ pub fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// The next that connects: somebody has to within the patience.
+/// The next connection, which has to come within the timeout.
 pub fn accept(listener: &TcpListener) -> TcpStream {
     listener.set_nonblocking(true).unwrap();
     let mut accepted = None;
@@ -99,7 +99,7 @@ pub fn finishes<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + 
     thread::Builder::new().name(what.into()).spawn(run).unwrap()
 }
 
-/// A process that does not outlive its test, nor does what it left in a domain.
+/// A process that ends with its test, as do its segments.
 pub struct Process(Child, Option<String>);
 
 impl Process {
@@ -116,7 +116,7 @@ impl Process {
         self.0.try_wait().unwrap().is_some()
     }
 
-    /// What came of one that ends by itself.
+    /// The output of a process that ends by itself.
     pub fn ended(mut self) -> Output {
         eventually("that the process ends", || self.has_ended());
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
@@ -209,7 +209,7 @@ impl Bridge {
         Self { process, stdout, stderr: (said, stderr), said: serde_json::from_str(&line).unwrap() }
     }
 
-    /// What it said on stderr up to now.
+    /// Its stderr so far.
     pub fn said_on_stderr(&self) -> String {
         self.stderr.0.lock().unwrap().clone()
     }
@@ -232,7 +232,7 @@ impl Bridge {
         self.process.kill();
     }
 
-    /// Its last line and what it said on stderr, once it has ended well.
+    /// Its last line and its stderr, once it has ended well.
     pub fn ended(mut self) -> (Value, String) {
         let mut said = String::new();
         self.stdout.read_to_string(&mut said).unwrap();
@@ -294,12 +294,12 @@ impl Pair {
         self.to.address()
     }
 
-    /// Interrupts both. What the server's side and the clients' said at the end; nothing is left of them.
+    /// Interrupts both bridges. Returns the last lines of the server's and of the clients' side; nothing is left of them.
     pub fn end(self) -> [Value; 2] {
         self.end_saying().0
     }
 
-    /// The same, and what the server's side said on stderr.
+    /// The same, with the stderr of the server's side.
     pub fn end_saying(self) -> ([Value; 2], String) {
         let Self { from, to, domain, .. } = self;
         to.send(libc::SIGINT);

@@ -4,7 +4,7 @@ use std::process::{Child, Stdio};
 use std::thread;
 use std::time::Duration;
 
-/// Plays to the end, and looks for what every telling has.
+/// Plays to the end, and checks the lines that every story has.
 fn played(progress: &str) -> String {
     let child = doorbell(&["demo", "--progress", progress]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let domain = format!("demo-{}", child.id());
@@ -100,7 +100,7 @@ fn its_timeline_shows_chunks_of_both_ends_at_both_nodes() {
             let way = format!("{origin}->{target} ");
             slices().any(|event| event["args"]["end"] == end && event["args"]["transfer"].as_str().unwrap().starts_with(&way))
         };
-        // What it sends goes from the first end; from the last one go its own puts, or what it pulls.
+        // Its packets come from the first end. From the last end come its puts, or the pulls of the target.
         assert!(of("first end", node, other), "node {node}: {:?}", slices().collect::<Vec<_>>());
         assert!(of("last end", node, other) || of("last end", other, node), "node {node}: {:?}", slices().collect::<Vec<_>>());
     }

@@ -1,4 +1,4 @@
-//! The `doorbell` command as scripts and people meet it: what it prints, how it exits, and that it leaves nothing behind.
+//! The `doorbell` command from outside: its output, its exit codes, and that it leaves nothing behind.
 
 #[path = "../as_usual/mod.rs"]
 mod as_usual;

@@ -13,7 +13,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What takes longer waits for ever.
+/// A command that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The kind of file at a path.
@@ -51,7 +51,7 @@ struct Row {
     args: &'static str,
     /// A variable of the environment that is the path.
     variable: Option<&'static str>,
-    /// What a regular file holds.
+    /// The content of a regular file.
     holds: &'static [u8],
     /// The content, if the path is an output.
     output: Option<Written>,
@@ -79,7 +79,7 @@ fn is_file(bytes: &[u8]) -> bool {
     bytes == FILE
 }
 
-/// A path that is written: a link stays, and what it leads to is replaced.
+/// A path that is written: a link stays, and its target is replaced.
 fn place(kind: Kind) -> &'static str {
     match kind {
         Kind::Link => "target",
@@ -109,7 +109,7 @@ const fn reads(args: &'static str, holds: &'static [u8]) -> Row {
     Row { holds, ..row(args, [Done, NOT_READ, NOT_READ, Done, NO_FILE, NO_FILE]) }
 }
 
-/// A file that is read by what serves then.
+/// A file that is read by a command that then serves.
 const fn serves(args: &'static str) -> Row {
     Row { comes: [Serves, NOT_READ, NOT_READ, Serves, NO_FILE, NO_FILE], ..reads(args, KEY) }
 }
@@ -205,7 +205,7 @@ impl Drop for Served {
     }
 }
 
-/// Everything in a directory: what it is, its rights, and what it holds or leads to.
+/// Everything in a directory: the kind of each file, its rights, and its content or target.
 fn seen(directory: &Path) -> BTreeMap<PathBuf, (String, Vec<u8>)> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir(directory).unwrap().flatten() {

@@ -1,4 +1,4 @@
-//! Starting the command, and looking at what is left of it.
+//! Starts the command, and looks for its remains.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The command with these arguments, as if nobody had set anything in the environment.
+/// The command with these arguments, and without the variables of Doorbell in its environment.
 pub fn doorbell(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
     super::as_usual::ignoring(&mut command, &[]);
@@ -19,7 +19,7 @@ pub fn doorbell(args: &[&str]) -> Command {
     command
 }
 
-/// What came of it.
+/// The output of a command.
 pub struct Ended {
     pub code: Option<i32>,
     pub stdout: String,

@@ -117,7 +117,7 @@ fn a_domain_that_is_not_there_is_not_watched_once() {
     assert!(missing.stderr.starts_with(&format!("doorbell: error: there is no domain '{name}'; hint: ")), "{}", missing.stderr);
 }
 
-/// The screen on a terminal of its own, once it is drawn: the process, the other end of that terminal, and what is written there.
+/// The screen on a terminal of its own, once it is drawn: the process, the other end of that terminal, and the output.
 fn on_a_terminal() -> (Child, File, Receiver<u8>) {
     let (mut master, mut slave) = (0, 0);
     let size = libc::winsize { ws_row: 24, ws_col: 160, ws_xpixel: 0, ws_ypixel: 0 };
@@ -129,7 +129,7 @@ fn on_a_terminal() -> (Child, File, Receiver<u8>) {
         // SAFETY: changes a flag of a descriptor just made.
         assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) }, 0);
     }
-    // SAFETY: descriptors just made, which nobody else has.
+    // SAFETY: the descriptors were just made, and nothing else uses them.
     let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
     let mut command = doorbell(&["top", "--interval", "50ms"]);
     command.stdin(slave.try_clone().unwrap()).stdout(slave.try_clone().unwrap()).stderr(slave).env("TERM", "xterm");

@@ -1,7 +1,7 @@
 use super::support::{Ended, doorbell, ended, ring};
 use std::process::Command;
 
-/// Refused before anything was done, in one line that says what to do.
+/// Checks that the command was refused before it did anything, in one line with a hint.
 fn is_refused(ended: &Ended, mention: &str) {
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""), "{mention}: {}", ended.stderr);
     assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);

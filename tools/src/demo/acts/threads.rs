@@ -20,14 +20,14 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     let mut table = Table::new(&[">node", "thread", ">number", ">took from lanes", ">parks of the node"]);
     for (node, report) in &reports {
         for (at, (number, name)) in report.threads.iter().enumerate() {
-            let (whose, took) = match name.as_str() {
+            let (thread, took) = match name.as_str() {
                 POLLER => (name.clone(), report.by_poller),
                 _ if at == 0 => ("the application's".into(), report.by_application),
                 // The thread that waits for signals.
                 _ => continue,
             };
             let parks = if at == 0 { report.parks.to_string() } else { String::new() };
-            table.row([node.to_string(), whose, number.to_string(), took.to_string(), parks]);
+            table.row([node.to_string(), thread, number.to_string(), took.to_string(), parks]);
         }
     }
     stage.say.table(&table);

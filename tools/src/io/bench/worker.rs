@@ -176,7 +176,7 @@ impl Both {
     }
 }
 
-/// Makes so many calls, and times each one. Returns the ticks of all.
+/// Makes `calls` calls, and times each one. Returns the ticks of all.
 #[inline(always)]
 fn turn(
     memory: &mut [u8],

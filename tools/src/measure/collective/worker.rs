@@ -135,7 +135,7 @@ impl Member<'_> {
         Ok(Found { ways, floor })
     }
 
-    /// Ticks of so many calls.
+    /// The ticks of `calls` calls.
     #[inline(always)]
     fn section(&self, calls: u64, mut call: impl FnMut() -> Result<(), Trouble>) -> Result<u64, Trouble> {
         let began = ticks();
@@ -239,7 +239,7 @@ impl Vectors {
     }
 }
 
-/// Does so many steps of work. Each step needs the result of the one before.
+/// Does `steps` steps of work. Each step needs the result of the one before.
 #[inline(never)]
 pub fn compute(steps: u64) {
     let mut x = 1_u64;

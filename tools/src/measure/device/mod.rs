@@ -59,7 +59,7 @@ pub struct DeviceArgs {
     /// How messages come
     #[arg(long, value_enum, value_name = "LOAD,…", value_delimiter = ',', default_values = ["turn", "random", "alone"])]
     load: Vec<Load>,
-    /// Also so many messages a second, for any thread
+    /// Also measure this many messages a second, for random threads
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     rate: Option<u32>,
     /// The schemes to compare

@@ -104,7 +104,7 @@ impl Barrier {
     }
 }
 
-/// What a thread tells at its end.
+/// The message of a thread at its end.
 enum Said {
     Lead(Result<Vec<Vec<Vec<u64>>>, Trouble>),
     Thread(Result<OfThread, Trouble>),

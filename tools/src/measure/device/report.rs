@@ -128,10 +128,10 @@ impl Report for Plan {
 
 /// The table for people.
 fn table(plan: &Plan, rows: &[Row]) -> String {
-    let whose = if plan.receivers() == 1 { "of one process" } else { "of two processes" };
+    let processes = if plan.receivers() == 1 { "of one process" } else { "of two processes" };
     let crowded = if plan.setting.crowded { "more than processors" } else { "a processor for each" };
     let title = format!(
-        "{} threads {whose} ({}, {crowded}) receive what one process sends, over shared memory: progress {}, wait {}, {} rounds.",
+        "{} threads {processes} ({}, {crowded}) receive messages of one process, over shared memory: progress {}, wait {}, {} rounds.",
         plan.threads,
         word(&plan.mode),
         plan.setting.progress,

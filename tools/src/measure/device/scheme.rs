@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 /// Messages that may wait in a channel.
 const CHANNEL: usize = 64;
-/// A dispatcher hands over messages of so many bytes as copies: a message that fits in a cache line is not worth a loan.
+/// A dispatcher copies messages of up to this many bytes: a message that fits in a cache line is not worth a loan.
 pub const COPIED: usize = 64;
 /// Looks into a channel between two readings of the clock.
 const LOOKS: u32 = 8;
 /// How long a thread looks before it sleeps.
 const SPIN: Duration = Duration::from_nanos(500);
-/// The dispatcher wakes sleeping threads after so many messages, even if more messages are there.
+/// The dispatcher wakes sleeping threads after this many messages, even if more messages are waiting.
 const WAKE_AFTER: u32 = 32;
 /// How often a waiting thread looks whether it is told to stop.
 pub const GLANCE: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! What one of the processes works with, and its findings.
+//! The surroundings of a process, and its findings.
 
 use super::super::plan::Recorded;
 use super::{Mode, Plan};
@@ -48,7 +48,7 @@ pub struct Round {
     pub processor_ns: u64,
 }
 
-/// What a process works with.
+/// The surroundings of a process.
 pub struct Member {
     /// The measurement.
     pub plan: Plan,
