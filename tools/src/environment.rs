@@ -52,19 +52,24 @@ pub fn check() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The progress policy of the command line, else that of the environment, else the default.
-pub fn progress(said: Option<Progress>) -> Result<Progress, Failure> {
-    Ok(said.or(variable(PROGRESS)?).unwrap_or_default())
+/// The value of the command line, else that of the environment, else the default.
+fn chosen<T: FromStr<Err: Display> + Default>(given: Option<T>, name: &str) -> Result<T, Failure> {
+    Ok(given.or(variable(name)?).unwrap_or_default())
 }
 
-/// The way of waiting of the command line, else that of the environment, else the default.
-pub fn wait(said: Option<Wait>) -> Result<Wait, Failure> {
-    Ok(said.or(variable(WAIT)?).unwrap_or_default())
+/// The progress policy: from the command line, the environment, or the default.
+pub fn progress(given: Option<Progress>) -> Result<Progress, Failure> {
+    chosen(given, PROGRESS)
 }
 
-/// How to wait for datagrams, from the command line, else from the environment, else the default.
-pub fn port(said: Option<PortKind>) -> Result<PortKind, Failure> {
-    Ok(said.or(variable(PORT)?).unwrap_or_default())
+/// The way of waiting: from the command line, the environment, or the default.
+pub fn wait(given: Option<Wait>) -> Result<Wait, Failure> {
+    chosen(given, WAIT)
+}
+
+/// How to wait for datagrams: from the command line, the environment, or the default.
+pub fn port(given: Option<PortKind>) -> Result<PortKind, Failure> {
+    chosen(given, PORT)
 }
 
 /// The file with the domain's key, from the command line, else from the environment.

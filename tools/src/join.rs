@@ -56,6 +56,8 @@ pub fn failure(error: Error, first: &str) -> Failure {
             Failure::usage(&error, "`head -c 32 /dev/urandom > grid.key; chmod 600 grid.key` makes one for --key-file grid.key")
         }
         UdpError::KeyFile { .. } => Failure::usage(&error, "--key-file wants the same file on both sides"),
-        _ => Failure::usage(error, "see --listen, --connect and --port in --help"),
+        UdpError::Port(_) | UdpError::Option(_) => Failure::usage(&error, "see --listen, --connect and --port in --help"),
+        UdpError::Rejected { .. } => Failure::failed(&error, "start both sides with the same options, and from the same release"),
+        _ => Failure::failed(error, "see that the other side is still there, and try again"),
     }
 }

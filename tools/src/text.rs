@@ -54,6 +54,17 @@ where
 /// The ways of waiting that [`doorbell::Wait`] knows.
 pub const WAITS: &[&str] = &["auto", "spin", "yield", "park"];
 
+/// The values without repetitions, in the order in which they first come.
+pub fn distinct<T: Copy + PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut found = Vec::new();
+    for value in values {
+        if !found.contains(&value) {
+            found.push(value);
+        }
+    }
+    found
+}
+
 /// The median; the mean of the two values in the middle if their number is even. `None` without values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();

@@ -1,19 +1,18 @@
-//! The driver as a carrier of messages: through a `Peer`, through a `Node` that threads share, or on loan.
+//! The driver as a carrier of messages: by two calls, by puts, or by several requests at once.
 
 use super::plan::Arrival;
 use super::together::receive;
 use crate::experiment::Trouble;
 use crate::experiment::place::unless_stopped;
-use doorbell::mode::ModeRequest;
 use doorbell::zerocopy::FromBytes;
-use doorbell::{Error, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Recipient, Region, Request};
+use doorbell::{Error, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Region, Request};
 use doorbell_benches::exchange::Carrier;
 use doorbell_benches::floor::{Patience, PullError, UdpError};
 use doorbell_benches::memory::Memory;
 use doorbell_benches::stream::Window;
-use doorbell_benches::touch;
 
-const TAG: u64 = 1;
+/// The tag of messages.
+pub const TAG: u64 = 1;
 /// The tag of messages with keys.
 const KEY: u64 = 2;
 
@@ -35,83 +34,32 @@ impl From<PullError> for Trouble {
     }
 }
 
-/// Through the peer of one thread.
-#[derive(Debug)]
-pub struct ThroughPeer<'a> {
-    /// The peer.
-    pub peer: &'a Peer,
+/// A carrier of two calls: one sends a message, and the other receives one.
+pub struct By<'a, S, R> {
+    /// Sends.
+    pub send: S,
+    /// Receives.
+    pub receive: R,
     /// Says when to stop.
     pub patience: &'a Patience,
 }
 
-impl Carrier for ThroughPeer<'_> {
+impl<S, R> Carrier for By<'_, S, R>
+where
+    S: FnMut(&[u8]) -> Result<(), Error>,
+    R: FnMut(&mut [u8]) -> Result<(), Error>,
+{
     type Error = Trouble;
 
     #[inline(always)]
     fn send(&mut self, message: &[u8]) -> Result<(), Trouble> {
-        Ok(self.peer.send(TAG, message)?)
+        Ok((self.send)(message)?)
     }
 
     #[inline(always)]
     fn receive(&mut self, into: &mut [u8]) -> Result<(), Trouble> {
         unless_stopped(self.patience)?;
-        self.peer.recv(Match::any(), into)?;
-        Ok(())
-    }
-}
-
-/// The same, by a requested mode.
-#[derive(Debug)]
-pub struct ByMode<'a> {
-    /// The peer.
-    pub peer: &'a Peer,
-    /// The mode.
-    pub mode: ModeRequest,
-    /// Says when to stop.
-    pub patience: &'a Patience,
-}
-
-impl Carrier for ByMode<'_> {
-    type Error = Trouble;
-
-    #[inline(always)]
-    fn send(&mut self, message: &[u8]) -> Result<(), Trouble> {
-        self.peer.send_as(TAG, message, self.mode)?;
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn receive(&mut self, into: &mut [u8]) -> Result<(), Trouble> {
-        ThroughPeer { peer: self.peer, patience: self.patience }.receive(into)
-    }
-}
-
-/// Through a node that other threads of the process use, too.
-#[derive(Debug)]
-pub struct ThroughNode<'a> {
-    /// The node at this end.
-    pub node: &'a Node,
-    /// The node at the other end.
-    pub to: NodeId,
-    /// The messages to receive.
-    pub from: Match,
-    /// Says when to stop.
-    pub patience: &'a Patience,
-}
-
-impl Carrier for ThroughNode<'_> {
-    type Error = Trouble;
-
-    #[inline(always)]
-    fn send(&mut self, message: &[u8]) -> Result<(), Trouble> {
-        Ok(self.node.send(self.to, TAG, message)?)
-    }
-
-    #[inline(always)]
-    fn receive(&mut self, into: &mut [u8]) -> Result<(), Trouble> {
-        unless_stopped(self.patience)?;
-        self.node.recv(self.from, into)?;
-        Ok(())
+        Ok((self.receive)(into)?)
     }
 }
 
@@ -276,47 +224,6 @@ impl Carrier for PutStream<'_> {
     /// The target of a stream receives nothing.
     #[inline(always)]
     fn receive(&mut self, _into: &mut [u8]) -> Result<(), Trouble> {
-        Ok(())
-    }
-}
-
-/// Messages on loan, which the receiver reads where the sender wrote them. The buffers of the exchange stay as they are, and this carrier
-/// touches the bytes itself.
-#[derive(Debug)]
-pub struct OnLoan<'a> {
-    /// The node at this end.
-    pub node: &'a Node,
-    /// The receiver.
-    pub to: Recipient<'a>,
-    /// Whether every cache line is written before it is sent, and read after it was received.
-    pub touched: bool,
-    /// The number of the message.
-    pub count: u64,
-    /// Says when to stop.
-    pub patience: &'a Patience,
-}
-
-impl Carrier for OnLoan<'_> {
-    type Error = Trouble;
-
-    #[inline(always)]
-    fn send(&mut self, message: &[u8]) -> Result<(), Trouble> {
-        let mut loan = self.node.loan_bytes(message.len())?;
-        if self.touched {
-            self.count += 1;
-            touch::write(&mut loan, self.count);
-        }
-        Ok(loan.send(self.to, TAG)?)
-    }
-
-    #[inline(always)]
-    fn receive(&mut self, _: &mut [u8]) -> Result<(), Trouble> {
-        unless_stopped(self.patience)?;
-        let taken = self.node.take_bytes(Match::any())?;
-        if self.touched {
-            // SAFETY: the other process writes no loan that it has sent.
-            touch::read(unsafe { taken.as_slice() });
-        }
         Ok(())
     }
 }

@@ -4,7 +4,8 @@ use super::plan::Plan;
 use crate::environment::{Address, key_file, port};
 use crate::exit::{Explain, Failure};
 use crate::experiment::setting::{Setting, by_word};
-use doorbell::{Error, FabricKind, Node, NodeBuilder, PortKind, UdpError};
+use crate::join;
+use doorbell::{Error, FabricKind, Node, NodeBuilder, PortKind};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fchmod};
 use serde::{Deserialize, Serialize};
@@ -191,19 +192,5 @@ impl Plan {
 
 /// The failure of a node that could not join, with a hint for the command line.
 pub fn failure(error: Error) -> Failure {
-    let Error::Udp(udp) = &error else { return Failure::usage(error, "") };
-    match &**udp {
-        UdpError::NoAnswer { address, .. } => {
-            Failure::failed(&error, format!("start the other half there first, with --listen {address}"))
-        }
-        UdpError::NoKey { .. } => {
-            Failure::usage(&error, "`head -c 32 /dev/urandom > grid.key; chmod 600 grid.key` makes one for --key-file grid.key")
-        }
-        UdpError::KeyFile { .. } => Failure::usage(&error, "--key-file wants the same file on both sides"),
-        UdpError::Port(_) | UdpError::Option(_) => Failure::usage(&error, "see --listen and --port in --help"),
-        UdpError::Rejected { .. } => {
-            Failure::failed(&error, "start both halves with the same options, and from the same release")
-        }
-        _ => Failure::failed(error, "see that the other half is still there, and run both again"),
-    }
+    join::failure(error, "start the other half there first, with")
 }

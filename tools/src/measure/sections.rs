@@ -1,6 +1,6 @@
 //! The sections of a pair of processes, over the driver and over the machine's floor in turns.
 
-use super::carrier::{ByMode, Landing, OnLoan, PutStream, Puts, Requests, ThroughNode, ThroughPeer};
+use super::carrier::{By, Landing, PutStream, Puts, Requests, TAG};
 use super::plan::{Finding, Leg, Over, Plan, Test, pack};
 use super::together::Together;
 use crate::experiment::Trouble;
@@ -11,6 +11,7 @@ use doorbell_benches::exchange::{self, Buffers, Part, Section, Side};
 use doorbell_benches::floor::{Datagrams, Floor, Patience, UdpEnd, Way};
 use doorbell_benches::stats::Samples;
 use doorbell_benches::stream::{self, Flow, Messages};
+use doorbell_benches::touch;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -53,22 +54,43 @@ impl Driver<'_> {
             return Ok(());
         }
         if loan {
-            let to = peer.map_or(Recipient::Node(to), Recipient::Peer);
-            let carrier = OnLoan { node, to, touched: section.touched, count: 0, patience };
-            return exchange::play(carrier, part, Section { touched: false, ..section }, buffers).map(drop);
+            // The sender writes in place and the receiver reads in place, so the buffers of the exchange stay as they are.
+            let (to, mut count, touched) = (peer.map_or(Recipient::Node(to), Recipient::Peer), 0, section.touched);
+            let send = |message: &[u8]| {
+                let mut loan = node.loan_bytes(message.len())?;
+                if touched {
+                    count += 1;
+                    touch::write(&mut loan, count);
+                }
+                loan.send(to, TAG)
+            };
+            let receive = |_: &mut [u8]| {
+                let taken = node.take_bytes(Match::any())?;
+                if touched {
+                    // SAFETY: the other process writes no loan that it has sent.
+                    touch::read(unsafe { taken.as_slice() });
+                }
+                Ok(())
+            };
+            let section = Section { touched: false, ..section };
+            return exchange::play(By { send, receive, patience }, part, section, buffers).map(drop);
         }
         if let Some((mode, peer)) = mode.zip(peer) {
-            return exchange::play(ByMode { peer, mode, patience }, part, section, buffers).map(drop);
+            let send = |message: &[u8]| peer.send_as(TAG, message, mode).map(drop);
+            let receive = |into: &mut [u8]| peer.recv(Match::any(), into).map(drop);
+            return exchange::play(By { send, receive, patience }, part, section, buffers).map(drop);
         }
         // The target of a stream receives it through the node.
-        match peer.filter(|_| !matches!(part, Part::Drain)) {
-            Some(peer) => exchange::play(ThroughPeer { peer, patience }, part, section, buffers).map(drop),
-            None => exchange::play(ThroughNode { node, to, from, patience }, part, section, buffers).map(drop),
+        if let Some(peer) = peer.filter(|_| !matches!(part, Part::Drain)) {
+            let send = |message: &[u8]| peer.send(TAG, message);
+            let receive = |into: &mut [u8]| peer.recv(Match::any(), into).map(drop);
+            return exchange::play(By { send, receive, patience }, part, section, buffers).map(drop);
         }
+        let send = |message: &[u8]| node.send(to, TAG, message);
+        let receive = |into: &mut [u8]| node.recv(from, into).map(drop);
+        exchange::play(By { send, receive, patience }, part, section, buffers).map(drop)
     }
-}
 
-impl Driver<'_> {
     fn stream(&self, flow: Flow, messages: &mut Messages) -> Result<(), Trouble> {
         let Self { node, peer, to, patience, .. } = *self;
         stream::run(&mut Requests { node, peer, to, patience }, flow, messages)

@@ -21,28 +21,13 @@ const CHANGES: usize = 500;
 const COLOURS: [&str; 10] =
     ["#4878a8", "#e49444", "#5aa0a0", "#d1605e", "#85b66b", "#a87c9f", "#e7ca60", "#967662", "#6a9fd0", "#b8b0ac"];
 
-const STYLE: &str = "
-:root { color-scheme: light dark }
-body { font: 15px/1.4 system-ui, sans-serif; max-width: 1140px; margin: 2em auto; padding: 0 1em }
-table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums }
-td, th { padding: .15em .8em; text-align: right; border-bottom: 1px solid #8884 }
-td.word, th.word { text-align: left }
-tr.policy { font-weight: bold }
-svg { width: 100%; height: auto; font-size: 12px }
-svg text { fill: currentColor }
-.axis { stroke: currentColor; stroke-opacity: .3 }
-.memory { fill: #4878a8; fill-opacity: .45 }
-.depth { fill: none; stroke: #d1605e; stroke-width: 1.3 }
-.transfers { fill: none; stroke: #85b66b; stroke-width: 1.3 }
-.met { color: #3a8f3a } .missed { color: #d1403e }
-.key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em }
-";
+const STYLE: &str = include_str!("page.css");
 
 /// The page.
 pub fn render(outcomes: &[Outcome]) -> String {
     let mut page =
         String::from("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>doorbell modes</title>\n");
-    let _ = write!(page, "<style>{STYLE}</style>\n</head>\n<body>\n<h1>doorbell modes</h1>\n");
+    let _ = write!(page, "<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>doorbell modes</h1>\n");
     page += "<p>Each load was carried out under a policy and by each mode alone. A mode is a fabric, one of its links, and a protocol. \
              Latencies are from the moment a message was due, or handed over, until the reader had it.</p>\n";
     for outcome in outcomes {

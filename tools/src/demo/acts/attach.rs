@@ -12,14 +12,10 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.cast.start(FIRST)?;
     stage.cast.start(SECOND)?;
     let members = stage.done(stage.cast.node.wait_for(3, patience()))?;
-    let table = Table::of(&members, |member| {
-        vec![
-            (">node", member.id.to_string()),
-            ("role", member.role.to_string()),
-            (">process", member.pid.to_string()),
-            (">incarnation", member.incarnation.to_string()),
-        ]
-    });
+    let mut table = Table::new(&[">node", "role", ">process", ">incarnation"]);
+    for member in &members {
+        table.row([member.id.to_string(), member.role.to_string(), member.pid.to_string(), member.incarnation.to_string()]);
+    }
     stage.say.table(&table);
     stage.line("");
     let mut table = Table::new(&[&format!("in {DIRECTORY}"), ">bytes", ""]);

@@ -19,14 +19,10 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.line(format_args!("all three nodes lock it {TURNS} times, and raise two counters while they hold it:"));
     let own = stage.done(Contest::play(&stage.cast.node, &key, region.key()))?;
     let contests = stage.gather(own, &[FIRST, SECOND], answer::CONTEST, "the contest")?;
-    let table = Table::of(&contests, |(node, Contest { waited, longest })| {
-        vec![
-            (">node", node.to_string()),
-            (">locked it", TURNS.to_string()),
-            (">had to wait", waited.to_string()),
-            (">longest wait", told(*longest)),
-        ]
-    });
+    let mut table = Table::new(&[">node", ">locked it", ">had to wait", ">longest wait"]);
+    for (node, Contest { waited, longest }) in &contests {
+        table.row([node.to_string(), TURNS.to_string(), waited.to_string(), told(*longest)]);
+    }
     stage.say.table(&table);
     let (mut counts, all) = ([0; 2], TURNS * contests.len() as u64);
     stage.done(region.read(0, &mut counts))?;

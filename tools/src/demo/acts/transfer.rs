@@ -83,14 +83,11 @@ fn tell(stage: &Stage<'_>, origin: (NodeId, &Moves), target: (NodeId, &Moves)) -
     let executed = [origin, target].into_iter().flat_map(|(node, moves)| moves.executed.iter().map(move |step| (node, step)));
     let mut executed: Vec<_> = executed.collect();
     executed.sort_by_key(|(_, step)| step.place);
-    let table = Table::of(executed, |(node, step)| {
-        vec![
-            ("descriptor", step.descriptor.clone()),
-            (">of node", node.to_string()),
-            ("executed by", step.thread.clone()),
-            (">bytes", if step.bytes > 0 { bytes(step.bytes) } else { String::new() }),
-        ]
-    });
+    let mut table = Table::new(&["descriptor", ">of node", "executed by", ">bytes"]);
+    for (node, step) in executed {
+        let moved = if step.bytes > 0 { bytes(step.bytes) } else { String::new() };
+        table.row([step.descriptor.clone(), node.to_string(), step.thread.clone(), moved]);
+    }
     stage.say.table(&table);
     let share = |bytes: u64| format!("{:.0} %", 100.0 * bytes as f64 / BULK_BYTES as f64);
     stage.line(format_args!(

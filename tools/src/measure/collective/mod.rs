@@ -14,7 +14,7 @@ use crate::experiment::setting::Setting;
 use crate::experiment::{Experiment, Outcome, Trouble, measure};
 use crate::ls::Format;
 use crate::processes::EndRequest;
-use crate::text::{print, span, word};
+use crate::text::{distinct, print, span, word};
 use doorbell::collective::{CHANNELS_MAX, SLOT_MAX, SLOT_MIN, Sync};
 use doorbell_benches::clock::Clock;
 use report::Row;
@@ -252,15 +252,8 @@ fn check(args: &CollectiveArgs, nodes: usize) -> Result<(), Failure> {
 
 /// The measurements: every operation once for each size, and then the allreduces beside which the processes compute.
 fn legs(args: &CollectiveArgs) -> Vec<Leg> {
-    let mut ops: Vec<Op> = Vec::new();
-    if args.floor && !args.op.contains(&Op::Barrier) {
-        ops.push(Op::Barrier);
-    }
-    for op in &args.op {
-        if !ops.contains(op) {
-            ops.push(*op);
-        }
-    }
+    let barrier = (args.floor && !args.op.contains(&Op::Barrier)).then_some(Op::Barrier);
+    let ops = distinct(barrier.into_iter().chain(args.op.iter().copied()));
     let of_sizes = |op: Op, work| args.sizes.iter().map(move |Size(bytes)| Leg { op, bytes: *bytes, work });
     let work = args.compute.map(|time| Work { ns: time.as_nanos() as u64, steps: steps(time) });
     let mut legs = Vec::new();

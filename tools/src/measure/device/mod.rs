@@ -18,7 +18,7 @@ use crate::experiment::report::{Format, Report};
 use crate::experiment::setting::Setting;
 use crate::experiment::{Experiment, Outcome, Trouble, measure};
 use crate::processes::EndRequest;
-use crate::text::print;
+use crate::text::{distinct, print};
 use doorbell_benches::clock::Clock;
 use doorbell_benches::floor::Shape;
 use report::Row;
@@ -89,6 +89,12 @@ pub enum Mode {
     Smp,
     /// Threads of two
     Dual,
+}
+
+impl Mode {
+    fn processes(self) -> usize {
+        if self == Mode::Dual { 2 } else { 1 }
+    }
 }
 
 /// How messages come.
@@ -168,7 +174,7 @@ pub struct Plan {
 impl Plan {
     /// Processes that receive.
     pub fn receivers(&self) -> usize {
-        if self.mode == Mode::Dual { 2 } else { 1 }
+        self.mode.processes()
     }
 
     /// The receiving process of a thread.
@@ -267,13 +273,7 @@ fn plan(args: &DeviceArgs, threads: usize) -> Result<Plan, Failure> {
         let hint = format!("here messages have {} at most", Size(MESSAGE_MOST));
         return Err(Failure::usage(format!("--size: {size} are too long"), hint));
     }
-    let receivers = if args.mode == Mode::Dual { 2 } else { 1 };
-    let mut schemes: Vec<Scheme> = Vec::new();
-    for scheme in &args.scheme {
-        if !schemes.contains(scheme) {
-            schemes.push(*scheme);
-        }
-    }
+    let receivers = args.mode.processes();
     let loads = || args.load.iter().copied().chain(args.rate.map(|_| Load::Paced));
     let rounds = args.rounds as usize;
     let setting = args.processes.setting("device", 1 + threads + receivers, None)?;
@@ -283,7 +283,7 @@ fn plan(args: &DeviceArgs, threads: usize) -> Result<Plan, Failure> {
         mode: args.mode,
         legs: args.size.iter().flat_map(|Size(bytes)| loads().map(|load| Leg { bytes: *bytes, load })).collect(),
         rate: args.rate.unwrap_or(0),
-        schemes,
+        schemes: distinct(args.scheme.iter().copied()),
         rounds,
         section_ns: u64::from(args.seconds) * 1_000_000_000 / rounds as u64,
         count: args.count,
