@@ -59,5 +59,5 @@ fn a_node_that_is_not_there() {
     let name = domain("nobody");
     let missing = ended(&["autopsy", "3", "--domain", &name]);
     assert_eq!((missing.code, missing.stdout.as_str()), (Some(1), ""));
-    assert!(missing.stderr.contains(&format!("there is nothing of a node 3 of a domain '{name}'; hint: ")), "{}", missing.stderr);
+    assert!(missing.stderr.contains(&format!("nothing is left of a node 3 of a domain '{name}'; hint: ")), "{}", missing.stderr);
 }
