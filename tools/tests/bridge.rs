@@ -326,7 +326,7 @@ fn unix_sockets_do_as_well() {
     killed.kill();
     assert!(fs::exists(&near).unwrap());
     let to = Bridge::start(&args);
-    fails(&doorbell(&["bridge"]).args(args).output().unwrap(), 2, "somebody else listens there");
+    fails(&doorbell(&["bridge"]).args(args).output().unwrap(), 2, "another process listens there");
     let mut client = UnixStream::connect(&near).unwrap();
     client.write_all(b"question").unwrap();
     client.shutdown(Shutdown::Write).unwrap();
@@ -364,7 +364,7 @@ fn of_two_bridges_that_start_together_one_serves() {
         });
         let [one, other] = pair;
         let (loser, mut winner) = if ended == Some(0) { (one, other) } else { (other, one) };
-        fails(&loser.ended(), 2, "the path is in use; hint: somebody else listens there");
+        fails(&loser.ended(), 2, "the path is in use; hint: another process listens there");
         let line = winner.first_line();
         assert!(line.contains(&path), "{line}");
         UnixStream::connect(&path).unwrap();
