@@ -4,7 +4,7 @@ use crate::collective::{self, Calls, Members, ROOT, elements};
 use crate::order::{Over, Player, Work};
 use crate::transport::{Result, Setup, StreamBuffers, TAG, Transport};
 use doorbell::collective::reduction::Sum;
-use doorbell::collective::{Sync, Team};
+use doorbell::collective::{Synchronisation, Team};
 use doorbell::zerocopy::FromBytes;
 use doorbell::{Error, FabricKind, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Region, Request, Role};
 use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section, Side};
@@ -126,7 +126,7 @@ impl Transport for Doorbell {
 /// The team of all processes, in the order of their numbers.
 fn team(setup: &Setup<'_>, node: &Node) -> Result<Team> {
     let ids: Vec<NodeId> = (0..setup.order.processes()).map(|id| NodeId(id as u16)).collect();
-    let sync = if setup.order.player == Player::Foreground { Sync::Foreground } else { Sync::Background };
+    let sync = if setup.order.player == Player::Foreground { Synchronisation::Foreground } else { Synchronisation::Background };
     Ok(Team::builder(node).members(&ids).sync(sync).form_by(Instant::now() + START)?)
 }
 

@@ -3,7 +3,7 @@
 use doorbell::collective::reduction::{
     And, Located, LogicalAnd, LogicalOr, LogicalXor, Max, MaxLoc, Min, MinLoc, Or, Product, Reduction, Sum, Xor, by, by_ordered,
 };
-use doorbell::collective::{Algorithm, Sync, Team, TeamBuilder, Value};
+use doorbell::collective::{Algorithm, Synchronisation, Team, TeamBuilder, Value};
 use doorbell::{FabricKind, Match, Node, NodeId, Progress, Result, Space};
 use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
@@ -20,7 +20,7 @@ struct Shape {
     members: usize,
     channels: usize,
     slot: usize,
-    sync: Sync,
+    sync: Synchronisation,
     progress: Progress,
     /// How many boxes they are on: those of different ones share no memory.
     boxes: usize,
@@ -46,7 +46,7 @@ const ONE_BOX: Shape = Shape {
     members: 5,
     channels: 2,
     slot: 4096,
-    sync: Sync::Background,
+    sync: Synchronisation::Background,
     progress: Progress::Adaptive,
     boxes: 1,
     in_order: true,
@@ -54,7 +54,7 @@ const ONE_BOX: Shape = Shape {
 };
 
 /// Runs a thread for each member of a team.
-fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + std::marker::Sync) -> Vec<V> {
+fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + Sync) -> Vec<V> {
     let spaces: Vec<Space> = (0..shape.boxes).map(|_| Space::heap()).collect();
     let mut address = None;
     let mut node = |at: usize| {
@@ -413,7 +413,7 @@ const LONG_OPERATIONS: usize = 12;
 const LONGEST: usize = 64 << 20;
 
 fn shape() -> impl Strategy<Value = Shape> {
-    let sync = prop_oneof![Just(Sync::Background), Just(Sync::Foreground)];
+    let sync = prop_oneof![Just(Synchronisation::Background), Just(Synchronisation::Foreground)];
     let progress = prop_oneof![Just(Progress::Adaptive), Just(Progress::Inline), Just(Progress::Poller)];
     // Most share memory; the others are on several boxes, in some order: on one each if there are as many.
     let boxes = prop_oneof![2 => Just(1_usize), 1 => 2..17_usize];

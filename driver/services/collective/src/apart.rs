@@ -1,20 +1,20 @@
-//! A team whose members do not all share memory: its operations go by packets, one after the other.
+//! A team whose members do not all share memory. Its operations go by packets, one after the other.
 
-use super::exchange::{Folder, Kind, Lengths};
-use super::memory::Span;
+use super::lengths::Counts;
 use super::net::{self, Algorithm, Boxes, Call, Failure, Operation, Run, Stage, Streams};
+use super::what::What;
 use doorbell_fabric::{Payload, Verdict};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What one member has of it.
+/// Such a team, as one of its members has it.
 pub(crate) struct Apart {
-    /// The number that packets bear: the same for all members.
+    /// The number in the team's packets, the same at all members.
     pub number: u32,
     me: usize,
-    /// Which of them share memory.
+    /// Which members share memory.
     pub boxes: Boxes,
-    /// Where an operation can go by it.
+    /// The algorithm that the program asked for, for operations that can go by it.
     wanted: Option<Algorithm>,
     /// One more than the number of the algorithm that was used last.
     used: AtomicUsize,
@@ -23,9 +23,9 @@ pub(crate) struct Apart {
 
 struct Inner {
     streams: Streams,
-    /// What is under way.
+    /// The operation under way.
     run: Option<Run>,
-    /// The application's reduction did, and the run was dropped.
+    /// The application's reduction panicked, and the run was dropped.
     has_panicked: bool,
     room: Vec<u8>,
 }
@@ -37,21 +37,21 @@ impl Apart {
         Self { number, me, boxes, wanted, used: AtomicUsize::new(0), inner: Mutex::new(inner) }
     }
 
-    /// By which algorithm the latest operation goes or went.
+    /// The algorithm of the latest operation.
     pub fn algorithm(&self) -> Option<Algorithm> {
         Algorithm::ALL.get(self.used.load(Ordering::Relaxed).checked_sub(1)?).copied()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing of the application's runs while it is locked (advance).
+        // No code of the application runs while it is locked (advance).
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Goes on with what is under way; begins `next` if nothing is. True when it is over: its memory is not touched any more. Any thread that has the team's
-    /// state locked calls it, so one thread at a time.
+    /// Goes on with the operation under way; begins `next` if there is none. True when it is over: its memory is not touched any more. The caller has the team's
+    /// state locked, so one thread at a time calls this.
     ///
-    /// The application's reduction runs with nothing locked here: it may call this node, whose engine gives and takes packets meanwhile. The
-    /// engine may be what calls, too, and must not end of a panic of the reduction.
+    /// The application's reduction runs with nothing locked here. It may call this node, whose engine gives and takes packets meanwhile. The caller may be the
+    /// engine, which has to survive a panic of the reduction.
     pub fn advance(&self, next: &mut Option<Run>) -> Result<bool, Failure> {
         loop {
             let mut inner = self.lock();
@@ -69,12 +69,12 @@ impl Apart {
                     return Ok(false);
                 }
                 Stage::Over => return Ok(true),
-                Stage::Folds => {}
+                Stage::Combines => {}
             }
             drop(inner);
-            let folded = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| under_way.fold()));
+            let combined = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| under_way.combine()));
             let mut inner = self.lock();
-            if folded.is_err() {
+            if combined.is_err() {
                 inner.has_panicked = true;
                 inner.streams.give_up();
                 return Err(Failure::Panicked);
@@ -83,7 +83,7 @@ impl Apart {
         }
     }
 
-    /// Drops what is under way.
+    /// Drops the operation under way.
     pub fn give_up(&self) {
         let Inner { streams, run, .. } = &mut *self.lock();
         if run.take().is_some() {
@@ -91,7 +91,7 @@ impl Apart {
         }
     }
 
-    /// The others are to know that nothing goes on any more. An operation under way ends with its next step.
+    /// Tells the others that nothing goes on any more. An operation under way ends with its next step.
     pub fn tell_end(&self) {
         self.lock().streams.give_up();
     }
@@ -102,18 +102,18 @@ impl Apart {
         streams.take(run.as_mut().map(Run::memory), from, tag, payload)
     }
 
-    /// Whether this member waits for something of that one.
+    /// Whether this member waits for a message from that one.
     pub fn awaits(&self, from: usize) -> bool {
         self.lock().streams.awaits(from)
     }
 
-    /// Whether there is a packet for anybody.
+    /// Whether there is a packet for any member.
     pub fn wants(&self) -> bool {
         let inner = self.lock();
         (0..inner.streams.members()).any(|to| inner.streams.wants(to))
     }
 
-    /// Gives packets for a member to `push`, as long as it takes them. Returns how many it took.
+    /// Gives packets for a member to `push`, as long as it accepts them. Returns how many it accepted.
     pub fn push(&self, to: usize, packet: usize, mut push: impl FnMut(u64, &[u8]) -> bool) -> usize {
         let mut inner = self.lock();
         let mut pushed = 0;
@@ -123,72 +123,35 @@ impl Apart {
             if !push(tag, room) {
                 return pushed;
             }
-            // What follows is up to whoever has the team's state: a reduction that ran here would hold up this node's engine.
+            // The owner of the team's state takes the next step: a reduction that ran here would hold up this node's engine.
             streams.sent(to);
             pushed += 1;
         }
     }
-}
 
-/// What a member does for an operation, over the network. `None` if lengths don't fit the team.
-pub(super) fn run(
-    kind: Kind,
-    (input, output): (Span, Span),
-    lengths: &Lengths,
-    folder: Option<Box<dyn Folder>>,
-    apart: &Apart,
-) -> Option<Run> {
-    let (me, boxes) = (apart.me, &apart.boxes);
-    let members = boxes.members();
-    let element = folder.as_ref().map_or(1, |folder| folder.element()).max(1);
-    let commutative = folder.as_ref().is_none_or(|folder| folder.commutes());
-    let all = |bytes: &dyn Fn(usize) -> usize| -> Vec<usize> { (0..members).map(|rank| bytes(rank) / element).collect() };
-    let (sends, gets) = (all(&|rank| lengths.send(rank)), all(&|rank| lengths.get(rank)));
-    let len = gets.get(me).copied().unwrap_or(0);
-    // Who is not the root knows its own part alone.
-    let root_knows = |root: usize, known: &[usize], own: usize| {
-        let mut counts = if root == me { known.to_vec() } else { vec![0; members] };
-        counts[me] = own;
-        counts
-    };
-    let counts = match kind {
-        Kind::Gather { root } => root_knows(root, &gets, sends[me]),
-        Kind::Scatter { root } => root_knows(root, &sends, len),
-        Kind::AllGather => gets.clone(),
-        Kind::ReduceScatter => sends.clone(),
-        _ => Vec::new(),
-    };
-    let total = counts.iter().sum::<usize>() * element;
-    let (operation, bytes) = match kind {
-        Kind::Barrier => (Operation::Barrier, 0),
-        Kind::Broadcast { root } => (Operation::Broadcast { root, len }, len),
-        Kind::Reduce { root } => (Operation::Reduce { root, len, commutative }, len * element),
-        Kind::AllReduce => (Operation::AllReduce { len, commutative }, len * element),
-        Kind::Scan => (Operation::Scan { len }, len * element),
-        Kind::Gather { root } => (Operation::Gather { root, counts: &counts }, 0),
-        Kind::Scatter { root } => (Operation::Scatter { root, counts: &counts }, 0),
-        Kind::AllGather => (Operation::AllGather { counts: &counts }, total),
-        Kind::AllToAll => {
-            let bytes = if matches!(lengths, Lengths::Each(_)) { len * members } else { usize::MAX };
-            (Operation::AllToAll { sends: &sends, receives: &gets }, bytes)
+    /// Prepares an operation of this member. `None` if its lengths don't fit the team.
+    pub fn run(&self, what: What) -> Option<Run> {
+        let (me, members, element) = (self.me, self.boxes.members(), what.element());
+        let What { kind, root, input, output, lengths, combine } = what;
+        let list = |counts: &Counts, is_moved: &dyn Fn(usize) -> bool| -> Vec<usize> {
+            (0..members).map(|rank| if is_moved(rank) { counts.of(rank) / element } else { 0 }).collect()
+        };
+        let sends = list(&lengths.send, &|to| kind.gives(root, me, to));
+        let receives = list(&lengths.get, &|from| kind.gives(root, from, me));
+        let commutative = combine.as_ref().is_none_or(|combine| combine.commutes());
+        let len = lengths.get.of(me) / element;
+        let operation = Operation { kind, root, len, sends: &sends, receives: &receives, commutative };
+        // Of an alltoall with counts, each member knows only its own lengths.
+        let is_known = kind != super::kind::Kind::AllToAll || !lengths.vary;
+        let bytes = if is_known { operation.elements() * element } else { usize::MAX };
+        let wanted = self.wanted.filter(|wanted| wanted.carries(kind, commutative, &self.boxes));
+        let algorithm = wanted.unwrap_or_else(|| net::choose(kind, &self.boxes, bytes, commutative));
+        let schedule = operation.schedule(me, &self.boxes, element, algorithm)?;
+        let call = Call::new(&operation, algorithm, schedule.between);
+        self.used.store(algorithm as usize + 1, Ordering::Relaxed);
+        if schedule.input * element > input.len() || schedule.output * element > output.len() {
+            return None;
         }
-        Kind::ReduceScatter => (Operation::ReduceScatter { counts: &counts, commutative }, total),
-    };
-    let wanted = apart.wanted.filter(|wanted| operation.goes_by(*wanted, boxes));
-    let algorithm = wanted.unwrap_or_else(|| net::choose(operation.kind(), boxes, bytes, commutative));
-    let schedule = operation.schedule(me, boxes, element, algorithm)?;
-    let call = Call::new(&operation, algorithm, schedule.between);
-    apart.used.store(algorithm as usize + 1, Ordering::Relaxed);
-    if schedule.input * element > input.len() || schedule.output * element > output.len() {
-        return None;
+        Some(Run::new(schedule, call, element, (input, output), combine))
     }
-    let fold: net::Fold = match folder {
-        Some(folder) => {
-            Box::new(move |into, from, left| if left { folder.fold_left(into, from) } else { folder.fold(into, from) })
-        }
-        None => Box::new(|_, _, _| {}),
-    };
-    // SAFETY: spans are of plain data, as long as the schedule says (checked), and stay until what was made of them is over or was dropped (Span::new); where both
-    // are of one vector the operation allows it (broadcast has no input; reduce, allreduce and scan allow it).
-    Some(unsafe { Run::new(schedule, call, element, input.ptr(), output.ptr(), fold) })
 }

@@ -1,62 +1,85 @@
-//! How a thread calls a collective: it looks at the channel itself for as long as threads do not sleep, and leaves it to whoever drives the engine after that.
+//! How a thread calls a collective. It looks at the channel itself for as long as threads do not sleep. After that it leaves the operation to the thread that
+//! turns the engine.
 
-use super::core::{Body, Core, Kept, Place, STARTED_MAX, State, Sync, Task, Tell, check_outside};
+use super::core::{Core, STARTED_MAX, Synchronisation, Way, check_outside};
+use super::exchange::Exchange;
 use super::memory::Memory;
+use super::state::{Body, Kept, Place, State, Task, Tell, result_of};
 use super::table::Teams;
-use doorbell_fabric::world;
-
 use super::watch::ChannelStep::{Acquired, Available, PointReached, Posted, SynchronisationPosted};
-use super::what::{What, too_long};
+use super::what::What;
 use doorbell_engine::Result;
 use doorbell_engine::drive::poller::Progress;
 use doorbell_engine::error::{Error, TeamFault};
 use doorbell_engine::sync::baton::Token;
-use doorbell_engine::sync::op::{Op, Outcome};
+use doorbell_engine::sync::op::Op;
 use doorbell_engine::sync::wait::Step;
+use doorbell_fabric::world;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Looks at the words of a channel between two questions whether to wait on.
+/// Looks at the words of a channel before the thread asks whether to wait on.
 const LOOKS: u32 = 8;
-/// How often somebody asks that before the engine is turned.
+/// The thread turns the engine each time that it has asked this often.
 const TURN_EVERY: u32 = 8;
-/// How often a member of a team that has more members than there are processors lets others run before it is asked.
+/// If a team has more members than there are processors, a member yields this often before it asks.
 const YIELDS: u32 = 64;
 
-/// What a thread saw that looked. An error is far from the path that matters: it has a place of its own.
-enum Looked {
-    Over,
-    Failed(Box<Error>),
-    /// It is time to sleep.
-    NotYet,
-}
+/// The outcome of a thread's looks. `None` if there is none yet, and it is time to sleep. The error is boxed, as it is far from the path that matters.
+type Looked = Option<std::result::Result<(), Box<Error>>>;
 
 impl Core {
-    /// Begins an operation, and tells when it is over. `kept` are the bytes that it works on.
+    /// The part of this member in an operation of this number, in a channel.
+    #[inline]
+    fn exchange(&self, what: What, memory: &Memory, number: u64) -> Exchange {
+        Exchange::new(what, number, self.me, memory.layout())
+    }
+
+    fn body(&self, what: What, number: u64) -> Result<Body> {
+        match &self.way {
+            Way::Shared(memory) => {
+                let exchange = self.exchange(what, memory, number);
+                if exchange.is_too_long() { Err(too_long()) } else { Ok(Body::Exchange(exchange)) }
+            }
+            Way::Apart(apart) => {
+                let invalid = || Error::Invalid { what: "the lengths of a collective do not fit its team".into() };
+                apart.run(what).map(|run| Body::Run(Some(run))).ok_or_else(invalid)
+            }
+        }
+    }
+
+    /// The engine goes on with this team in each turn from now on, until nothing is under way.
+    fn keep(self: &Arc<Self>, me: Token, operation: &'static str) -> Result<()> {
+        self.shared.enter(me, operation)?.service::<Teams>().keep(self);
+        Ok(())
+    }
+
+    /// Begins an operation. The returned [`Op`] tells when it is over. `kept` are the bytes that it works on.
     pub(super) fn start(self: &Arc<Self>, open: bool, kept: Option<Kept>, what: What) -> Result<Arc<Op>> {
         let me = self.shared.check()?;
         check_outside("start a collective")?;
         let op = Op::new();
         let mut state = self.lock();
         if state.waiting() >= STARTED_MAX {
-            // Unless something is over that nobody has looked at.
+            // Some of them may be over, and not looked at since.
             self.advance(&mut state);
             if state.waiting() >= STARTED_MAX {
                 return Err(Error::Team { operation: "start a collective", why: TeamFault::Full { most: STARTED_MAX } });
             }
         }
-        self.post(&mut state, open, Tell::Op(op.clone(), kept), |number| what.body(self, number))?;
+        self.post(&mut state, open, Tell::Op(op.clone(), kept), |number| self.body(what, number))?;
         self.advance(&mut state);
         let is_over = state.is_idle();
         drop(state);
         if !is_over {
-            self.shared.enter(me, "start a collective")?.service::<Teams>().keep(self);
+            self.keep(me, "start a collective")?;
             self.shared.hand_over();
         }
         Ok(op)
     }
 
-    /// Looks for the end of an operation that was begun, for as long as threads do not sleep.
+    /// Looks for the end of a started operation, for as long as threads do not sleep.
     pub(super) fn look_for(&self, me: Token, op: &Op, deadline: Option<Instant>) {
         self.look(me, deadline, |did| {
             let mut work = 0;
@@ -64,11 +87,11 @@ impl Core {
                 self.step(&mut work);
             }
             *did |= work > 0;
-            op.is_done().then_some(Looked::Over)
+            op.is_done().then_some(Ok(()))
         });
     }
 
-    /// Closes a batch: behind its last operation is the synchronisation point.
+    /// Closes a batch: the synchronisation point follows its last operation.
     pub(super) fn close_batch(&self) {
         if check_outside("close a batch").is_err() || self.shared.usable().is_err() {
             return;
@@ -82,7 +105,8 @@ impl Core {
     pub(super) fn run(self: &Arc<Self>, operation: &'static str, deadline: Option<Instant>, what: What) -> Result<()> {
         let me = self.shared.check()?;
         check_outside(operation)?;
-        let mut unwinds = Unwinds { core: self, over: false };
+        let looks = Cell::new(true);
+        let _unwinds = FailsUnless { core: self, is_well: || !looks.get() || !std::thread::panicking() };
         let mut state = self.lock();
         let (number, looked) = match self.memory() {
             Some(memory) if state.is_idle() && state.foresees(state.next, memory) => {
@@ -96,63 +120,56 @@ impl Core {
             memory => {
                 if memory.is_none() {
                     // Its packets go with turns of the engine.
-                    self.shared.enter(me, operation)?.service::<Teams>().keep(self);
+                    self.keep(me, operation)?;
                 }
                 state.ended = None;
-                let number = self.post(&mut state, false, Tell::Caller, |number| what.body(self, number))?;
+                let number = self.post(&mut state, false, Tell::Caller, |number| self.body(what, number))?;
                 let state = &mut *state;
                 let looked = self.look(me, deadline, |did| {
                     *did |= self.advance(state);
                     let (_, result) = state.ended.take_if(|ended| ended.0 == number)?;
-                    Some(result.map_or_else(|error| Looked::Failed(Box::new(error)), |()| Looked::Over))
+                    Some(result.map_err(Box::new))
                 });
                 (number, looked)
             }
         };
-        unwinds.over = true;
-        if !matches!(looked, Looked::NotYet) {
+        looks.set(false);
+        if let Some(result) = looked {
             let is_idle = state.is_idle();
             drop(state);
             if !is_idle {
-                self.shared.enter(me, operation)?.service::<Teams>().keep(self);
+                self.keep(me, operation)?;
             }
-            if let Looked::Failed(error) = looked {
-                return Err(*error);
-            }
-            return Ok(());
+            return result.map_err(|error| *error);
         }
-        // From here on whoever drives the engine goes on with it, and this thread may sleep.
+        // From here on the thread that turns the engine goes on with it, and this thread may sleep.
         let op = Op::new();
         state.hand(number, &op);
         drop(state);
-        let guard = Withdraw { core: self, op: &op };
-        self.shared.enter(me, operation)?.service::<Teams>().keep(self);
+        // If the call ends before its operation, no thread may touch the caller's bytes after that.
+        let guard = FailsUnless { core: self, is_well: || op.is_done() };
+        self.keep(me, operation)?;
         self.shared.hand_over();
         let in_time = self.shared.drive(me, &op, deadline, |_| false)?;
         let is_over = op.is_done();
         drop(guard);
-        match op.take() {
-            _ if !in_time && !is_over => Err(Error::Timeout { operation, node: None }),
-            Some(Outcome::Collected) => Ok(()),
-            Some(Outcome::Failed(error)) => Err(error),
-            _ => Err(Error::Cancelled),
-        }
+        if in_time || is_over { result_of(&op) } else { Err(Error::Timeout { operation, node: None }) }
     }
 
-    /// Does an operation of which the channel is known to be available while nothing else is under way: nothing of it is stored or moved as long as this
-    /// thread looks.
+    /// Does an operation while nothing else is under way and its channel is known to be available. Nothing of it is stored or moved as long as this thread
+    /// looks.
     #[inline]
     fn run_here(&self, me: Token, state: &mut State, memory: &Memory, what: What, deadline: Option<Instant>) -> Looked {
         let number = state.operations;
-        let mut exchange = what.exchange(self, memory, number + 1);
+        let mut exchange = self.exchange(what, memory, number + 1);
         if exchange.is_too_long() {
-            return Looked::Failed(Box::new(too_long()));
+            return Some(Err(Box::new(too_long())));
         }
         state.operations += 1;
         let place @ Place { channel, .. } = state.next_place(memory.layout().channels);
         self.note(place, &[Available, Acquired, Posted]);
         let view = memory.view(channel);
-        let left = state.left();
+        let left = state.left;
         let room = &mut *state.room;
         let looked = self.look(me, deadline, |did| {
             let mut said = false;
@@ -162,38 +179,36 @@ impl Core {
                 *did = true;
             }
             match result {
-                Ok(true) => Some(Looked::Over),
-                Ok(false) if !self.may_be_over(memory) => None,
-                Ok(false) => {
-                    let deserted = || self.deserter(memory, &exchange, channel).map(|member| self.gave_up(member));
-                    self.end().or_else(deserted).map(|error| Looked::Failed(Box::new(error)))
-                }
-                Err(error) => Some(Looked::Failed(error)),
+                Ok(true) => Some(Ok(())),
+                Ok(false) => self.ended(memory, || self.deserter(memory, &exchange, channel)),
+                Err(error) => Some(Err(error)),
             }
         });
+        let task = |exchange| Task::new(number, Body::Exchange(exchange), Tell::Caller);
         match looked {
-            Looked::Over => {
+            Some(Ok(())) => {
                 self.note(place, &[PointReached, SynchronisationPosted]);
                 state.leave_at_once(&view, place);
                 self.ring();
-                if self.sync == Sync::Foreground {
-                    return self.synchronise_here(
-                        me,
-                        state,
-                        memory,
-                        place,
-                        Task::new(number, Body::Exchange(exchange), Tell::Caller),
-                        deadline,
-                    );
+                if self.sync == Synchronisation::Foreground {
+                    return self.synchronise_here(me, state, memory, place, task(exchange), deadline);
                 }
             }
-            Looked::Failed(_) => self.break_off(),
-            Looked::NotYet => state.hand_over(place, Task::new(number, Body::Exchange(exchange), Tell::Caller)),
+            Some(Err(_)) => self.break_off(),
+            None => state.hand_over(place, task(exchange)),
         }
         looked
     }
 
-    /// Waits until all have left the channel as well.
+    /// The reason, if the team has ended, or the operation waits for a member that gave up.
+    fn ended(&self, memory: &Memory, deserted: impl FnOnce() -> Option<Error>) -> Looked {
+        if !self.may_be_over(memory) {
+            return None;
+        }
+        self.end().or_else(deserted).map(|error| Err(Box::new(error)))
+    }
+
+    /// Waits until all members have left the channel.
     fn synchronise_here(
         &self,
         me: Token,
@@ -205,30 +220,28 @@ impl Core {
     ) -> Looked {
         let words = memory.view(place.channel).words;
         let looked = self.look(me, deadline, |_| {
-            if words.is_available(place.before + 1) {
-                return Some(Looked::Over);
-            }
-            let error = if self.may_be_over(memory) { self.end().or_else(|| self.lingerer(memory, place)) } else { None };
-            error.map(|error| Looked::Failed(Box::new(error)))
+            let is_over = words.is_available(place.before + 1);
+            if is_over { Some(Ok(())) } else { self.ended(memory, || self.lingerer(memory, place)) }
         });
         match looked {
-            Looked::Over => {}
-            Looked::Failed(_) => self.break_off(),
-            Looked::NotYet => state.hold(place, task),
+            Some(Ok(())) => {}
+            Some(Err(_)) => self.break_off(),
+            None => state.hold(place, task),
         }
         looked
     }
 
-    /// Looks until there is something to tell, for as long as threads do not sleep. `look` says whether it went on.
+    /// Looks until there is an outcome, for as long as threads do not sleep. `look` also says whether it did anything.
     #[inline]
-    fn look(&self, me: Token, deadline: Option<Instant>, mut look: impl FnMut(&mut bool) -> Option<Looked>) -> Looked {
+    fn look(&self, me: Token, deadline: Option<Instant>, mut look: impl FnMut(&mut bool) -> Looked) -> Looked {
         let looks = if self.apart().is_some() { 1 } else { LOOKS };
         let mut gear = None;
         let mut rounds = 0_u32;
         loop {
             let mut did = false;
             for _ in 0..looks {
-                if let Some(looked) = look(&mut did) {
+                let looked = look(&mut did);
+                if looked.is_some() {
                     return looked;
                 }
                 std::hint::spin_loop();
@@ -240,12 +253,12 @@ impl Core {
                 rounds = 0;
             }
             if self.shared.progress() == Progress::Poller {
-                return Looked::NotYet;
+                return None;
             }
             rounds += 1;
             let is_due = rounds.is_multiple_of(TURN_EVERY);
             if self.apart().is_none() && self.is_crowded && rounds <= YIELDS {
-                // Whoever is waited for may have to run here.
+                // The member that is waited for may need this processor.
                 world::yield_now();
                 if !is_due {
                     continue;
@@ -256,41 +269,34 @@ impl Core {
             match gear.step() {
                 Step::Again => {}
                 Step::Check => self.shared.check_peers(me),
-                Step::Park(_) | Step::Expired => return Looked::NotYet,
+                Step::Park(_) | Step::Expired => return None,
             }
         }
     }
 }
 
-/// Sees to the same when something panics while a thread looks by itself.
-struct Unwinds<'a> {
+/// Ends the team's operations when it is dropped, unless all is well then. The other members are told that this one gives up.
+struct FailsUnless<'a, F: Fn() -> bool> {
     core: &'a Core,
-    over: bool,
+    is_well: F,
 }
 
-impl Drop for Unwinds<'_> {
+impl<F: Fn() -> bool> Drop for FailsUnless<'_, F> {
     fn drop(&mut self) {
-        if !self.over && std::thread::panicking() {
+        if !(self.is_well)() {
             let mut state = self.core.lock();
-            self.core.fail(&mut state, Error::Cancelled);
-        }
-    }
-}
-
-/// Sees to it that nobody touches the caller's bytes when its call ends, however that is.
-struct Withdraw<'a> {
-    core: &'a Core,
-    op: &'a Arc<Op>,
-}
-
-impl Drop for Withdraw<'_> {
-    fn drop(&mut self) {
-        if !self.op.is_done() {
-            let mut state = self.core.lock();
-            if !self.op.is_done() {
-                // The others are told that this member gives it up.
+            // Another thread may have ended the operation meanwhile.
+            if !(self.is_well)() {
                 self.core.fail(&mut state, Error::Cancelled);
             }
         }
+    }
+}
+
+#[cold]
+fn too_long() -> Error {
+    Error::Invalid {
+        what: "the vectors are too long for the slots of this team, or a slot has no part for each member; make larger slots"
+            .into(),
     }
 }

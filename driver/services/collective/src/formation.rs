@@ -1,127 +1,129 @@
-//! How the members of a team agree on who is in it.
+//! How nodes agree on the members of a team.
 //!
-//! Each says to all others who it takes to be in (*ready*). Whoever hears of fewer, or learns that one is gone, says so anew; whoever hears of a later attempt joins
-//! that. When all whom a member takes to be in have said the same, it maps the team's memory and says so (*mapped*); when all have said that, it has the team.
-//! With who is in each says with whom it shares memory: of what all say all make the same boxes.
+//! Each node sends a note to all others that says which members it takes to be in the team (*ready*). A node that hears of fewer members, or learns that one is gone,
+//! sends a new note. A node that hears of a later attempt joins that attempt. When all members of a node's set have said the same, it maps the team's memory and says so
+//! (*mapped*). When all have said that, it has the team. The notes also say with which members a node shares memory; from the notes of all, all make the same boxes.
 //!
-//! A member that dies in between leaves others with a team that includes it, and others without: the first operation of those fails by name, they shrink
-//! their team, and meet those who still try, as both speak of the same lineage.
+//! If a member dies in between, some nodes have a team that includes it, and others do not. The first operation of that team fails by name, its members shrink it, and
+//! meet the nodes that still try, as both speak of the same lineage.
 
 use super::net::Boxes;
-use doorbell_engine::{Incarnation, NodeId};
+use doorbell_engine::message::service::PeerId;
 use std::collections::BTreeMap;
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What is said of a team that is to be.
+/// A note about a team that is being formed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Note {
-    /// Which team: the same for all that came of one list of members.
+    /// The number of the team's lineage, which all teams have in common that began with one list of members.
     pub lineage: u64,
-    /// Which attempt.
+    /// The number of the attempt.
     pub attempt: u32,
     pub stage: Stage,
     /// How its memory is divided.
     pub layout: u64,
-    /// The region of the first who is in: number and secret, of who says this.
+    /// Number and secret of the team's region, if the sender is the first member and has made it.
     pub region: Option<(u32, u64)>,
-    /// Who is in, by rank in the lineage's list.
+    /// Which nodes of the lineage's list are members, by rank.
     pub set: Vec<bool>,
-    /// With whom its sender shares memory: as many.
+    /// With which nodes of the list the sender shares memory, by rank.
     pub near: Vec<bool>,
 }
 
-/// How far its sender is.
+/// How far the sender of a note is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
-    /// It waits no longer.
+    /// It has given up.
     Gone,
     Ready,
     Mapped,
 }
 
-const HEAD: usize = 8 + 4 + 1 + 8 + 1 + 12;
-
-/// FNV-1a, of 64 bits: what members agree on has a number that all of them make alike, whatever compiled them.
+/// FNV-1a, of 64 bits. All members make the same numbers by it, whichever compiler made them.
 fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-/// The number of a lineage: of a label, and of who is in the list.
-pub(crate) fn lineage_number(label: &str, list: impl IntoIterator<Item = (NodeId, Incarnation)>) -> u64 {
-    // A byte of no label stands between the two.
-    let members = list.into_iter().flat_map(|(node, life)| node.0.to_le_bytes().into_iter().chain(life.0.to_le_bytes()));
+/// The number of a lineage, from a label and the list of members.
+pub(crate) fn lineage_number(label: &str, list: impl IntoIterator<Item = PeerId>) -> u64 {
+    let bytes = |peer: PeerId| peer.node.0.to_le_bytes().into_iter().chain(peer.incarnation.0.to_le_bytes());
+    let members = list.into_iter().flat_map(bytes);
+    // The byte between the two is in no label.
     fnv1a(label.bytes().chain([0xff]).chain(members))
 }
 
-/// The number that the packets of a team bear.
+/// The number in the packets of a team.
 pub(crate) fn team_number(lineage: u64, attempt: u32) -> u32 {
     let hash = fnv1a(lineage.to_le_bytes().into_iter().chain(attempt.to_le_bytes()));
     (hash >> 32) as u32 ^ hash as u32
 }
 
+/// The head of a note as it is sent. Behind it are the bits of `set` and of `near`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Head {
+    lineage: U64,
+    attempt: U32,
+    stage: u8,
+    layout: U64,
+    has_region: u8,
+    number: U32,
+    secret: U64,
+    members: U16,
+}
+
 impl Note {
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEAD + 2 * self.set.len().div_ceil(8) + 2);
-        bytes.extend(self.lineage.to_le_bytes());
-        bytes.extend(self.attempt.to_le_bytes());
-        bytes.push(self.stage as u8);
-        bytes.extend(self.layout.to_le_bytes());
         let (number, secret) = self.region.unwrap_or_default();
-        bytes.push(self.region.is_some().into());
-        bytes.extend(number.to_le_bytes());
-        bytes.extend(secret.to_le_bytes());
-        bytes.extend((self.set.len() as u16).to_le_bytes());
+        let head = Head {
+            lineage: self.lineage.into(),
+            attempt: self.attempt.into(),
+            stage: self.stage as u8,
+            layout: self.layout.into(),
+            has_region: self.region.is_some().into(),
+            number: number.into(),
+            secret: secret.into(),
+            members: (self.set.len() as u16).into(),
+        };
         let bits = |eight: &[bool]| eight.iter().rev().fold(0_u8, |bits, bit| bits << 1 | u8::from(*bit));
-        bytes.extend(self.set.chunks(8).map(bits));
-        bytes.extend(self.near.chunks(8).map(bits));
-        bytes
+        let bits = self.set.chunks(8).chain(self.near.chunks(8)).map(bits);
+        head.as_bytes().iter().copied().chain(bits).collect()
     }
 
-    /// `None` if none of ours is like this.
+    /// `None` if no member sends such a note.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        fn split<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
-            let (first, rest) = bytes.split_first_chunk()?;
-            *bytes = rest;
-            Some(*first)
-        }
-        let mut rest = bytes;
-        let lineage = u64::from_le_bytes(split(&mut rest)?);
-        let attempt = u32::from_le_bytes(split(&mut rest)?);
-        let stage = match split(&mut rest)? {
-            [0] => Stage::Gone,
-            [1] => Stage::Ready,
-            [2] => Stage::Mapped,
-            _ => return None,
-        };
-        let layout = u64::from_le_bytes(split(&mut rest)?);
-        let [has_region] = split(&mut rest)?;
-        let region = (u32::from_le_bytes(split(&mut rest)?), u64::from_le_bytes(split(&mut rest)?));
-        let members = usize::from(u16::from_le_bytes(split(&mut rest)?));
+        let (head, rest) = Head::read_from_prefix(bytes).ok()?;
+        let stage = *[Stage::Gone, Stage::Ready, Stage::Mapped].get(usize::from(head.stage))?;
+        let members = usize::from(head.members.get());
         let each = members.div_ceil(8);
-        if rest.len() != 2 * each || has_region > 1 {
+        if rest.len() != 2 * each || head.has_region > 1 {
             return None;
         }
+        let region = (head.has_region == 1).then(|| (head.number.get(), head.secret.get()));
         let bits = |bytes: &[u8]| (0..members).map(|rank| bytes[rank / 8] >> (rank % 8) & 1 == 1).collect();
         let (set, near) = (bits(&rest[..each]), bits(&rest[each..]));
-        Some(Self { lineage, attempt, stage, layout, region: (has_region == 1).then_some(region), set, near })
+        let (lineage, attempt, layout) = (head.lineage.get(), head.attempt.get(), head.layout.get());
+        Some(Self { lineage, attempt, stage, layout, region, set, near })
     }
 }
 
-/// Lineages of which one node may have said something that nobody has asked for.
+/// The most lineages about which the notes of one node are kept.
 const LINEAGES_MAX: usize = 64;
 
-/// What others said: the latest of each node about each lineage.
+/// The notes of others: the latest of each node about each lineage.
 #[derive(Default)]
 pub(crate) struct Heard {
-    notes: BTreeMap<(NodeId, Incarnation), Vec<Note>>,
+    notes: BTreeMap<PeerId, Vec<Note>>,
     /// Changes with each note.
     pub version: u64,
 }
 
 impl Heard {
     /// A note came.
-    pub fn hear(&mut self, node: NodeId, life: Incarnation, note: Note) {
+    pub fn hear(&mut self, from: PeerId, note: Note) {
         self.version += 1;
-        let notes = self.notes.entry((node, life)).or_default();
+        let notes = self.notes.entry(from).or_default();
         if let Some(known) = notes.iter_mut().find(|known| known.lineage == note.lineage) {
             *known = note;
             return;
@@ -132,9 +134,9 @@ impl Heard {
         notes.push(note);
     }
 
-    /// What a node said last of a lineage.
-    pub fn of(&self, node: NodeId, life: Incarnation, lineage: u64) -> Option<&Note> {
-        self.notes.get(&(node, life))?.iter().find(|note| note.lineage == lineage)
+    /// The latest note of a node about a lineage.
+    pub fn of(&self, from: PeerId, lineage: u64) -> Option<&Note> {
+        self.notes.get(&from)?.iter().find(|note| note.lineage == lineage)
     }
 
     /// Forgets all notes about a lineage.
@@ -142,14 +144,14 @@ impl Heard {
         self.notes.values_mut().for_each(|notes| notes.retain(|note| note.lineage != lineage));
     }
 
-    /// A life of a node is over.
-    pub fn forget(&mut self, node: NodeId, life: Incarnation) {
+    /// A node is gone.
+    pub fn forget(&mut self, peer: PeerId) {
         self.version += 1;
-        self.notes.remove(&(node, life));
+        self.notes.remove(&peer);
     }
 }
 
-/// What a member does next.
+/// The next step of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Wait,
@@ -160,35 +162,35 @@ pub(crate) enum Next {
     },
     /// All have mapped it.
     Done,
-    /// Others were told something new: say again what this member thinks.
+    /// The set or the attempt has changed: send a new note.
     Say,
-    /// A member divides the memory in another way.
+    /// A member divides the memory differently.
     Layout(usize),
-    /// This member is not in, as far as another one knows, or that one is at an attempt that this one can't have come to.
+    /// Another member does not count this one in, or is at an attempt that this one can't have come to.
     Out,
 }
 
-/// By how much the attempt of one agreement may rise, beside one for each member that is lost. Members differ by how often one has tried without the others.
+/// By how much the attempt of one agreement may rise, beside one for each member that is lost. Attempts differ if one member has tried without the others.
 pub(crate) const LEAP_MAX: u32 = 1 << 20;
 
-/// The last attempt by which an agreement may begin: none that it may come to overflows.
+/// The last attempt by which an agreement may begin, so that none that it may come to overflows.
 const FIRST_MAX: u32 = u32::MAX - LEAP_MAX - (1 << 16);
 
 /// One member's part of an agreement.
 pub(crate) struct Agreement {
     pub lineage: u64,
     pub attempt: u32,
-    /// By which attempt it began.
+    /// The attempt by which it began.
     pub first_attempt: u32,
     pub me: usize,
     pub set: Vec<bool>,
-    /// With whom this member shares memory: the same as long as it tries.
+    /// With which nodes this member shares memory. It stays the same for the whole agreement.
     pub near: Vec<bool>,
     pub layout: u64,
     pub stage: Stage,
 }
 
-/// In the layout: some share no memory, and all goes by the network.
+/// A bit of the layout: some members share no memory, and operations go by packets.
 const APART: u64 = 1 << 63;
 
 impl Agreement {
@@ -197,43 +199,43 @@ impl Agreement {
         attempt <= FIRST_MAX
     }
 
-    /// Whether an honest member that began by the same attempt may have come to this one, with those who are in `set`: an attempt rises by one with each member
-    /// that is lost, and else by leaps that are bounded together. So a member that leaps says nothing that makes an honest one say what another
-    /// honest one refuses.
+    /// Whether an honest member that began by the same attempt may have come to this one, with the members in `set`. An attempt rises by one with each member that
+    /// is lost, and otherwise by leaps that are bounded together. So a dishonest member that leaps can't make an honest one send a note that another honest one
+    /// refuses.
     fn is_in_step(&self, attempt: u32, set: &[bool]) -> bool {
         let lost = set.iter().filter(|is_in| !**is_in).count() as u32;
         attempt <= self.first_attempt.saturating_add(LEAP_MAX).saturating_add(lost)
     }
 
-    /// Some share no memory.
+    /// Some members share no memory.
     pub fn go_apart(&mut self) {
         self.layout |= APART;
     }
 
-    /// Whether some share no memory, as far as this member knows.
+    /// Whether some members share no memory, as far as this one knows.
     pub fn is_apart(&self) -> bool {
         self.layout & APART != 0
     }
 
-    /// The first who is in.
+    /// The first member.
     pub fn first(&self) -> usize {
         self.set.iter().position(|is_in| *is_in).unwrap_or(self.me)
     }
 
-    /// What this member says, with the region if it is the first.
+    /// The note of this member, with the region if it is the first member.
     pub fn note(&self, region: Option<(u32, u64)>) -> Note {
         let (lineage, attempt, stage, layout) = (self.lineage, self.attempt, self.stage, self.layout);
         Note { lineage, attempt, stage, layout, region, set: self.set.clone(), near: self.near.clone() }
     }
 
-    /// One is gone.
+    /// A member is gone.
     pub fn without(&mut self, rank: usize) {
         self.set[rank] = false;
         self.attempt = self.attempt.saturating_add(1);
         self.stage = Stage::Ready;
     }
 
-    /// The boxes of those who are in, when all are ready.
+    /// The boxes of the members, when all are ready.
     pub fn boxes<'a>(&self, said: impl Fn(usize) -> Option<&'a Note>) -> Boxes {
         let ranks: Vec<usize> = (0..self.set.len()).filter(|rank| self.set[*rank]).collect();
         let near = |rank: usize| if rank == self.me { Some(&self.near) } else { said(rank).map(|note| &note.near) };
@@ -241,7 +243,7 @@ impl Agreement {
         Boxes::new(ranks.len(), |a, b| rows[a].and_then(|row| row.get(ranks[b])).is_some_and(|near| *near))
     }
 
-    /// Looks at what the others said.
+    /// Looks at the notes of the others.
     pub fn look<'a>(&mut self, said: impl Fn(usize) -> Option<&'a Note>) -> Next {
         let (mut ready, mut mapped) = (true, true);
         let others: Vec<usize> = (0..self.set.len()).filter(|rank| self.set[*rank] && *rank != self.me).collect();
@@ -259,7 +261,7 @@ impl Agreement {
             }
             if note.layout != self.layout {
                 if self.is_apart() {
-                    // It will hear of it.
+                    // That member will hear of it.
                     (ready, mapped) = (false, false);
                     continue;
                 }
@@ -272,7 +274,7 @@ impl Agreement {
             }
             let fewer: Vec<bool> = self.set.iter().zip(&note.set).map(|(mine, its)| *mine && *its).collect();
             if note.attempt > self.attempt || fewer != self.set {
-                // Who speaks of more has not heard yet; who speaks of fewer at the same attempt makes it another one.
+                // A member with more in its set has not heard yet. One with fewer at the same attempt makes it another attempt.
                 let makes_another = note.attempt == self.attempt && fewer != self.set;
                 self.attempt = note.attempt.saturating_add(makes_another.into());
                 self.set = fewer;
@@ -304,6 +306,7 @@ impl Agreement {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use doorbell_engine::{Incarnation, NodeId};
     use proptest::prelude::*;
 
     fn start(me: usize, members: usize) -> Agreement {
@@ -311,18 +314,18 @@ mod tests {
         Agreement { lineage: 1, attempt: 1, first_attempt: 1, me, set, near, layout: 7, stage: Stage::Ready }
     }
 
-    /// What the third of three says, who follows no rules.
+    /// A note of the third of three, which follows no rules.
     fn hostile(attempt: u32, set: &[bool]) -> Note {
         let (set, near) = (set.to_vec(), vec![true; set.len()]);
         Note { lineage: 1, attempt, stage: Stage::Ready, layout: 7, region: None, set, near }
     }
 
-    /// The examples of docs/wire.md: other implementations count on them.
+    /// The examples of docs/wire.md, on which other implementations rely.
     #[test]
     fn numbers_are_those_of_the_page() {
-        // As the authors of the hash give it.
+        // The value that the authors of the hash give.
         assert_eq!(fnv1a(*b"foobar"), 0x8594_4171_f739_67e8);
-        let list = [(NodeId(0), Incarnation(1)), (NodeId(2), Incarnation(7))];
+        let list = [(NodeId(0), Incarnation(1)), (NodeId(2), Incarnation(7))].map(PeerId::from);
         let lineage = lineage_number("halo", list);
         assert_eq!((lineage, team_number(lineage, 3)), (LINEAGE, NUMBER));
         let page = include_str!("../../../../docs/wire.md");
@@ -342,9 +345,9 @@ mod tests {
         assert!(Agreement::may_begin_by(1) && !Agreement::may_begin_by(u32::MAX - LEAP_MAX));
     }
 
-    /// One of four drives an honest member as far as it goes, and drops members from its notes; then it dies. What the honest one says, the others accept.
+    /// One of four drives an honest member to the limit, and drops members from its notes; then it dies. The others accept the notes of the honest one.
     #[test]
-    fn who_was_driven_to_the_limit_is_followed_by_the_others() {
+    fn a_member_that_was_driven_to_the_limit_is_followed_by_the_others() {
         let (mut driven, mut other) = (start(0, 4), start(1, 4));
         for (attempt, set) in
             [(LEAP_MAX + 1, [true; 4]), (LEAP_MAX + 1, [true, true, false, true]), (LEAP_MAX + 2, [true, true, false, true])]
@@ -383,14 +386,14 @@ mod tests {
             }
         }
 
-        /// Notes come in any order among members, and some members die at any moment: those who live agree.
+        /// Notes come in any order among members, and some members die at any moment. The living ones agree.
         #[test]
         #[cfg_attr(miri, ignore)]
         fn those_who_live_agree(
             members in 2..6_usize, steps in proptest::collection::vec((0..6_usize, 0..6_usize, 0..40_u8), 200),
             homes: [bool; 6], odd in 0..9_usize,
         ) {
-            // With whom each shares memory; one may be wrong about it.
+            // With which members each one shares memory. One may be wrong about it.
             let near = |me: usize| (0..members).map(|other| (homes[me] == homes[other]) ^ (me == odd)).collect();
             let start = |me| Agreement {
                 lineage: 1, attempt: 1, first_attempt: 1, me, set: vec![true; members], near: near(me), layout: 7, stage: Stage::Ready,
@@ -399,7 +402,7 @@ mod tests {
             let mut all: Vec<Agreement> = (0..members).map(start).collect();
             let mut alive = vec![true; members];
             let mut done = vec![false; members];
-            // What was sent from one to another, and what arrived last.
+            // The notes sent from one to another, and the one that arrived last.
             let mut sent: Vec<Vec<Vec<Note>>> = vec![vec![Vec::new(); members]; members];
             let mut heard: Vec<Vec<Option<Note>>> = vec![vec![None; members]; members];
             let say = |all: &[Agreement], from: usize, sent: &mut Vec<Vec<Vec<Note>>>| {
@@ -423,7 +426,7 @@ mod tests {
                     continue;
                 }
                 if !alive[from] && sent[from][to].is_empty() && all[to].set[from] && from != to {
-                    // A team with one that is dead is shrunk: the same agreement goes on.
+                    // A team with a dead member is shrunk: the same agreement goes on.
                     done[to] = false;
                     all[to].without(from);
                     say(&all, to, &mut sent);

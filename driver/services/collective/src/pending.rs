@@ -1,10 +1,11 @@
-//! Collectives under way, of which nobody waits for the end yet.
+//! Collectives that were started and go on in the background.
 
 use super::core::{Core, check_outside};
-use super::team::Value;
+use super::state::result_of;
+use super::value::Value;
 use doorbell_engine::drive::poller::Progress;
 use doorbell_engine::node::shared_of;
-use doorbell_engine::sync::op::{Op, Outcome};
+use doorbell_engine::sync::op::Op;
 use doorbell_engine::{Error, Node, Result};
 use std::fmt;
 use std::future::Future;
@@ -15,22 +16,15 @@ use std::time::Instant;
 
 /// A collective under way: see [`Team::start_allreduce`](super::Team::start_allreduce).
 ///
-/// It goes on while any thread of the node waits, while the poller runs, and inside [`test`](Self::test). It is also a future. Dropping it changes nothing but
-/// that nobody gets the result: the others need this member's part.
+/// It goes on while any thread of the node waits, while the poller runs, and inside [`test`](Self::test). It is also a future. If it is dropped it goes on, as the
+/// others need this member's part; only the result is lost.
 #[must_use = "the result of a collective is in the vector that comes back"]
 pub struct Collective<T> {
     node: Node,
     core: Arc<Core>,
     op: Arc<Op>,
-    /// What it works on; gone once that was given out.
+    /// The vector that it works on, until the vector was given back.
     xs: Option<Arc<Mutex<Vec<T>>>>,
-}
-
-impl Collective<u8> {
-    pub(super) fn empty(self) -> Collective<()> {
-        let Self { node, core, op, .. } = self;
-        Collective { node, core, op, xs: Some(Arc::default()) }
-    }
 }
 
 impl<T: Send + 'static> Collective<T> {
@@ -38,7 +32,7 @@ impl<T: Send + 'static> Collective<T> {
         Self { node, core, op, xs: Some(xs) }
     }
 
-    /// Whether it has ended. Turns the engine once, so that a loop of tests gets on.
+    /// Whether it has ended. Turns the engine once, so that a loop of tests makes progress.
     pub fn test(&self) -> bool {
         let shared = shared_of(&self.node);
         if !self.op.is_done()
@@ -50,15 +44,15 @@ impl<T: Send + 'static> Collective<T> {
         self.op.is_done()
     }
 
-    /// Waits until it has ended; gives the vector back, with the result.
+    /// Waits until it has ended, and gives the vector back with the result.
     ///
     /// # Errors
-    /// See [`Team`](super::Team). The vector is gone then.
+    /// See [`Team`](super::Team). After an error the vector is lost.
     pub fn wait(mut self) -> Result<Vec<T>> {
         self.drive(None).and_then(|_| self.result())
     }
 
-    /// Waits until it has ended, until `deadline` at most; after that it comes back and is still under way.
+    /// Waits until it has ended, until `deadline` at most. After the deadline it comes back and is still under way.
     pub fn wait_by(mut self, deadline: Instant) -> std::result::Result<Result<Vec<T>>, Self> {
         match self.drive(Some(deadline)) {
             Ok(true) => Ok(self.result()),
@@ -79,12 +73,8 @@ impl<T: Send + 'static> Collective<T> {
     }
 
     fn result(&mut self) -> Result<Vec<T>> {
-        match self.op.take() {
-            Some(Outcome::Collected) => {}
-            Some(Outcome::Failed(error)) => return Err(error),
-            _ => return Err(Error::Cancelled),
-        }
-        // The task has let go of its half before it told (core::tell).
+        result_of(&self.op)?;
+        // The task dropped its half before it told the end (state::tell).
         let xs = self.xs.take().and_then(|xs| Arc::try_unwrap(xs).ok());
         xs.map(|xs| xs.into_inner().unwrap_or_else(PoisonError::into_inner)).ok_or(Error::Cancelled)
     }

@@ -1,17 +1,17 @@
-//! Teams as a service of the engine: what goes by the network, and notes of nodes that form a team.
+//! Teams as a service of the engine: packets of operations, and notes of nodes that form a team.
 
 use super::core::Core;
 use super::formation::Note;
 use super::table::{PRIORITY, Teams};
 use doorbell_engine::drive::install::Install;
 use doorbell_engine::message::service::{Class, CloseReason, Gone, Outbox, PeerId, Pushed, Service, Wants};
-use doorbell_fabric::{NodeId, PRIORITIES, PacketKind, Payload, Priority, Verdict};
+use doorbell_fabric::{NodeId, PacketKind, Payload, Priority, Verdict};
 use doorbell_shm::board::{Figure, Figures};
 use std::sync::Arc;
 
 /// The tag of a note. No packet of a team has the kind 4 (`net/streams.rs`).
 const NOTE: u64 = 4 << 24;
-/// Notes go ahead of what teams move.
+/// Notes go ahead of the packets of operations.
 const NOTE_PRIORITY: Priority = Priority::High;
 
 inventory::submit!(Install { order: Teams::CLASS as u8, install: |shared| shared.register(Teams::default()) });
@@ -21,12 +21,12 @@ impl Class for Teams {
 }
 
 impl Service for Teams {
-    fn receive(&mut self, from: PeerId, priority: Priority, tag: u64, payload: Payload<'_>) -> Verdict {
+    fn receive(&mut self, from: PeerId, _: Priority, tag: u64, payload: Payload<'_>) -> Verdict {
         if tag != NOTE {
-            return self.take(from.node.index() * PRIORITIES + priority.index(), from.incarnation, tag, payload);
+            return self.take(from, tag, payload);
         }
         match Note::decode(&payload.to_vec()) {
-            Some(note) => self.heard().hear(from.node, from.incarnation, note),
+            Some(note) => self.heard.hear(from, note),
             None => return Verdict::Broken("a note about a team that says nothing"),
         }
         Verdict::Taken
@@ -34,7 +34,7 @@ impl Service for Teams {
 
     fn progress(&mut self, out: &mut Outbox<'_>) -> usize {
         let mut work = out.push_all(&mut self.notes, NOTE_PRIORITY, |(to, note)| (*to, NOTE, note));
-        let mut active = std::mem::take(self.active());
+        let mut active = std::mem::take(&mut self.active);
         active.retain(|core| {
             let over = core.step(&mut work);
             let pushed = push(core, out);
@@ -46,23 +46,23 @@ impl Service for Teams {
             !over || pushed > 0
         });
         // Teams that became active meanwhile.
-        for core in std::mem::replace(self.active(), active) {
+        for core in std::mem::replace(&mut self.active, active) {
             self.keep(&core);
         }
         work
     }
 
     fn wants(&self) -> Wants {
-        if self.notes.is_empty() && !self.is_active() { Wants::Nothing } else { Wants::Turns }
+        if self.notes.is_empty() && self.active.is_empty() { Wants::Nothing } else { Wants::Turns }
     }
 
     fn awaits(&self, peer: NodeId, priority: Priority) -> bool {
-        self.awaits_by(peer.index() * PRIORITIES + priority.index())
+        priority == PRIORITY && self.awaits_from(peer)
     }
 
     fn peer_gone(&mut self, peer: PeerId, why: Gone) {
         self.notes.retain(|(to, _)| *to != peer);
-        self.gone(peer.node, peer.incarnation, why);
+        self.gone(peer, why);
     }
 
     fn close(&mut self, _: CloseReason) {
@@ -80,13 +80,12 @@ impl Service for Teams {
     }
 }
 
-/// Sends what a team has for others.
+/// Sends the packets that a team has for others.
 fn push(core: &Arc<Core>, out: &mut Outbox<'_>) -> usize {
     let Some(apart) = core.apart().filter(|apart| apart.wants()) else { return 0 };
     let mut pushed = 0;
-    for (rank, node, life) in core.others() {
-        let to = PeerId::from((node, life));
-        // If it is gone, the end of its life tells the team.
+    for (rank, to) in core.others() {
+        // If the peer is gone, the team is told of that otherwise (peer_gone).
         if let Ok(packet) = out.packet_bytes(to, PRIORITY) {
             pushed += apart.push(rank, packet, |tag, bytes| out.push(to, PRIORITY, tag, bytes) == Pushed::Done);
         }

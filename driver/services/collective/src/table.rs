@@ -2,53 +2,47 @@
 
 use super::apart::Apart;
 use super::core::Core;
-use super::formation::{Heard, Note};
+use super::formation::Heard;
 use super::net::team_of;
 use super::watch::{ChannelStats, Counts};
 use doorbell_engine::message::service::{Gone, PeerId};
-use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Priority, Verdict};
+use doorbell_fabric::{NodeId, Payload, Priority, Verdict};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-/// At which priority what goes by the network goes.
+/// The priority of the packets of operations.
 pub(crate) const PRIORITY: Priority = Priority::Low;
 
-/// Lineages whose latest attempt is known beside those that somebody uses.
+/// Unused lineages whose latest attempt is remembered.
 const ATTEMPTS_MAX: usize = 1024;
 
 /// How often this node has tried to form the teams of one lineage.
 struct Attempts {
     lineage: u64,
     latest: u32,
-    /// Whoever forms such a team or has one has a share of it.
+    /// Each thread that forms such a team, and each such team, has a share of it.
     used: Weak<()>,
 }
 
-/// All of them.
+/// The teams of one node.
 #[derive(Default)]
 pub struct Teams {
-    /// Notes that are to go to other nodes.
+    /// Notes to be sent to other nodes.
     pub(super) notes: VecDeque<(PeerId, Vec<u8>)>,
-    /// To be told who is gone, and to be given what comes, with their lineages.
+    /// All teams, with their lineages. They are told which peers are gone, and get the packets that come.
     all: Vec<(Weak<Core>, u64)>,
-    /// Those of which operations wait for others.
-    active: Vec<Arc<Core>>,
-    heard: Heard,
-    /// The latest attempt at each lineage; that which was used last is at the back.
+    /// The teams with operations under way.
+    pub(super) active: Vec<Arc<Core>>,
+    pub(super) heard: Heard,
+    /// The latest attempt at each lineage, in the order of use.
     attempts: VecDeque<Attempts>,
-    /// What is counted of all teams, and what was of those that are gone.
+    /// The counters of all teams, and the sums of teams that are gone.
     counts: Vec<Arc<Counts>>,
     past: ChannelStats,
 }
 
 impl Teams {
-    /// Whether operations are under way.
-    #[inline(always)]
-    pub fn is_active(&self) -> bool {
-        !self.active.is_empty()
-    }
-
-    /// The number of another attempt to form a team. It is not forgotten as long as somebody keeps what comes with it.
+    /// The number of another attempt to form a team. It is remembered as long as the other half of the result lives.
     pub(crate) fn next_attempt(&mut self, lineage: u64) -> (u32, Arc<()>) {
         let known = self.attempts.iter().position(|known| known.lineage == lineage).and_then(|at| self.attempts.remove(at));
         let mut attempts = known.unwrap_or(Attempts { lineage, latest: 0, used: Weak::new() });
@@ -63,8 +57,8 @@ impl Teams {
         (latest, used)
     }
 
-    /// Forgets the lineage that was used longest ago, of those that nobody uses. What others said of it goes, too: it would be taken for an answer to the
-    /// attempts that begin at 1 again. The same number would name two teams if one of them still lived.
+    /// Forgets the unused lineage that was used longest ago, and the notes of others about it: they would be taken for answers to the attempts, which begin at 1
+    /// again. A lineage with a living team is kept, as the same number would name two teams.
     fn forget_attempts(&mut self) {
         let lives = |lineage| self.all.iter().any(|(team, its)| *its == lineage && team.strong_count() > 0);
         let unused = |known: &Attempts| known.used.strong_count() == 0 && !lives(known.lineage);
@@ -75,23 +69,13 @@ impl Teams {
         }
     }
 
-    /// Says something about a team that is to be. Only the latest note about a lineage counts, so it takes the place of an older one that has not left:
-    /// a peer that reads nothing has one note kept for it.
+    /// Sends a note about a team that is being formed. Only the latest note about a lineage counts, so it replaces an older one that has not left. So a peer that
+    /// reads nothing has only one note kept for it.
     pub(crate) fn inform(&mut self, to: PeerId, note: Vec<u8>) {
         match self.notes.iter_mut().find(|(node, older)| *node == to && older.first_chunk::<8>() == note.first_chunk()) {
             Some((_, older)) => *older = note,
             None => self.notes.push_back((to, note)),
         }
-    }
-
-    /// What others said of teams that are to be.
-    pub(crate) fn heard(&mut self) -> &mut Heard {
-        &mut self.heard
-    }
-
-    /// What a node said last of a lineage.
-    pub(crate) fn said(&self, node: NodeId, life: Incarnation, lineage: u64) -> Option<&Note> {
-        self.heard.of(node, life, lineage)
     }
 
     /// A team was made.
@@ -102,7 +86,7 @@ impl Teams {
         self.all.retain(|(team, _)| team.strong_count() > 0 && !std::ptr::eq(team.as_ptr(), Arc::as_ptr(core)));
         self.all.push((Arc::downgrade(core), lineage));
         let Self { counts, past, .. } = self;
-        // What nobody else has is not counted any more.
+        // Counters that only this table has are of teams that are gone.
         counts.retain(|counts| {
             let lives = Arc::strong_count(counts) > 1;
             if !lives {
@@ -115,37 +99,32 @@ impl Teams {
         }
     }
 
-    /// What became of the channels of all teams that this node ever had.
+    /// The counters of all teams that this node ever had.
     pub(crate) fn stats(&self) -> ChannelStats {
         let mut sum = self.past;
         self.counts.iter().for_each(|counts| sum += counts.read());
         sum
     }
 
-    /// It has operations that go on with each turn from now on.
+    /// The engine goes on with this team in each turn from now on.
     pub(crate) fn keep(&mut self, core: &Arc<Core>) {
         if !self.active.iter().any(|active| Arc::ptr_eq(active, core)) {
             self.active.push(core.clone());
         }
     }
 
-    /// Those with operations under way, to go on with them.
-    pub(crate) fn active(&mut self) -> &mut Vec<Arc<Core>> {
-        &mut self.active
-    }
-
-    /// Nothing of a life of a node counts any more.
-    pub(crate) fn gone(&mut self, node: NodeId, life: Incarnation, why: Gone) {
+    /// A node is gone.
+    pub(crate) fn gone(&mut self, peer: PeerId, why: Gone) {
         for core in self.all.iter().filter_map(|(team, _)| team.upgrade()).collect::<Vec<_>>() {
-            core.gone(node, life, why);
+            core.gone(peer, why);
             if core.apart().is_some_and(Apart::wants) {
                 self.keep(&core);
             }
         }
-        self.heard.forget(node, life);
+        self.heard.forget(peer);
     }
 
-    /// Ends all: the node leaves, or can do nothing any more.
+    /// Ends all teams: the node leaves, or can do nothing any more.
     pub(crate) fn end(&mut self) {
         for core in self.all.drain(..).filter_map(|(team, _)| team.upgrade()) {
             core.leave();
@@ -156,37 +135,37 @@ impl Teams {
         }
     }
 
-    /// A packet came, by a lane from this life of a node.
+    /// A packet of an operation came.
     #[cold]
-    pub fn take(&mut self, lane: usize, life: Incarnation, tag: u64, payload: Payload<'_>) -> Verdict {
-        let node = NodeId((lane / PRIORITIES) as u16);
+    pub fn take(&mut self, from: PeerId, tag: u64, payload: Payload<'_>) -> Verdict {
         for core in self.all.iter().filter_map(|(team, _)| team.upgrade()) {
             if let Some(apart) = core.apart().filter(|apart| apart.number == team_of(tag))
-                && let Some(rank) = core.rank_of(node, life)
+                && let Some(rank) = core.rank_of(from)
             {
                 let verdict = apart.take(rank, tag, payload);
                 self.keep(&core);
                 return verdict;
             }
         }
-        // Of a team that is no more here.
+        // This node does not have the team any more.
         Verdict::Taken
     }
 
-    /// Whether a thread of this node waits for something that is to come by a lane.
-    pub fn awaits_by(&self, lane: usize) -> bool {
+    /// Whether a thread of this node waits for a packet of an operation from a node.
+    pub fn awaits_from(&self, node: NodeId) -> bool {
         let is_its = |core: &Arc<Core>| {
             let Some(apart) = core.apart() else { return false };
-            core.others().any(|(rank, node, _)| node.index() == lane / PRIORITIES && apart.awaits(rank))
+            core.others().any(|(rank, peer)| peer.node == node && apart.awaits(rank))
         };
-        lane % PRIORITIES == PRIORITY.index() && self.active.iter().any(is_its)
+        self.active.iter().any(is_its)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::formation::Stage;
+    use super::super::formation::{Note, Stage};
     use super::*;
+    use doorbell_fabric::Incarnation;
 
     #[test]
     #[cfg_attr(miri, ignore = "too many of them")]
@@ -195,15 +174,16 @@ mod tests {
         let (first, used) = teams.next_attempt(7);
         assert_eq!(first, 1);
         let note = Note { lineage: 100, attempt: 1, stage: Stage::Mapped, layout: 0, region: None, set: vec![], near: vec![] };
-        teams.heard().hear(NodeId(3), Incarnation(1), note);
+        let peer = PeerId::from((NodeId(3), Incarnation(1)));
+        teams.heard.hear(peer, note);
         for lineage in 100..100 + 3 * ATTEMPTS_MAX as u64 {
             teams.next_attempt(lineage);
             assert!(teams.attempts.len() <= ATTEMPTS_MAX + 1, "{} are kept", teams.attempts.len());
         }
-        // One that is used is known, and so is a late one; of the first others is nothing left that could be taken for an answer.
+        // A used lineage is remembered, and so is a late one. Of the earliest others no note is left that could be taken for an answer.
         assert_eq!(teams.next_attempt(7).0, 2);
         assert_eq!(teams.next_attempt(99 + 3 * ATTEMPTS_MAX as u64).0, 2);
-        assert!(teams.said(NodeId(3), Incarnation(1), 100).is_none());
+        assert!(teams.heard.of(peer, 100).is_none());
         drop(used);
         for lineage in 0..2 * ATTEMPTS_MAX as u64 {
             teams.next_attempt(1 << 20 | lineage);

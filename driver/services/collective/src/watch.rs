@@ -1,4 +1,4 @@
-//! What becomes of channels, step by step and in numbers.
+//! The steps of channels, told one by one and counted.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,24 +12,24 @@ pub struct ChannelEvent {
     pub channel: usize,
     /// Which turn of all channels, from 0 when the team was made: the same for all members.
     pub turn: u64,
-    /// What happened.
+    /// The step.
     pub step: ChannelStep,
 }
 
-/// What happens in a turn of a channel, at one member. In this order; [`Queued`](Self::Queued) and [`Moved`](Self::Moved) come together or not at all.
+/// A step in a turn of a channel, at one member. Steps come in this order. [`Queued`](Self::Queued) and [`Moved`](Self::Moved) come together or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum ChannelStep {
-    /// The channel of the turn was not available: the operations wait in the queue, and that channel is watched. Turns go round the channels, alike at all
-    /// members, so whether another channel is available is not asked.
+    /// The channel of the turn was not available: the operations wait in the queue, and the member watches that channel. Turns go round the channels, alike at
+    /// all members, so the member does not ask whether another channel is available.
     Queued,
     /// The channel of the turn is available: all members have left its turn before.
     Available,
     /// The member has acquired it.
     Acquired,
-    /// Operations that were queued went from the queue to the channel.
+    /// The queued operations went from the queue to the channel.
     Moved,
-    /// The operations are posted, and the synchronisation point behind the last of them. Of a batch when it is closed.
+    /// The operations are posted, with the synchronisation point behind the last of them. A batch is posted when it is closed.
     Posted,
     /// Processing has reached the synchronisation point.
     PointReached,
@@ -37,7 +37,7 @@ pub enum ChannelStep {
     SynchronisationPosted,
 }
 
-/// Who watches.
+/// The function of a program that watches a team.
 #[derive(Clone)]
 pub(super) struct Watch(Arc<dyn Fn(ChannelEvent) + Send + Sync>);
 
@@ -49,7 +49,7 @@ impl Watch {
     #[cold]
     pub fn tell(&self, channel: usize, turn: u64, steps: &[ChannelStep]) {
         for &step in steps {
-            // The team is locked here, and goes on without whoever watches.
+            // The team is locked here, and survives a panic of the watching program.
             let _ = catch_unwind(AssertUnwindSafe(|| (self.0)(ChannelEvent { channel, turn, step })));
         }
     }
@@ -61,7 +61,7 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// What became of channels, since the team was made.
+/// Counters of a team's channels, since the team was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChannelStats {
@@ -88,42 +88,30 @@ impl std::ops::AddAssign for ChannelStats {
     }
 }
 
-/// Where they are counted: by whoever has the team locked, and read by anybody.
-#[derive(Debug, Default)]
-pub(super) struct Counts {
-    pub operations: Count,
-    pub acquired: Count,
-    pub queued: Count,
-    pub synchronised: Count,
-    pub foreseen: Count,
+/// A counter.
+#[derive(Clone, Copy)]
+pub(super) enum Count {
+    Operations,
+    Acquired,
+    Queued,
+    Synchronised,
+    Foreseen,
 }
 
-/// One of them.
+/// The counters of one team. The owner of the team's lock counts, and any thread reads.
 #[derive(Debug, Default)]
-pub(super) struct Count(AtomicU64);
-
-impl Count {
-    /// One writer at a time: no need for one step.
-    #[inline]
-    pub fn add(&self, amount: u64) {
-        self.0.store(self.get() + amount, Ordering::Relaxed);
-    }
-
-    #[inline]
-    fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
+pub(super) struct Counts([AtomicU64; 5]);
 
 impl Counts {
+    /// There is one writer at a time, so a load and a store do.
+    #[inline]
+    pub fn add(&self, count: Count, amount: u64) {
+        let word = &self.0[count as usize];
+        word.store(word.load(Ordering::Relaxed) + amount, Ordering::Relaxed);
+    }
+
     pub fn read(&self) -> ChannelStats {
-        let Self { operations, acquired, queued, synchronised, foreseen } = self;
-        ChannelStats {
-            operations: operations.get(),
-            acquired: acquired.get(),
-            queued: queued.get(),
-            synchronised: synchronised.get(),
-            foreseen: foreseen.get(),
-        }
+        let [operations, acquired, queued, synchronised, foreseen] = self.0.each_ref().map(|word| word.load(Ordering::Relaxed));
+        ChannelStats { operations, acquired, queued, synchronised, foreseen }
     }
 }

@@ -15,7 +15,7 @@ use crate::experiment::{Experiment, Outcome, Trouble, measure};
 use crate::ls::Format;
 use crate::processes::EndRequest;
 use crate::text::{distinct, print, span, word};
-use doorbell::collective::{CHANNELS_MAX, SLOT_MAX, SLOT_MIN, Sync};
+use doorbell::collective::{CHANNELS_MAX, SLOT_MAX, SLOT_MIN, Synchronisation};
 use doorbell_benches::clock::Clock;
 use report::Row;
 use serde::{Deserialize, Serialize};
@@ -122,10 +122,10 @@ pub enum Way {
 
 impl Way {
     /// The same as a type of the library.
-    pub fn sync(self) -> Sync {
+    pub fn sync(self) -> Synchronisation {
         match self {
-            Way::Background => Sync::Background,
-            Way::Foreground => Sync::Foreground,
+            Way::Background => Synchronisation::Background,
+            Way::Foreground => Synchronisation::Foreground,
         }
     }
 }

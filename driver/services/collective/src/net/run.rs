@@ -1,29 +1,28 @@
 //! Carries out one schedule over the streams of a team.
 
-use super::memory::{LINE, Memory, Region, Span};
-use super::schedule::{Place, Schedule, Step};
+use super::memory::{LINE, Memory};
+use super::place::{How, Place, Region};
+use super::schedule::{Schedule, Step};
 use super::streams::{Call, Failure, Streams};
-
-/// Combines elements: what lies in the first bytes with the second, which stand on the left if the flag is set. Both have the same whole number of
-/// elements, and are aligned for them.
-pub type Fold = Box<dyn Fn(&mut [u8], &[u8], bool) + Send>;
+use crate::combine::Combine;
+use crate::span::Span;
 
 /// What a run is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// It waits for the streams.
     Waits,
-    /// The next is to [`fold`](Run::fold): nothing is to be sent or to come meanwhile, so nobody needs its memory.
-    Folds,
+    /// The caller has to call [`combine`](Run::combine) next. Nothing is to be sent or to come meanwhile, so the streams do not need its memory.
+    Combines,
     /// It has its result.
     Over,
 }
 
-/// What comes to be folded when a round has ended.
+/// A vector that comes, and is combined when its round has ended.
 struct Waiting {
-    into: Span,
-    coming: Span,
-    left: bool,
+    coming: Place,
+    into: Place,
+    how: How,
 }
 
 /// One operation of one member, under way.
@@ -33,54 +32,52 @@ pub struct Run {
     memory: Memory,
     /// Bytes of an element.
     element: usize,
-    fold: Fold,
+    combine: Option<Box<dyn Combine>>,
     /// The round that begins next.
     round: usize,
     has_begun: bool,
-    /// What came is folded, and the local steps of the next round are done.
-    has_folded: bool,
-    folds: Vec<Waiting>,
-    /// Bytes that come to be folded in the next round.
+    /// The vectors that came are combined, and the local steps of the next round are done.
+    has_combined: bool,
+    waiting: Vec<Waiting>,
+    /// Bytes that come and are combined in the next round.
     coming: usize,
 }
 
 impl Run {
-    /// A run of a schedule that was made for elements of `element` bytes, from `input` to `output`. Elements need an alignment of at most [`LINE`], of
-    /// which their size is a multiple.
-    ///
-    /// # Safety
-    /// Until the run is dropped, the elements of the schedule's input stay readable from `input` on and nobody else writes to them, and those of
-    /// its output stay readable and writable from `output` on and nobody else touches them; all their bytes are initialised, and whatever
-    /// bytes other members send make valid elements for `fold`. Both pointers are aligned for elements; where there are none a pointer may be
-    /// anything. The two may begin at the same place only where the operation allows it, if both pointers may be used for both; else they
-    /// don't overlap.
-    pub unsafe fn new(schedule: Schedule, call: Call, element: usize, input: *const u8, output: *mut u8, fold: Fold) -> Self {
-        let (input_len, output_len) = (schedule.input * element, schedule.output * element);
-        // SAFETY: as our caller says; the memory goes with the run.
-        let memory = unsafe { Memory::new(input, input_len, output, output_len, schedule.scratch * element) };
+    /// A run of a schedule that was made for elements of `element` bytes, from `input` to `output`. The alignment of elements is at most [`LINE`]; their
+    /// size is a multiple of it. The two spans may begin at the same place only if the operation allows it; else they don't overlap.
+    pub fn new(
+        schedule: Schedule,
+        call: Call,
+        element: usize,
+        (input, output): (Span, Span),
+        combine: Option<Box<dyn Combine>>,
+    ) -> Self {
+        let memory = Memory::new(input, output, schedule.scratch * element);
         Self {
             schedule,
             call,
             memory,
             element,
-            fold,
+            combine,
             round: 0,
             has_begun: false,
-            has_folded: false,
-            folds: Vec::new(),
+            has_combined: false,
+            waiting: Vec::new(),
             coming: 0,
         }
     }
 
-    /// What the streams read from and write to.
+    /// The memory that the streams read and write.
     pub fn memory(&mut self) -> &mut Memory {
         &mut self.memory
     }
 
-    /// Goes on with what has come and was sent, up to where the application's reduction is called. That is [`fold`](Self::fold), without the streams.
+    /// Goes on with what has come and was sent, up to the point where the application's reduction is called. The caller calls it, by
+    /// [`combine`](Self::combine), without the streams.
     ///
     /// # Errors
-    /// Members called different things, or a run before this was given up.
+    /// Members called different operations, or an earlier run was given up.
     pub fn step(&mut self, streams: &mut Streams) -> Result<Stage, Failure> {
         if !self.has_begun {
             self.has_begun = true;
@@ -93,8 +90,8 @@ impl Run {
             if !streams.is_idle() {
                 return Ok(Stage::Waits);
             }
-            if !std::mem::take(&mut self.has_folded) {
-                return Ok(Stage::Folds);
+            if !std::mem::take(&mut self.has_combined) {
+                return Ok(Stage::Combines);
             }
             if self.round == self.schedule.rounds.len() {
                 return Ok(Stage::Over);
@@ -104,69 +101,48 @@ impl Run {
         }
     }
 
-    /// Folds what has come, and does the local steps of the next round.
-    pub fn fold(&mut self) {
-        self.has_folded = true;
-        for Waiting { into, coming, left } in self.folds.drain(..) {
-            self.memory.fold(&into, &coming, |into, from| (self.fold)(into, from, left));
+    /// Combines the vectors that came, and does the local steps of the next round.
+    pub fn combine(&mut self) {
+        self.has_combined = true;
+        let combine = self.combine.as_deref();
+        for Waiting { coming, into, how } in self.waiting.drain(..) {
+            self.memory.apply(&coming, &into, how, combine);
         }
         self.coming = 0;
         let Some(steps) = self.schedule.rounds.get(self.round) else { return };
         for step in steps {
             match step {
-                Step::Copy { from, into } => self.memory.copy(&span(from, self.element), &span(into, self.element)),
-                Step::Combine { from, into } => {
-                    let (into, from) = (span(into, self.element), span(from, self.element));
-                    self.memory.fold(&into, &from, |into, from| (self.fold)(into, from, false));
+                Step::Local { from, into, how } => {
+                    self.memory.apply(&from.in_bytes(self.element), &into.in_bytes(self.element), *how, combine);
                 }
-                Step::Fold { into, left, .. } => {
-                    let into = span(into, self.element);
-                    let coming = Span { region: Region::Coming, bytes: self.coming..self.coming + into.bytes.len() };
-                    self.coming = coming.bytes.end.next_multiple_of(LINE);
-                    self.folds.push(Waiting { into, coming, left: *left });
+                Step::Receive { into, how, .. } if *how != How::Store => {
+                    let into = into.in_bytes(self.element);
+                    let coming = Place { region: Region::Coming, range: self.coming..self.coming + into.len() };
+                    self.coming = coming.range.end.next_multiple_of(LINE);
+                    self.waiting.push(Waiting { coming, into, how: *how });
                 }
                 Step::Send { .. } | Step::Receive { .. } => (),
             }
         }
     }
 
-    /// The streams are told all that is not local.
+    /// Hands the streams all steps that are not local.
     fn begin_round(&mut self, streams: &mut Streams) {
         self.memory.expect(self.coming);
-        let mut folds = self.folds.iter();
+        let mut waiting = self.waiting.iter();
         for step in &self.schedule.rounds[self.round] {
             match step {
-                Step::Send { to, from } => streams.send(*to, span(from, self.element)),
-                Step::Receive { from, into } => streams.expect(&mut self.memory, *from, span(into, self.element)),
-                Step::Fold { from, .. } => {
-                    if let Some(fold) = folds.next() {
-                        streams.expect(&mut self.memory, *from, fold.coming.clone());
+                Step::Send { to, from } => streams.send(*to, from.in_bytes(self.element)),
+                Step::Receive { from, into, how: How::Store } => {
+                    streams.expect(&mut self.memory, *from, into.in_bytes(self.element));
+                }
+                Step::Receive { from, .. } => {
+                    if let Some(waiting) = waiting.next() {
+                        streams.expect(&mut self.memory, *from, waiting.coming.clone());
                     }
                 }
-                Step::Copy { .. } | Step::Combine { .. } => (),
+                Step::Local { .. } => (),
             }
         }
     }
-
-    /// Goes on as far as it can. True when it is over.
-    #[cfg(test)]
-    pub fn advance(&mut self, streams: &mut Streams) -> Result<bool, Failure> {
-        loop {
-            match self.step(streams)? {
-                Stage::Waits => return Ok(false),
-                Stage::Folds => self.fold(),
-                Stage::Over => return Ok(true),
-            }
-        }
-    }
-}
-
-/// The bytes of some elements.
-fn span(place: &Place, element: usize) -> Span {
-    let (region, range) = match place {
-        Place::Input(range) => (Region::Input, range),
-        Place::Output(range) => (Region::Output, range),
-        Place::Scratch(range) => (Region::Scratch, range),
-    };
-    Span { region, bytes: range.start * element..range.end * element }
 }

@@ -1,22 +1,23 @@
 //! How the bytes get there: a stream of messages to and from each other member of a team, in packets that a lane delivers in order.
 //!
-//! A data packet is a head of [`HEAD`] bytes and a piece of a message. The pieces of a message come in order, and so do the messages: each says
-//! of which call it is, the how manieth of it between these two, and how long. So members that call different things notice.
+//! A data packet is a head of [`HEAD`] bytes and a piece of a message. The pieces of a message come in order, and so do the messages. Each piece says to
+//! which call its message belongs, the number of the message among those of this call between these two members, and how long it is. So members that call
+//! different operations notice.
 //!
-//! A sender has at most [`WINDOW`] bytes of packets on the way that the receiver has not reported as taken. What was expected goes straight to
-//! its place and counts as taken; what comes early is kept. The receiver reports each time that it has taken a quarter of the window: that is
-//! soon enough, as less than a quarter is unreported when it has taken everything.
+//! A sender has at most [`WINDOW`] bytes of packets on the way that the receiver has not reported as taken. A piece of an expected message goes straight to
+//! its place and counts as taken; a piece that comes early is kept. The receiver reports each time that it has taken a quarter of the window. That is soon
+//! enough: when it has taken everything, less than a quarter is unreported.
 //!
-//! Who finds that members called different things, or drops a run before its end, tells all others that nothing goes on, so that none
+//! A member that finds that members called different operations, or that drops a run before its end, tells all others that nothing goes on. So no member
 //! waits for ever.
 //!
-//! Nothing that comes is believed before it was checked.
+//! Everything that comes is checked before it is used.
 
-use super::memory::{Memory, Span};
-use super::schedule::{Algorithm, Kind, Operation};
+use super::memory::Memory;
+use super::place::Place;
+use super::schedule::{Algorithm, Operation};
 use doorbell_fabric::{Payload, Verdict};
 use std::collections::VecDeque;
-use std::fmt;
 
 /// Bytes of packets, heads included, that may be on the way from one member to another, or wait there.
 pub const WINDOW: usize = 256 << 10;
@@ -25,94 +26,64 @@ pub const HEAD: usize = 32;
 /// The least part of the window that a sender waits for, and after which a receiver reports.
 const QUARTER: usize = WINDOW / 4;
 
-/// Which operation, by which algorithm, with which root: all members have to mean the same.
+/// Which operation, by which algorithm, with which root. All members have to call the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call(u32);
 
 impl Call {
-    /// Of an operation that is carried out so; `between` is how leaders of boxes do it, where there are two levels.
+    /// An operation that goes by this algorithm. `between` is the algorithm of the leaders of boxes, if there are two levels.
     pub fn new(operation: &Operation<'_>, algorithm: Algorithm, between: Option<Algorithm>) -> Self {
-        let root = operation.root().unwrap_or(0) as u16;
         let between = between.map_or(0, |between| between as u32 + 1);
-        Self((operation.kind() as u32) << 24 | between << 20 | (algorithm as u32) << 16 | u32::from(root))
+        let root = operation.root as u16;
+        Self((operation.kind as u32) << 24 | between << 20 | (algorithm as u32) << 16 | u32::from(root))
     }
 }
 
-impl fmt::Display for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = Kind::ALL.get((self.0 >> 24) as usize);
-        let algorithm = Algorithm::ALL.get((self.0 >> 16) as usize & 0xf);
-        let (Some(kind), Some(algorithm)) = (kind, algorithm) else { return write!(f, "an unknown operation") };
-        write!(f, "{} by {}", kind.name(), algorithm.name())?;
-        match kind {
-            Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter => write!(f, " with root {}", self.0 as u16),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// What a message says of itself.
+/// The message that a piece belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Said {
     /// The number of the call in its team, from 1.
     pub sequence: u64,
-    /// What was called.
     pub call: Call,
-    /// The number of the message in the call, of those from this member to that, from 0.
+    /// The number of the message among those of the call from this member to that one, from 0.
     pub index: u32,
-    /// How many bytes it has.
+    /// Bytes of the message.
     pub len: u64,
 }
 
-impl fmt::Display for Said {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "message {} of {} bytes of call {}, {}", self.index, self.len, self.sequence, self.call)
-    }
-}
-
 /// Members called different operations, or with different lengths.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("members called different operations, or different lengths: from rank {rank} came {found}; expected was {expected}")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// From whom it came.
+    /// The member whose message does not fit.
     pub rank: usize,
-    /// What this member waited for. If it waited for nothing from there, what it has called, as message 0 of 0 bytes.
+    /// The message that this member waited for. If it waited for none from there: message 0, of 0 bytes, of the call that it has made.
     pub expected: Said,
-    /// What came.
+    /// The message that came.
     pub found: Said,
 }
 
 /// Why no operation of the team can go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// Members called different things.
-    #[error(transparent)]
-    Mismatch(#[from] Mismatch),
-    /// This member gave up an operation before its end: others may still wait for what it had to send.
-    #[error("an operation of this team was given up before its end: no other can follow it")]
+    /// Members called different operations.
+    Mismatch(Mismatch),
+    /// This member gave up an operation before its end. Others may still wait for its messages.
     GivenUp,
     /// The reduction of the application panicked.
-    #[error("the reduction panicked: no other operation of this team can follow")]
     Panicked,
     /// Another member says that nothing can go on.
-    #[error(
-        "rank {rank} ended this team's operations: it gave one up, or found that members called different ones, and says which"
-    )]
-    Ended {
-        /// Who says so.
-        rank: usize,
-    },
+    Ended { rank: usize },
 }
 
-/// What a packet is, as its tag: the team in the upper half, the kind in the next byte, and nothing in the rest.
+/// The kind of a packet. Its tag has the team in the upper half, below that this kind, and nothing in the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
     /// A head and a piece of a message.
-    Data,
+    Data = 1,
     /// How many bytes were taken since the team began.
-    Taken,
+    Taken = 2,
     /// Nothing goes on any more. No bytes.
-    Ended,
+    Ended = 3,
 }
 
 /// The team that a packet is for, from its tag.
@@ -122,25 +93,15 @@ pub const fn team_of(tag: u64) -> u32 {
 
 impl Word {
     fn tag(self, team: u32) -> u64 {
-        let kind = match self {
-            Self::Data => 1,
-            Self::Taken => 2,
-            Self::Ended => 3,
-        };
-        u64::from(team) << 32 | kind << 24
+        u64::from(team) << 32 | (self as u64) << 24
     }
 
     fn from_tag(tag: u64) -> Option<Self> {
-        match tag as u32 {
-            0x0100_0000 => Some(Self::Data),
-            0x0200_0000 => Some(Self::Taken),
-            0x0300_0000 => Some(Self::Ended),
-            _ => None,
-        }
+        [Self::Data, Self::Taken, Self::Ended].into_iter().find(|word| word.tag(team_of(tag)) == tag)
     }
 }
 
-/// What comes before a piece.
+/// The head of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Head {
     said: Said,
@@ -149,14 +110,10 @@ struct Head {
 }
 
 impl Head {
-    fn encode(&self) -> [u8; HEAD] {
+    fn encode(&self) -> [[u8; 8]; HEAD / 8] {
         let Said { sequence, call, index, len } = self.said;
         let words = [sequence, u64::from(call.0) | u64::from(index) << 32, self.offset, len];
-        let mut bytes = [0; HEAD];
-        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
-        }
-        bytes
+        words.map(u64::to_le_bytes)
     }
 
     fn decode(payload: Payload<'_>) -> Option<(Self, Payload<'_>)> {
@@ -170,24 +127,24 @@ impl Head {
 /// A message on its way in or out.
 struct Message {
     said: Said,
-    span: Span,
+    place: Place,
     /// Bytes that were sent or have come.
     done: usize,
 }
 
 impl Message {
     fn left(&self) -> usize {
-        self.span.bytes.len() - self.done
+        self.place.len() - self.done
     }
 
     /// The next so many bytes.
-    fn piece(&self, len: usize) -> Span {
-        let start = self.span.bytes.start + self.done;
-        Span { region: self.span.region, bytes: start..start + len }
+    fn piece(&self, len: usize) -> Place {
+        let start = self.place.range.start + self.done;
+        Place { region: self.place.region, range: start..start + len }
     }
 }
 
-/// What was put into a packet last.
+/// The latest packet that was offered.
 enum Offer {
     Data(usize),
     Taken(u64),
@@ -201,7 +158,7 @@ struct Peer {
     out: VecDeque<Message>,
     /// Messages of this call so far.
     out_index: u32,
-    /// Bytes of packets sent, and how many of them the peer has taken, as it says.
+    /// Bytes of packets sent, and the number of them that the peer has reported as taken.
     sent: u64,
     acked: u64,
     offer: Option<Offer>,
@@ -211,14 +168,14 @@ struct Peer {
     /// To come, in order.
     expected: VecDeque<Message>,
     expected_index: u32,
-    /// What came before it was expected: heads, with how many bytes each, and the bytes. Only while nothing is expected.
+    /// Pieces that came before they were expected: heads with their numbers of bytes, and the bytes. Only while nothing is expected.
     early: VecDeque<(Head, usize)>,
     early_bytes: Vec<u8>,
-    /// How many of these bytes have gone to their place.
+    /// The number of these bytes that have gone to their place.
     early_read: usize,
-    /// The message that came last, and how much of it.
+    /// The message of the latest piece, and how much of it has come.
     current: Option<(Said, u64)>,
-    /// Bytes of packets that came, that were taken, and that were reported as taken.
+    /// Bytes of packets that came, bytes that were taken, and bytes that were reported as taken.
     received: u64,
     taken: u64,
     reported: u64,
@@ -229,7 +186,7 @@ impl Peer {
         self.taken - self.reported >= QUARTER as u64
     }
 
-    /// How many bytes of the front message go with the next packet, of at most so many; `None` while there is none, or no room for it.
+    /// The bytes of the front message in the next packet, which has at most `packet` bytes. `None` while there is no message, or no room for it.
     fn piece(&self, packet: usize) -> Option<usize> {
         let left = self.out.front()?.left();
         let room = WINDOW - (self.sent - self.acked) as usize;
@@ -237,7 +194,7 @@ impl Peer {
         (whole <= room).then(|| left.min(packet.min(QUARTER) - HEAD))
     }
 
-    /// Whether a piece is one that can follow.
+    /// Whether a piece can follow the latest one.
     fn follows(&self, head: &Head, len: usize) -> Result<(), &'static str> {
         let said = head.said;
         let begins_well = match self.current {
@@ -247,7 +204,7 @@ impl Peer {
                 }
                 true
             }
-            // Numbers go on by one, or begin anew with a later call.
+            // Numbers go on by one, or begin again with a later call.
             Some((last, _)) if said.sequence == last.sequence => {
                 last.index.checked_add(1) == Some(said.index) && head.offset == 0
             }
@@ -270,37 +227,37 @@ pub struct Streams {
     team: u32,
     me: usize,
     peers: Vec<Peer>,
-    /// The call that is under way, or was the last, and its number.
+    /// The latest call, and its number.
     call: Call,
     sequence: u64,
-    /// Messages that are to be sent or to come.
+    /// Messages still to be sent or to come.
     pending: usize,
     failure: Option<Failure>,
 }
 
 impl Streams {
-    /// Nothing yet, of member `me` of a team that has this number at all its members.
+    /// The streams of member `me`. The team has this number at all its members.
     pub fn new(team: u32, me: usize, members: usize) -> Self {
         let peers = std::iter::repeat_with(Peer::default).take(members).collect();
         Self { team, me, peers, call: Call(u32::MAX), sequence: 0, pending: 0, failure: None }
     }
 
-    /// How many members there are.
+    /// The number of members.
     pub fn members(&self) -> usize {
         self.peers.len()
     }
 
-    /// Why nothing goes on any more, if so.
+    /// Why nothing goes on any more, if that is so.
     pub fn failure(&self) -> Option<Failure> {
         self.failure
     }
 
-    /// Whether nothing is to be sent or expected.
+    /// Whether no message is still to be sent or to come.
     pub fn is_idle(&self) -> bool {
         self.pending == 0
     }
 
-    /// Whether this member waits for something of that one.
+    /// Whether this member waits for a message from that one.
     pub fn awaits(&self, from: usize) -> bool {
         self.failure.is_none() && self.peers.get(from).is_some_and(|peer| !peer.expected.is_empty())
     }
@@ -311,8 +268,8 @@ impl Streams {
         if self.failure.is_some() { !peer.knows } else { peer.has_report() || peer.piece(QUARTER).is_some() }
     }
 
-    /// Puts the next packet for a member into `room`, of at most `packet` bytes (more than [`HEAD`]), and returns its tag. It is the next again
-    /// until [`sent`](Self::sent) is called. `memory` is that of the run under way.
+    /// Puts the next packet for a member, of at most `packet` bytes (more than [`HEAD`]), into `room`, and returns its tag. It stays the next packet until
+    /// [`sent`](Self::sent) is called. `memory` is that of the run under way.
     pub fn next(&mut self, memory: Option<&mut Memory>, to: usize, packet: usize, room: &mut Vec<u8>) -> Option<u64> {
         debug_assert!(packet > HEAD);
         if !self.wants(to) || packet <= HEAD {
@@ -331,13 +288,13 @@ impl Streams {
         }
         let len = peer.piece(packet)?;
         let message = peer.out.front()?;
-        room.extend_from_slice(&Head { said: message.said, offset: message.done as u64 }.encode());
+        room.extend_from_slice(Head { said: message.said, offset: message.done as u64 }.encode().as_flattened());
         room.extend_from_slice(memory?.bytes(&message.piece(len)));
         peer.offer = Some(Offer::Data(len));
         Some(Word::Data.tag(self.team))
     }
 
-    /// The packet that [`next`](Self::next) returned last for this member is in the lane.
+    /// The latest packet that [`next`](Self::next) returned for this member is in the lane.
     pub fn sent(&mut self, to: usize) {
         let Some(peer) = self.peers.get_mut(to) else { return };
         match peer.offer.take() {
@@ -357,10 +314,10 @@ impl Streams {
         }
     }
 
-    /// A packet came from a member. `memory` is that of the run under way. That members called different things is no fault of the lane: it is
+    /// A packet came from a member. `memory` is that of the run under way. If members called different operations the lane is not at fault: the packet is
     /// taken, and [`failure`](Self::failure) says so.
     ///
-    /// `Broken` means that no more may be taken from that member.
+    /// After `Broken` no more packets may be taken from that member.
     pub fn take(&mut self, memory: Option<&mut Memory>, from: usize, tag: u64, payload: Payload<'_>) -> Verdict {
         if from == self.me || from >= self.peers.len() || team_of(tag) != self.team {
             return Verdict::Broken("a packet of a collective from no member of its team");
@@ -414,10 +371,10 @@ impl Streams {
         Ok(())
     }
 
-    /// Whether what came early is of another call than the one under way.
+    /// Fails if a piece that came early belongs to a different call than the one under way.
     fn compare(&mut self, rank: usize, head: &Head) {
         let found = head.said;
-        // What is of a call that is over was never waited for; of one to come nothing is known yet.
+        // No member waited for a message of a call that is over. Of a call to come nothing is known yet.
         let differs = found.sequence < self.sequence || found.sequence == self.sequence && found.call != self.call;
         if differs {
             let expected = Said { sequence: self.sequence, call: self.call, index: 0, len: 0 };
@@ -429,7 +386,7 @@ impl Streams {
     fn store(&mut self, memory: &mut Memory, rank: usize, head: &Head, bytes: Payload<'_>) {
         let peer = &mut self.peers[rank];
         let Some(message) = peer.expected.front_mut() else { return };
-        // A message that is the same has its pieces in order and of no more bytes (follows).
+        // The pieces of one message are in order, and have no more bytes than it (follows).
         if head.said != message.said || head.offset != message.done as u64 {
             let mismatch = Mismatch { rank, expected: message.said, found: head.said };
             return self.fail(Failure::Mismatch(mismatch));
@@ -443,7 +400,7 @@ impl Streams {
         }
     }
 
-    /// A call begins: the next of this team.
+    /// The next call of this team begins.
     pub(super) fn begin(&mut self, call: Call) {
         if !self.is_idle() {
             self.give_up();
@@ -460,20 +417,20 @@ impl Streams {
     }
 
     /// The next message for a member.
-    pub(super) fn send(&mut self, to: usize, span: Span) {
+    pub(super) fn send(&mut self, to: usize, place: Place) {
         let peer = &mut self.peers[to];
-        let said = Said { sequence: self.sequence, call: self.call, index: peer.out_index, len: span.bytes.len() as u64 };
+        let said = Said { sequence: self.sequence, call: self.call, index: peer.out_index, len: place.len() as u64 };
         peer.out_index = peer.out_index.wrapping_add(1);
-        peer.out.push_back(Message { said, span, done: 0 });
+        peer.out.push_back(Message { said, place, done: 0 });
         self.pending += 1;
     }
 
-    /// Where the next message from a member goes. What came early is put there at once.
-    pub(super) fn expect(&mut self, memory: &mut Memory, from: usize, span: Span) {
+    /// The place of the next message from a member. Pieces that came early are put there at once.
+    pub(super) fn expect(&mut self, memory: &mut Memory, from: usize, place: Place) {
         let peer = &mut self.peers[from];
-        let said = Said { sequence: self.sequence, call: self.call, index: peer.expected_index, len: span.bytes.len() as u64 };
+        let said = Said { sequence: self.sequence, call: self.call, index: peer.expected_index, len: place.len() as u64 };
         peer.expected_index = peer.expected_index.wrapping_add(1);
-        peer.expected.push_back(Message { said, span, done: 0 });
+        peer.expected.push_back(Message { said, place, done: 0 });
         self.pending += 1;
         while self.failure.is_none() && !self.peers[from].expected.is_empty() {
             let peer = &mut self.peers[from];
@@ -483,7 +440,7 @@ impl Streams {
             self.store(memory, from, &head, Payload::private(&bytes[piece.clone()]));
             let peer = &mut self.peers[from];
             (peer.early_bytes, peer.early_read) = (bytes, piece.end);
-            // Not for each piece, as what is left is moved.
+            // Not after each piece: the bytes that are left have to be moved.
             if peer.early.is_empty() || peer.early_read >= WINDOW {
                 peer.early_bytes.drain(..peer.early_read);
                 peer.early_read = 0;
@@ -491,17 +448,17 @@ impl Streams {
         }
     }
 
-    /// The run under way is dropped before its end: nothing goes on any more.
+    /// The run under way is dropped before its end. Nothing goes on any more.
     pub fn give_up(&mut self) {
         self.fail(Failure::GivenUp);
     }
 
-    /// The first reason stays, and all others are told that there is one. What is kept or to come is forgotten, and with it where it was to go.
+    /// The first reason stays, and all other members are told that there is one. Pieces that were kept are forgotten, and so are the places of messages to come.
     fn fail(&mut self, why: Failure) {
         self.failure.get_or_insert(why);
         self.pending = 0;
         for peer in &mut self.peers {
-            // Not the offer: that packet may be in the lane.
+            // The offer stays: that packet may be in the lane.
             peer.out.clear();
             peer.expected.clear();
             peer.early = VecDeque::new();
@@ -509,14 +466,14 @@ impl Streams {
         }
     }
 
-    /// Bytes that are kept for calls to come, of one member.
+    /// Bytes from one member that are kept for calls to come.
     #[cfg(test)]
     pub(super) fn kept(&self, from: usize) -> usize {
         let peer = &self.peers[from];
         peer.early.len() * HEAD + peer.early_bytes.len() - peer.early_read
     }
 
-    /// Bytes of memory for them, with those that were read.
+    /// Bytes of memory for them, with those that were read already.
     #[cfg(test)]
     pub(super) fn held(&self, from: usize) -> usize {
         self.peers[from].early_bytes.len()

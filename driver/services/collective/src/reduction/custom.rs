@@ -1,28 +1,25 @@
-//! Reductions of the application.
+//! Reductions by functions of the application.
 
 use std::fmt;
 
-use super::{Reduction, pass};
+use super::contract::Reduction;
+use super::pass;
 
-/// A reduction by a function of the application's; made by [`by`].
+/// A reduction by a function of the application; made by [`by`].
 #[derive(Clone, Copy)]
-pub struct By<F> {
+pub struct By<F, const COMMUTATIVE: bool = true> {
     name: &'static str,
     f: F,
 }
 
-/// A reduction by a function of the application's whose operands keep their order; made by [`by_ordered`].
-#[derive(Clone, Copy)]
-pub struct ByOrdered<F> {
-    name: &'static str,
-    f: F,
-}
+/// A reduction by a function of the application whose operands keep their order; made by [`by_ordered`].
+pub type ByOrdered<F> = By<F, false>;
 
 /// A reduction by `f`, which is associative and commutative: the order of its operands may be changed.
 ///
-/// Nobody can check that it is. If it isn't, members may see different results, and other ones at each run. `name` is what errors
-/// and statistics call it. The function is called once an element and source; one that is short and has no branches becomes vector
-/// instructions like the predefined ones.
+/// That can't be checked. If it isn't so, members may see different results, which differ from run to run. Errors and statistics use the
+/// `name`. The function is called once for each element of each source. A short function without branches becomes vector instructions, as
+/// the predefined ones do.
 ///
 /// ```
 /// use doorbell::collective::reduction::{Reduction, by};
@@ -42,7 +39,7 @@ where
 
 /// A reduction by `f(left, right)`, which is associative but not commutative: the operands stay in the order of ranks.
 ///
-/// Collectives have fewer ways to do it than one by [`by`], which can make it slower. Else it is the same.
+/// Collectives have fewer algorithms for it than for one by [`by`], which can make it slower.
 ///
 /// ```
 /// use doorbell::collective::reduction::{Reduction, by_ordered};
@@ -63,40 +60,22 @@ pub fn by_ordered<T, F>(name: &'static str, f: F) -> ByOrdered<F>
 where
     F: Fn(&T, &T) -> T + Copy + Send + Sync + 'static,
 {
-    ByOrdered { name, f }
+    By { name, f }
 }
 
-impl<T, F> Reduction<T> for By<F>
+impl<T, F, const COMMUTATIVE: bool> Reduction<T> for By<F, COMMUTATIVE>
 where
     F: Fn(&T, &T) -> T + Copy + Send + Sync + 'static,
 {
-    const COMMUTATIVE: bool = true;
+    const COMMUTATIVE: bool = COMMUTATIVE;
 
     fn fold(&self, into: &mut [T], from: &[T]) {
-        pass::same_length(self.name, into.len(), from.len());
-        pass::each(into, from, self.f);
-    }
-
-    fn name(&self) -> &'static str {
-        self.name
-    }
-}
-
-impl<T, F> Reduction<T> for ByOrdered<F>
-where
-    F: Fn(&T, &T) -> T + Copy + Send + Sync + 'static,
-{
-    const COMMUTATIVE: bool = false;
-
-    fn fold(&self, into: &mut [T], from: &[T]) {
-        pass::same_length(self.name, into.len(), from.len());
-        pass::each(into, from, self.f);
+        pass::fold(self.name, into, from, self.f);
     }
 
     fn fold_left(&self, into: &mut [T], from: &[T]) {
-        pass::same_length(self.name, into.len(), from.len());
         let f = self.f;
-        pass::each(into, from, |into, from| f(from, into));
+        pass::fold(self.name, into, from, |into, from| f(from, into));
     }
 
     fn name(&self) -> &'static str {
@@ -104,14 +83,8 @@ where
     }
 }
 
-impl<F> fmt::Debug for By<F> {
+impl<F, const COMMUTATIVE: bool> fmt::Debug for By<F, COMMUTATIVE> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("By").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-impl<F> fmt::Debug for ByOrdered<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ByOrdered").field("name", &self.name).finish_non_exhaustive()
     }
 }

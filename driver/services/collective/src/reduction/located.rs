@@ -1,14 +1,15 @@
-//! Where the greatest and the least are.
+//! The greatest and the least value, with their places.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::contract::Reduction;
 use super::number::Number;
-use super::{Reduction, pass};
+use super::pass;
 
-/// A value, and where it is: a rank, a row, whatever the application counts by.
+/// A value and its place: a rank, a row, or another number of the application.
 ///
-/// It is packed: eight bytes more than the value, an alignment of one, and no padding whatever the value's type, so that it is plain data
-/// that can be sent. Rust makes no reference to a field of it: copy the field, as in `{ best.at }`.
+/// It is packed: eight bytes more than the value, an alignment of one, and no padding, so that it is plain data that can be sent for values
+/// of any type. Rust makes no reference to a field of it: copy the field, as in `{ best.at }`.
 ///
 /// ```
 /// use doorbell::collective::reduction::Located;
@@ -20,7 +21,7 @@ use super::{Reduction, pass};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C, packed)]
 pub struct Located<T> {
-    /// What is compared.
+    /// The value that is compared.
     pub value: T,
     /// Its place; among equal values the smallest counts.
     pub at: u64,
@@ -36,8 +37,7 @@ macro_rules! located {
             const COMMUTATIVE: bool = true;
 
             fn fold(&self, into: &mut [Located<T>], from: &[Located<T>]) {
-                pass::same_length($text, into.len(), from.len());
-                pass::each(into, from, |a: &Located<T>, b: &Located<T>| {
+                pass::fold($text, into, from, |a: &Located<T>, b: &Located<T>| {
                     let (a, b) = (*a, *b);
                     if { a.value }.$beats(b.value) {
                         a

@@ -1,7 +1,8 @@
 //! The predefined operators on numbers.
 
+use super::contract::Reduction;
 use super::number::{Integer, Number};
-use super::{Reduction, pass};
+use super::pass;
 
 macro_rules! operators {
     ($($(#[$doc:meta])* $name:ident, $text:literal, $bound:ident: $f:expr;)*) => {$(
@@ -13,8 +14,7 @@ macro_rules! operators {
             const COMMUTATIVE: bool = true;
 
             fn fold(&self, into: &mut [T], from: &[T]) {
-                pass::same_length($text, into.len(), from.len());
-                pass::each(into, from, $f);
+                pass::fold($text, into, from, $f);
             }
 
             fn name(&self) -> &'static str {
@@ -79,10 +79,10 @@ operators! {
     /// The bits that are set in any.
     Or, "or", Integer: |a: &T, b: &T| a.or(*b);
 
-    /// The bits that are set in an odd number of them.
+    /// The bits that are set in an odd number of the operands.
     Xor, "xor", Integer: |a: &T, b: &T| a.xor(*b);
 
-    /// 1 if none is zero, else 0.
+    /// 1 if no operand is zero, else 0.
     ///
     /// ```
     /// use doorbell::collective::reduction::{LogicalAnd, Reduction};
@@ -96,6 +96,6 @@ operators! {
     /// 1 if any is not zero, else 0.
     LogicalOr, "logical or", Integer: |a: &T, b: &T| T::from_bool(a.is_true() | b.is_true());
 
-    /// 1 if an odd number of them is not zero, else 0.
+    /// 1 if an odd number of the operands is not zero, else 0.
     LogicalXor, "logical xor", Integer: |a: &T, b: &T| T::from_bool(a.is_true() ^ b.is_true());
 }

@@ -10,7 +10,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-/// One node finds that another one broke the rules. The other one knows nothing of it.
+/// One node finds that another one broke the rules. The other one does not know.
 fn finds_broken(node: &Node, other: NodeId) {
     let me = shared_of(node).check().unwrap();
     shared_of(node).enter(me, "test").unwrap().on_broken(other, "the test says so");
@@ -28,7 +28,7 @@ fn form(nodes: &[&Node]) -> Vec<Team> {
     })
 }
 
-/// What becomes of an operation of a member, in time.
+/// The result of an operation of a member, in time.
 fn outcome(team: &Team) -> Result<(), Error> {
     let begun = team.start_barrier()?;
     begun.wait_by(soon()).expect("it ends").map(drop)
@@ -56,7 +56,7 @@ fn a_team_that_shares_memory_in_parts_is_told_of_a_damaged_member() {
             outcome(&teams[0])
         };
         assert!(is_damaged(&result, b.id()), "{result:?}");
-        // To the third nothing is wrong with the second: the first one says that nothing goes on.
+        // The third node finds nothing wrong with the second. The first one tells it that nothing goes on.
         let result = outcome(&teams[2]);
         assert!(matches!(result, Err(Error::Team { why: TeamFault::OutOfStep, .. })), "{result:?}");
     }

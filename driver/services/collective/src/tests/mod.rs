@@ -1,4 +1,4 @@
-//! Teams with a member that follows no rules.
+//! Teams with a member that breaks the rules.
 
 mod damaged;
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// Says something about a team, of whatever kind.
+/// Sends any note about a team.
 fn say(node: &Node, to: &Node, note: &Note) {
     let me = shared_of(node).check().unwrap();
     let mut engine = shared_of(node).enter(me, "test").unwrap();
@@ -20,15 +20,15 @@ fn say(node: &Node, to: &Node, note: &Note) {
     engine.push(me);
 }
 
-/// Which attempt a node named last.
+/// The attempt that a node named last.
 fn heard(node: &Node, of: &Node, lineage: u64) -> Option<u32> {
     let me = shared_of(node).check().unwrap();
     let mut engine = shared_of(node).enter(me, "test").unwrap();
     engine.turn(me, false);
-    engine.service::<Teams>().said(of.id(), of.incarnation(), lineage).map(|note| note.attempt)
+    engine.service::<Teams>().heard.of((of.id(), of.incarnation()).into(), lineage).map(|note| note.attempt)
 }
 
-/// The third member leaps to the last attempts that there are, and drops itself there. The other two find no fault with each other.
+/// The third member leaps to the last attempts that there are, and leaves itself out there. The other two find no fault with each other.
 #[test]
 fn a_member_that_leaps_does_not_make_the_others_condemn_each_other() {
     for attempt in [u32::MAX / 2, u32::MAX] {
@@ -36,7 +36,7 @@ fn a_member_that_leaps_does_not_make_the_others_condemn_each_other() {
         let nodes = [0, 1, 2].map(|id| Node::builder("leaps").id(id).space(space.clone()).join().unwrap());
         let [a, b, hostile] = &nodes;
         let ids: Vec<NodeId> = nodes.iter().map(Node::id).collect();
-        let lineage = lineage_number("", nodes.iter().map(|node| (node.id(), node.incarnation())));
+        let lineage = lineage_number("", nodes.iter().map(|node| (node.id(), node.incarnation()).into()));
         let note = |set: [bool; 3]| Note {
             lineage,
             attempt,
@@ -52,7 +52,7 @@ fn a_member_that_leaps_does_not_make_the_others_condemn_each_other() {
             for honest in [a, b] {
                 say(hostile, honest, &note([true; 3]));
             }
-            // An honest member that follows says so; then it hears that somebody is missing there.
+            // An honest member that follows sends a note. Then it hears that a member is missing there.
             let has_followed = || heard(hostile, a, lineage) == Some(attempt) && heard(hostile, b, lineage) == Some(attempt);
             while !forming.iter().all(|thread| thread.is_finished()) && !has_followed() {
                 std::thread::yield_now();
@@ -64,7 +64,7 @@ fn a_member_that_leaps_does_not_make_the_others_condemn_each_other() {
                 let result = thread.join().unwrap();
                 assert!(matches!(result, Err(Error::Team { why: TeamFault::OutOfStep, .. })), "{result:?}");
             }
-            // Without it they get on as ever.
+            // Without it they form a team as usual.
             let pair = [a, b]
                 .map(|node| scope.spawn(|| Team::builder(node).members(&ids[..2]).form_by(Instant::now() + LONG).map(drop)));
             pair.into_iter().for_each(|thread| thread.join().unwrap().unwrap());

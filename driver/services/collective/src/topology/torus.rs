@@ -1,6 +1,6 @@
 //! A mesh of three dimensions whose ends are joined: every node has six links.
 
-use super::{TopologyError, checked};
+use super::nodes::{TopologyError, checked};
 use std::fmt;
 use std::iter::FusedIterator;
 
@@ -25,25 +25,14 @@ impl Direction {
     /// All six, axis by axis.
     pub const ALL: [Self; 6] = [Self::XPlus, Self::XMinus, Self::YPlus, Self::YMinus, Self::ZPlus, Self::ZMinus];
 
-    /// The same link as the node at its other end sees it.
+    /// The direction of the same link from its other end.
     pub const fn opposite(self) -> Self {
-        match self {
-            Self::XPlus => Self::XMinus,
-            Self::XMinus => Self::XPlus,
-            Self::YPlus => Self::YMinus,
-            Self::YMinus => Self::YPlus,
-            Self::ZPlus => Self::ZMinus,
-            Self::ZMinus => Self::ZPlus,
-        }
+        Self::along(self.axis(), !self.is_plus())
     }
 
-    /// Which coordinate it changes: 0 for x, 1 for y, 2 for z.
+    /// The coordinate that it changes: 0 for x, 1 for y, 2 for z.
     pub const fn axis(self) -> usize {
-        match self {
-            Self::XPlus | Self::XMinus => 0,
-            Self::YPlus | Self::YMinus => 1,
-            Self::ZPlus | Self::ZMinus => 2,
-        }
+        self as usize / 2
     }
 
     /// Whether the coordinate grows along it.
@@ -199,7 +188,7 @@ impl Torus {
         self.rank(at.into())
     }
 
-    /// All six links of a rank and whom they lead to; nothing if `rank` is not in the torus.
+    /// All six links of a rank with the ranks at their other ends; nothing if `rank` is not in the torus.
     pub fn neighbours(&self, rank: usize) -> impl Iterator<Item = (Direction, usize)> + use<> {
         let torus = *self;
         Direction::ALL.into_iter().filter_map(move |direction| Some((direction, torus.neighbour(rank, direction)?)))

@@ -1,11 +1,11 @@
 //! A binary tree in which values are combined on the way up and handed out on the way down.
 
-use super::{TopologyError, checked};
+use super::nodes::{TopologyError, checked};
 
 /// Ranks as a binary combining tree: each has a parent, the root aside, and up to two children.
 ///
 /// The tree is filled level by level, in the order of ranks from the root on, round the end: no two leaves differ in depth by
-/// more than one. Any rank can be the root, and another root moves everybody.
+/// more than one. Any rank can be the root, and another root moves all ranks.
 ///
 /// ```
 /// use doorbell::topology::Tree;
@@ -19,7 +19,7 @@ use super::{TopologyError, checked};
 /// assert_eq!((tree.parent(1), tree.parent(2)), (Some(3), None));
 /// assert_eq!(tree.leaves().collect::<Vec<_>>(), [4, 0, 1]);
 ///
-/// // A sum, as a reduction up the tree: whoever comes up has heard from all below.
+/// // A sum, as a reduction up the tree: each rank comes after all ranks below it.
 /// let mut sums = [1, 2, 3, 4, 5];
 /// for rank in tree.upwards() {
 ///     if let Some(parent) = tree.parent(rank) {
@@ -56,20 +56,20 @@ impl Tree {
         self.root
     }
 
-    /// Whom a rank hands its result to; none for the root, and for ranks that are not in the tree.
+    /// The rank that gets the result of this one; none for the root, and for ranks that are not in the tree.
     pub fn parent(&self, rank: usize) -> Option<usize> {
         let above = self.place(rank)?.checked_sub(1)? / 2;
         Some(self.at(above))
     }
 
-    /// Whose results a rank waits for, in order: up to two; none for ranks that are not in the tree.
+    /// The ranks whose results this one waits for, in order: up to two; none for ranks that are not in the tree.
     pub fn children(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
         let tree = *self;
         let below = self.place(rank).map_or(0..0, |place| 2 * place + 1..2 * place + 3);
         below.filter(move |place| *place < tree.nodes).map(move |place| tree.at(place))
     }
 
-    /// Whether nobody is below; false for ranks that are not in the tree.
+    /// Whether no rank is below; false for ranks that are not in the tree.
     pub fn is_leaf(&self, rank: usize) -> bool {
         self.place(rank).is_some_and(|place| 2 * place + 1 >= self.nodes)
     }
@@ -84,7 +84,7 @@ impl Tree {
         self.nodes.ilog2() as usize
     }
 
-    /// The ranks below which nobody is, in the order of the tree.
+    /// The ranks without children, in the order of the tree.
     pub fn leaves(&self) -> impl DoubleEndedIterator<Item = usize> + ExactSizeIterator + use<> {
         let tree = *self;
         (self.nodes / 2..self.nodes).map(move |place| tree.at(place))
@@ -101,7 +101,7 @@ impl Tree {
         (0..self.nodes).map(move |place| tree.at(place))
     }
 
-    /// Where a rank stands when the tree is read level by level.
+    /// The place of a rank when the tree is read level by level.
     fn place(&self, rank: usize) -> Option<usize> {
         (rank < self.nodes).then(|| (rank + self.nodes - self.root) % self.nodes)
     }

@@ -1,22 +1,22 @@
 //! Which members of a team share memory.
 
-/// Boxes, and who is in them. Those of one box share memory; those of different ones do not.
+/// The boxes of a team, and their members. Members of one box share memory; members of different boxes do not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Boxes {
-    /// By box, in the order of their first members: ranks, which go up.
+    /// The ranks of each box, in rising order. Boxes are in the order of their first members.
     ranks: Vec<Vec<usize>>,
-    /// By rank: in which box.
+    /// The box of each rank.
     of: Vec<usize>,
 }
 
 impl Boxes {
-    /// Every member for itself: nothing is known of shared memory.
+    /// A box for each member: nothing is known of shared memory.
     pub fn alone(members: usize) -> Self {
         Self { ranks: (0..members).map(|rank| vec![rank]).collect(), of: (0..members).collect() }
     }
 
-    /// From what members say: whether the first shares memory with the second. Each for itself if that makes no boxes, as where one says so of another
-    /// that denies it. All members have to make it of the same.
+    /// Boxes from what members say: whether the first shares memory with the second. A box for each member if the answers make no boxes, as when one
+    /// member affirms what the other denies. All members have to make the boxes from the same answers.
     pub fn new(members: usize, says: impl Fn(usize, usize) -> bool) -> Self {
         let mut boxes = Self { ranks: Vec::new(), of: Vec::with_capacity(members) };
         for rank in 0..members {
@@ -41,7 +41,7 @@ impl Boxes {
         &self.ranks
     }
 
-    /// In which box a member is.
+    /// The box of a member.
     pub(super) fn of(&self, rank: usize) -> usize {
         self.of[rank]
     }
@@ -51,12 +51,12 @@ impl Boxes {
         self.ranks.len() > 1 && self.ranks.len() < self.of.len()
     }
 
-    /// Whether ranks that follow each other are in the same box or the next: then what is combined by boxes is so in the order of ranks.
+    /// Whether each rank is in the box of the rank before, or in the next box. Vectors that are combined by boxes then keep the order of ranks.
     pub fn are_in_order(&self) -> bool {
         self.of.is_sorted()
     }
 
-    /// Who speaks for each box: its first member, or the root.
+    /// The leader of each box: its first member, or the root.
     pub(super) fn leaders(&self, root: Option<usize>) -> Vec<usize> {
         let mut leaders: Vec<usize> = self.ranks.iter().map(|ranks| ranks[0]).collect();
         if let Some(root) = root {

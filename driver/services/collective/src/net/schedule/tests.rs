@@ -1,4 +1,7 @@
-use super::super::tests::{Case, Chance, Element, combine};
+//! Schedules, carried out with mailboxes or without.
+
+use super::super::place::{How, Place, Region};
+use super::super::tests::case::{Case, Chance, Element, KINDS, combine};
 use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -19,26 +22,34 @@ struct Member {
 
 impl Member {
     fn read(&self, place: &Place) -> Vec<Element> {
-        match place {
-            Place::Input(range) if self.in_place => self.output[range.clone()].to_vec(),
-            Place::Input(range) => self.input[range.clone()].to_vec(),
-            Place::Output(range) => self.output[range.clone()].to_vec(),
-            Place::Scratch(range) => self.scratch[range.clone()].to_vec(),
-        }
+        let all = match place.region {
+            Region::Input if self.in_place => &self.output,
+            Region::Input => &self.input,
+            Region::Output => &self.output,
+            Region::Scratch => &self.scratch,
+            Region::Coming => panic!("a schedule has no such place"),
+        };
+        all[place.range.clone()].to_vec()
     }
 
     fn write(&mut self, place: &Place, elements: &[Element]) {
-        match place {
-            Place::Input(_) => panic!("the input is not to be written"),
-            Place::Output(range) => self.output[range.clone()].copy_from_slice(elements),
-            Place::Scratch(range) => self.scratch[range.clone()].copy_from_slice(elements),
-        }
+        let all = match place.region {
+            Region::Output => &mut self.output,
+            Region::Scratch => &mut self.scratch,
+            Region::Input | Region::Coming => panic!("it is not to be written"),
+        };
+        all[place.range.clone()].copy_from_slice(elements);
     }
 
-    fn fold(&mut self, into: &Place, other: &[Element], left: bool) {
+    /// Puts a vector into a place.
+    fn apply(&mut self, into: &Place, other: &[Element], how: How) {
+        if how == How::Store {
+            return self.write(into, other);
+        }
         let mut sum = self.read(into);
         assert_eq!(sum.len(), other.len());
         for (own, other) in sum.iter_mut().zip(other) {
+            let left = how == How::Before;
             *own = if left { combine(self.commutative, *other, *own) } else { combine(self.commutative, *own, *other) };
         }
         self.write(into, &sum);
@@ -53,12 +64,10 @@ impl Member {
             self.done = vec![false; steps.len()];
             self.coming = vec![vec![]; steps.len()];
             for (index, step) in steps.iter().enumerate() {
-                match step {
-                    Step::Copy { from, into } => self.write(into, &self.read(from)),
-                    Step::Combine { from, into } => self.fold(into, &self.read(from), false),
-                    _ => continue,
+                if let Step::Local { from, into, how } = step {
+                    self.apply(into, &self.read(from), *how);
+                    self.done[index] = true;
                 }
-                self.done[index] = true;
             }
             return true;
         }
@@ -66,9 +75,9 @@ impl Member {
             return false;
         }
         for (index, step) in steps.iter().enumerate() {
-            if let Step::Fold { into, left, .. } = step {
+            if let Step::Receive { into, how: how @ (How::After | How::Before), .. } = step {
                 let coming = std::mem::take(&mut self.coming[index]);
-                self.fold(into, &coming, *left);
+                self.apply(into, &coming, *how);
             }
         }
         self.round += 1;
@@ -80,17 +89,17 @@ impl Member {
         if self.has_begun { &self.schedule.rounds[self.round] } else { &[] }
     }
 
-    /// The first receive or fold from a member that has not ended.
+    /// The first receive from a member that has not ended.
     fn expects(&self, rank: usize) -> Option<usize> {
-        let is_it = |step: &Step| matches!(step, Step::Receive { from, .. } | Step::Fold { from, .. } if *from == rank);
+        let is_it = |step: &Step| matches!(step, Step::Receive { from, .. } if *from == rank);
         (0..self.steps().len()).find(|index| is_it(&self.steps()[*index]) && !self.done[*index])
     }
 
     fn accept(&mut self, index: usize, elements: Vec<Element>) {
         let step = self.steps()[index].clone();
-        let (Step::Receive { into, .. } | Step::Fold { into, .. }) = &step else { panic!("{step:?}") };
-        assert_eq!(into.len(), elements.len(), "what is sent is as long as what is expected");
-        if matches!(step, Step::Receive { .. }) {
+        let Step::Receive { into, how, .. } = &step else { panic!("{step:?}") };
+        assert_eq!(into.len(), elements.len(), "a sent vector is as long as the expected one");
+        if *how == How::Store {
             self.write(into, &elements);
         } else {
             self.coming[index] = elements;
@@ -120,7 +129,7 @@ fn execute(case: &Case, chance: &mut Chance, mailboxes: bool) {
             let me = chance.below(members);
             moved |= step(&mut all, &mut lanes, me, chance, mailboxes);
         }
-        // Whoever was left out by chance.
+        // Members that were left out by chance.
         if !moved && !(0..members).any(|me| step(&mut all, &mut lanes, me, chance, mailboxes)) {
             break;
         }
@@ -164,7 +173,7 @@ fn step(all: &mut [Member], lanes: &mut [Vec<VecDeque<Vec<Element>>>], me: usize
                 all[me].done[index] = true;
                 return true;
             }
-            Step::Receive { from, .. } | Step::Fold { from, .. } => {
+            Step::Receive { from, .. } => {
                 assert_ne!(from, me);
                 if all[me].expects(from) == Some(index)
                     && let Some(elements) = lanes[from][me].pop_front()
@@ -173,7 +182,7 @@ fn step(all: &mut [Member], lanes: &mut [Vec<VecDeque<Vec<Element>>>], me: usize
                     return true;
                 }
             }
-            Step::Copy { .. } | Step::Combine { .. } => (),
+            Step::Local { .. } => (),
         }
     }
     false
@@ -183,15 +192,15 @@ fn step(all: &mut [Member], lanes: &mut [Vec<VecDeque<Vec<Element>>>], me: usize
 #[cfg_attr(miri, ignore = "too many of them")]
 fn every_operation_by_every_algorithm() {
     let mut chance = Chance::new(1);
-    for kind in Kind::ALL {
+    for kind in KINDS {
         for members in 1..=17 {
             for root in 0..members {
                 for len in [0, 1, members / 2, 3 * members + 1] {
                     for commutative in [false, true] {
                         let mut case = Case::new(kind, members, root, len, commutative, &mut chance);
-                        assert!(case.operation(0).goes_by(case.algorithm, &case.boxes), "{case:?}");
+                        assert!(case.algorithm.carries(kind, commutative, &case.boxes), "{case:?}");
                         for algorithm in Algorithm::ALL {
-                            if !case.operation(0).goes_by(algorithm, &case.boxes) {
+                            if !algorithm.carries(kind, commutative, &case.boxes) {
                                 assert_eq!(case.operation(0).schedule(0, &case.boxes, 8, algorithm), None);
                                 continue;
                             }
@@ -246,18 +255,21 @@ proptest! {
 }
 
 #[test]
-fn what_does_not_fit_has_no_schedule() {
+fn an_operation_that_does_not_fit_has_no_schedule() {
     let schedule = |operation: Operation<'_>, me, algorithm| operation.schedule(me, &Boxes::alone(3), 8, algorithm);
-    assert_eq!(schedule(Operation::Barrier, 3, Algorithm::Dissemination), None);
-    assert_eq!(schedule(Operation::Broadcast { root: 3, len: 1 }, 0, Algorithm::Tree), None);
-    assert_eq!(schedule(Operation::AllGather { counts: &[1, 2] }, 0, Algorithm::Ring), None);
-    let unequal = Operation::AllToAll { sends: &[1, 2, 3], receives: &[2, 2, 3] };
+    assert_eq!(schedule(Operation::of(Kind::Barrier), 3, Algorithm::Dissemination), None);
+    let no_root = Operation { root: 3, len: 1, ..Operation::of(Kind::Broadcast) };
+    assert_eq!(schedule(no_root, 0, Algorithm::Tree), None);
+    let short = Operation { receives: &[1, 2], ..Operation::of(Kind::AllGather) };
+    assert_eq!(schedule(short, 0, Algorithm::Ring), None);
+    let unequal = Operation { sends: &[1, 2, 3], receives: &[2, 2, 3], ..Operation::of(Kind::AllToAll) };
     assert_eq!(schedule(unequal, 0, Algorithm::Pairwise), None);
-    assert_eq!(schedule(Operation::AllReduce { len: 8, commutative: false }, 0, Algorithm::Ring), None);
+    let ordered = Operation { len: 8, commutative: false, ..Operation::of(Kind::AllReduce) };
+    assert_eq!(schedule(ordered, 0, Algorithm::Ring), None);
 }
 
 #[test]
-fn boxes_are_made_of_what_all_say() {
+fn boxes_are_made_from_the_answers_of_all() {
     let homes = [0, 1, 0, 2, 1, 1];
     let boxes = Boxes::new(6, |a, b| homes[a] == homes[b]);
     assert_eq!(boxes.ranks(), [vec![0, 2], vec![1, 4, 5], vec![3]]);
@@ -272,11 +284,11 @@ fn boxes_are_made_of_what_all_say() {
 
 #[test]
 #[cfg_attr(miri, ignore = "too many elements")]
-fn between_boxes_goes_what_leaders_send() {
+fn only_leaders_send_between_boxes() {
     let homes = [0, 0, 0, 0, 1, 1, 1, 1];
     let boxes = Boxes::new(8, |a, b| homes[a] == homes[b]);
     let crossing = |algorithm: Algorithm, len: usize| -> usize {
-        let operation = Operation::AllReduce { len, commutative: true };
+        let operation = Operation { len, ..Operation::of(Kind::AllReduce) };
         let of = |me: usize| operation.schedule(me, &boxes, 8, algorithm).unwrap();
         let sent = |me: usize, step: &Step| match step {
             Step::Send { to, from } if homes[*to] != homes[me] => from.len(),

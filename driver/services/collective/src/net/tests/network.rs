@@ -1,7 +1,10 @@
 //! Calls over sessions of the network's protocol, on a simulated network that loses, repeats, reorders and spoils datagrams.
 
-use super::*;
-use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Priority, Push, Sink};
+use super::super::Run;
+use super::super::streams::{HEAD, WINDOW};
+use super::case::{Chance, ELEMENT};
+use super::lanes::{Member, Net, alike};
+use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Sink, Verdict};
 use doorbell_udp::protocol::sim::{Driver, Network, NetworkStats, Rules};
 use doorbell_udp::protocol::{
     Config, DomainKey, Endpoint, Event, LinkConfig, Receive, SessionId, Source, Target, Time, TransferId,
@@ -13,7 +16,7 @@ use std::time::Duration;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
 
-/// What drives a member's sessions: all members have their calls in one place.
+/// Drives a member's sessions. The calls of all members are in one place.
 struct Wire {
     net: Rc<RefCell<Net>>,
     me: usize,
@@ -55,7 +58,7 @@ impl Source for Wire {
 }
 
 impl Wire {
-    /// Goes on with the calls, and pushes what they have for others. True if anything moved.
+    /// Goes on with the calls, and pushes their packets for others. True if anything moved.
     fn go_on(&mut self, now: Time, endpoint: &mut Endpoint) -> bool {
         let mut net = self.net.borrow_mut();
         let mut moved = net.advance(self.me);
@@ -94,7 +97,7 @@ impl Driver for Wire {
     }
 }
 
-/// Runs calls of all members until all are over, and compares. Says what the network did.
+/// Runs calls of all members until all are over, and compares the results. Returns what the network did, and the number of refused packets.
 fn over(rules: Rules, seed: u64, net: Net) -> (NetworkStats, usize) {
     let members = net.members.len();
     let net = Rc::new(RefCell::new(net));
