@@ -65,7 +65,7 @@ impl Service for Store {
     }
 
     fn wants(&self) -> Wants {
-        if self.out.is_empty() { Wants::Nothing } else { Wants::Turns }
+        if self.out.is_empty() { Wants::Nothing } else { Wants::Soon }
     }
 
     fn peer_gone(&mut self, peer: PeerId, why: Gone) {

@@ -86,9 +86,12 @@ fn what_is_too_long_is_refused_here() {
     assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
 }
 
-/// Another service for packets of the store's class.
+/// Another service for packets of the store's class. It has something to send that finds no room.
 #[derive(Default)]
-struct Other;
+struct Other {
+    is_set: bool,
+    is_stuck: bool,
+}
 
 impl Class for Other {
     const CLASS: PacketKind = PacketKind::User0;
@@ -104,7 +107,7 @@ impl Service for Other {
     }
 
     fn wants(&self) -> Wants {
-        Wants::Nothing
+        if self.is_stuck { Wants::Soon } else { Wants::Nothing }
     }
 
     fn peer_gone(&mut self, _: PeerId, _: Gone) {}
@@ -127,4 +130,74 @@ fn a_handle_finds_no_service_that_its_node_has_not() {
     let node = Node::builder("store").space(Space::heap()).join().unwrap();
     let missing = ServiceHandle::<Other>::open(&node);
     assert!(matches!(missing, Err(Error::Invalid { .. })), "{missing:?}");
+}
+
+/// A node with that service.
+fn other() -> ServiceHandle<Other> {
+    let node = Node::builder("other").space(Space::heap()).service(Other::default).join().unwrap();
+    ServiceHandle::open(&node).unwrap()
+}
+
+#[test]
+fn a_call_of_one_thread_wakes_the_wait_of_another() {
+    let handle = other();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| handle.wait_until(soon(), |other| other.is_set.then_some(7)));
+        // Sooner or later than the other thread waits: both must do.
+        std::thread::yield_now();
+        handle.call(|other| other.is_set = true).unwrap();
+        assert_eq!(waits.join().unwrap().unwrap(), 7);
+    });
+}
+
+#[test]
+fn a_wait_ends_though_its_service_wants_turns_and_can_do_nothing() {
+    let handle = other();
+    handle.call(|other| other.is_stuck = true).unwrap();
+    let never = handle.wait_until(Instant::now() + Duration::from_millis(200), |_| None::<()>);
+    assert!(matches!(never, Err(Error::Timeout { .. })), "{never:?}");
+}
+
+#[test]
+fn a_wait_ends_with_its_node() {
+    let handle = other();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| handle.wait(|_| None::<()>));
+        std::thread::yield_now();
+        handle.node().clone().leave().unwrap();
+        let ended = waits.join().unwrap();
+        assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+    });
+}
+
+/// A service for packets that belong to the engine.
+#[derive(Default)]
+struct Wrong(Other);
+
+impl Class for Wrong {
+    const CLASS: PacketKind = PacketKind::Whole;
+}
+
+impl Service for Wrong {
+    fn receive(&mut self, from: PeerId, priority: Priority, tag: u64, payload: Payload<'_>) -> Verdict {
+        self.0.receive(from, priority, tag, payload)
+    }
+
+    fn progress(&mut self, _: &mut Outbox<'_>) -> usize {
+        0
+    }
+
+    fn wants(&self) -> Wants {
+        Wants::Nothing
+    }
+
+    fn peer_gone(&mut self, _: PeerId, _: Gone) {}
+
+    fn close(&mut self, _: CloseReason) {}
+}
+
+#[test]
+fn a_program_has_no_service_for_packets_of_the_engine() {
+    let refused = Node::builder("other").space(Space::heap()).service(Wrong::default).join();
+    assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
 }

@@ -11,8 +11,9 @@ use crate::keys::KeyFacts;
 use crate::layout::BOARD_BYTES;
 use crate::space::{Names, Space, parse, valid_domain_name};
 use doorbell_fabric::NodeId;
+use doorbell_fabric::world;
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The timeout for the lock of a domain that is to be cleaned.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -140,7 +141,7 @@ fn clean_one(space: &Space, domain: &str, force: bool, report: &mut CleanReport)
         return Ok(());
     }
     let mut keep = |living, reason| report.kept.push(Kept { domain: domain.to_owned(), living, reason });
-    let lock = match space.lock(OPERATION, &names, Instant::now() + PATIENCE) {
+    let lock = match space.lock(OPERATION, &names, world::now() + PATIENCE) {
         Ok(lock) => lock,
         Err(error @ ShmError::LockTimeout { .. }) => {
             keep(0, error.to_string());

@@ -10,9 +10,10 @@ use crate::keys::OwnerId;
 use crate::layout::{PAGE, SegmentHeader, SegmentKind};
 use crate::segment::Segment;
 use crate::space::{DomainLock, Names, OpenFile, Space, forked, valid_device_name};
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The timeout for the domain's lock when attaching.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -113,7 +114,7 @@ impl Membership {
         if forked() {
             return Err(ShmError::Forked { operation: OPERATION });
         }
-        let lock = self.space().lock(OPERATION, self.names(), Instant::now() + PATIENCE)?;
+        let lock = self.space().lock(OPERATION, self.names(), world::now() + PATIENCE)?;
         // Check this under the lock: a node that leaves later must find no entry of this process that would keep a device.
         if self.has_left() {
             return Err(ShmError::Left { operation: OPERATION, domain: self.domain().to_owned() });
@@ -177,7 +178,7 @@ impl Membership {
         if forked() {
             return Err(ShmError::Forked { operation: "detach from a device" });
         }
-        let lock = self.space().lock("detach from a device of", self.names(), Instant::now() + PATIENCE)?;
+        let lock = self.space().lock("detach from a device of", self.names(), world::now() + PATIENCE)?;
         device.view().quit((self.id(), self.incarnation()));
         if device.view().attached().any(|(node, life)| self.is_living(node, life)) {
             return Ok(());

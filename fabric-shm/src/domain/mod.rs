@@ -31,6 +31,7 @@ pub use device::DeviceSegment;
 pub use directory::Member;
 use directory::{Directory, DirectoryFault};
 use doorbell_fabric::sync::Barriers;
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Role};
 pub use keys::{Key, OpenKey, Restored};
 use layout::{DomainFacts, MAX_DOMAIN_BYTES, domain_bytes};
@@ -82,7 +83,7 @@ impl JoinOptions {
             lanes: LaneGeometry::default(),
             least_incarnation: Incarnation(0),
             networked: false,
-            deadline: Instant::now() + Duration::from_secs(10),
+            deadline: world::now() + Duration::from_secs(10),
         }
     }
 
@@ -322,7 +323,7 @@ impl Membership {
             return Err(ShmError::Forked { operation: "leave a domain" });
         }
         let Some(holds) = self.take_holds() else { return Ok(()) };
-        let lock = self.space.lock("leave", &self.names, Instant::now() + LEAVE_PATIENCE)?;
+        let lock = self.space.lock("leave", &self.names, world::now() + LEAVE_PATIENCE)?;
         fault_point!("leave.locked");
         self.directory.clear(self.me.id, Some(self.me.incarnation));
         fault_point!("leave.cleared");

@@ -3,6 +3,7 @@
 use super::{Created, Hold, Identity, Names};
 use crate::error::ShmError;
 use crate::segment::{HeapBlock, Segment};
+use doorbell_fabric::world;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -67,12 +68,14 @@ impl HeapSpace {
     ) -> Result<LockFlag, ShmError> {
         let mut files = self.files();
         while !files.locked.insert(names.domain()) {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(world::now());
             if left.is_zero() {
                 let domain = names.domain_name().to_owned();
                 return Err(ShmError::LockTimeout { operation, domain, holder: None });
             }
-            files = self.unlocked.wait_timeout(files, left).unwrap_or_else(PoisonError::into_inner).0;
+            if !world::has_slept(left) {
+                files = self.unlocked.wait_timeout(files, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
         }
         Ok(LockFlag { space: self.clone(), key: names.domain() })
     }

@@ -9,6 +9,7 @@ use super::{Created, Hold, Identity, Names, OpenFile};
 use crate::error::ShmError;
 use crate::mapping::Mapping;
 use crate::segment::Segment;
+use doorbell_fabric::world;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, FcntlArg, fcntl};
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -18,7 +19,6 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// A directory in which segments are files.
@@ -111,12 +111,12 @@ impl PosixSpace {
                     }
                     continue 'open;
                 }
-                let left = deadline.saturating_duration_since(Instant::now());
+                let left = deadline.saturating_duration_since(world::now());
                 if left.is_zero() {
                     let (domain, holder) = (names.domain_name().to_owned(), last_holder(&file.file));
                     return Err(ShmError::LockTimeout { operation, domain, holder });
                 }
-                thread::sleep(pause.min(left));
+                world::sleep(pause.min(left));
                 pause = (pause * 2).min(Duration::from_millis(5));
             }
         }

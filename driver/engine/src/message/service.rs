@@ -82,7 +82,8 @@ pub enum Wants {
     Nothing,
     /// A look at each turn. No thread has to turn the engine for its sake.
     Look,
-    /// Turns, until it is at rest. A peer rings the bell when there is something to do.
+    /// Turns, until it is at rest. A peer rings the bell when there is something to do. A service that has something to send wants [`Soon`](Self::Soon): nobody rings
+    /// when another thread lets go of a lane.
     Turns,
     /// Turns even if no peer rings the bell.
     Soon,
@@ -106,6 +107,8 @@ pub enum Pushed {
     Full,
     /// The peer is gone, or there is no such node.
     Gone,
+    /// It is longer than [`Outbox::packet_bytes`] says, and does not go.
+    TooLong,
 }
 
 /// What the engine does for a service in its turn.
@@ -137,9 +140,7 @@ impl<'a> Outbox<'a> {
         Self { post, class, full: Vec::new(), held: false }
     }
 
-    /// Sends one packet.
-    ///
-    /// `bytes` are at most [`packet_bytes`](Self::packet_bytes).
+    /// Sends one packet. `bytes` are at most [`packet_bytes`](Self::packet_bytes), else it is [`Pushed::TooLong`].
     pub fn push(&mut self, to: PeerId, priority: Priority, tag: u64, bytes: &[u8]) -> Pushed {
         self.push_by(to, priority, Route::default(), tag, bytes)
     }
@@ -157,7 +158,7 @@ impl<'a> Outbox<'a> {
         pushed
     }
 
-    /// Sends the packets of a queue, in its order for each peer. Those that have no room stay; those for peers that are gone are dropped. Returns how many
+    /// Sends the packets of a queue, in its order for each peer. Those that have no room stay; those for peers that are gone, and those that are too long, are dropped. Returns how many
     /// left the queue.
     pub fn push_all<W>(
         &mut self,
@@ -268,7 +269,8 @@ pub trait Service: Any + Send {
     /// Goes on with everything. Returns the amount of work done, 0 if there was none.
     fn progress(&mut self, out: &mut Outbox<'_>) -> usize;
 
-    /// What it wants of those who turn the engine.
+    /// What it wants of those who turn the engine. The engine asks after the calls of this trait and of a [`ServiceHandle`](crate::node::ServiceHandle), so the
+    /// answer must not change in other ways. A service that has a timer wants a [`Look`](Wants::Look).
     fn wants(&self) -> Wants;
 
     /// Whether a thread waits for what is to come by the lane of this peer, so that what stands before it has to be taken though there is no room for it.
@@ -276,7 +278,8 @@ pub trait Service: Any + Send {
         false
     }
 
-    /// A peer is gone: everything with it ends. A node that breaks the rules is gone twice, as it leaves or dies later.
+    /// A peer is gone: everything with it ends. It may be said several times of one peer. Packets that the peer sent before its end may come after the first time; the
+    /// last time is after the last of them.
     fn peer_gone(&mut self, peer: PeerId, why: Gone);
 
     /// Whether a peer waits for each part of what this service moves for it: then the poller looks again at once before it sleeps.
@@ -303,6 +306,11 @@ pub trait Service: Any + Send {
 pub trait Class: Service {
     /// The class of its packets. Services of programs take [`PacketKind::User0`] to [`PacketKind::User3`]; a node has one service of each class.
     const CLASS: PacketKind;
+}
+
+/// Whether a class is one of those for services of programs.
+pub(crate) fn is_of_program(class: PacketKind) -> bool {
+    (PacketKind::User0 as u8..=PacketKind::User3 as u8).contains(&(class as u8))
 }
 
 /// A service, and what it wants.
@@ -384,7 +392,9 @@ impl Services {
         let slot = &mut self.slots[place];
         let Some(service) = &mut slot.service else { return Verdict::Taken };
         let verdict = service.receive(from, priority, tag, payload);
-        slot.changed();
+        if verdict != Verdict::Refused {
+            slot.changed();
+        }
         verdict
     }
 
@@ -415,15 +425,26 @@ impl Services {
         Some((*class, service.take()?))
     }
 
-    /// The turn is over. The service is told which peers were found to be gone meanwhile.
-    pub fn put_back(&mut self, slot: usize, mut service: Box<dyn Service>) {
+    /// The turn is over, in which the service did so much. It is told which peers were found to be gone meanwhile.
+    pub fn put_back(&mut self, slot: usize, mut service: Box<dyn Service>, work: usize) {
         let slot = &mut self.slots[slot];
+        let has_changed = work > 0 || !slot.gone.is_empty() || slot.closed.is_some();
         slot.gone.drain(..).for_each(|(peer, why)| service.peer_gone(peer, why));
         if let Some(why) = slot.closed.take() {
             service.close(why);
         }
         slot.service = Some(service);
-        slot.changed();
+        // Only then: a thread that waits looks again, and would do so for ever where a service wants turns and can do nothing in them.
+        if has_changed {
+            slot.changed();
+        }
+    }
+
+    /// A thread of the program may have changed the service of this class.
+    pub fn changed(&mut self, class: PacketKind) {
+        if let Some(place) = self.place(class) {
+            self.slots[place].changed();
+        }
     }
 
     /// How many slots there are.

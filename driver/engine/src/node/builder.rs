@@ -6,7 +6,7 @@ use crate::drive::poller::Progress;
 use crate::drive::{Network, Shared, install};
 use crate::error::Error;
 use crate::links::FabricKind;
-use crate::message::service::Class;
+use crate::message::service::{Class, is_of_program};
 use crate::mode::{Call, ModeRequest, Modes, Policy};
 use crate::sync::wait::Wait;
 use crate::transfer::Copy;
@@ -325,10 +325,15 @@ impl NodeBuilder {
     }
 
     /// Has the node carry a service of the program, which [`ServiceHandle`](super::ServiceHandle) reaches. `make` makes it when the node joins, which fails with
-    /// [`Error::Invalid`] if there is another service for packets of its class. The service gets its packets while threads wait in calls of the node; meanwhile, the
-    /// poller sees to it, but under [`Progress::Inline`].
+    /// [`Error::Invalid`] if there is another service for packets of its class. The service gets its packets while threads wait in calls of the node. At other times the poller turns it, and wakes some
+    /// hundred times a second for that; a node under [`Progress::Inline`] has no poller.
     pub fn service<S: Class>(mut self, make: impl Fn() -> S + Send + Sync + 'static) -> Self {
         self.services.0.push(Arc::new(move |shared: &Arc<Shared>| {
+            if !is_of_program(S::CLASS) {
+                let what =
+                    format!("packets of the class {:?} belong to the engine; give the service one of User0 to User3", S::CLASS);
+                return Err(Error::Invalid { what });
+            }
             shared.register(make())?;
             // Peers may ask at any time: the poller serves them when no thread of this node waits in a call.
             shared.began();

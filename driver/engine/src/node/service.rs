@@ -4,6 +4,7 @@ use super::Node;
 use crate::Result;
 use crate::error::Error;
 use crate::message::service::Class;
+use doorbell_fabric::world;
 use std::fmt;
 use std::marker::PhantomData;
 use std::time::Instant;
@@ -43,7 +44,9 @@ impl<S: Class> ServiceHandle<S> {
         let shared = self.node.shared();
         let me = shared.check()?;
         let mut engine = shared.enter(me, OPERATION)?;
+        shared.check()?;
         let answer = act(engine.find_service().ok_or_else(missing::<S>)?);
+        engine.service_changed(S::CLASS);
         engine.push(me);
         engine.wake_if_done();
         let is_left = engine.has_left_over();
@@ -75,16 +78,20 @@ impl<S: Class> ServiceHandle<S> {
         loop {
             let changed = {
                 let mut engine = shared.enter(me, OPERATION)?;
+                // The node closes its flag first, and then ends what waits: nothing is added after that.
+                shared.check()?;
                 if let Some(found) = ready(engine.find_service().ok_or_else(missing::<S>)?) {
                     return Ok(found);
                 }
                 engine.await_service(S::CLASS).ok_or_else(missing::<S>)?
             };
-            if !shared.drive(me, &changed, deadline, |_| false)? {
-                return Err(Error::Timeout { operation: OPERATION, node: None });
+            let has_changed = shared.drive(me, &changed, deadline, |_| false)?;
+            // A service that changes all the time must not hide the deadline.
+            if !has_changed || deadline.is_some_and(|deadline| world::now() >= deadline) {
+                let mut engine = shared.enter(me, OPERATION)?;
+                let found = engine.find_service().and_then(&mut ready);
+                return found.ok_or(Error::Timeout { operation: OPERATION, node: None });
             }
-            // What ended the wait may be the end of the node.
-            shared.check()?;
         }
     }
 }

@@ -326,6 +326,11 @@ impl Engine {
         // Nobody else but the network has to be asked, and it says when.
         let is_told = self.fabric.is_remote_only() && self.is_at_rest() && !self.fabric.refusing();
         let timeout = self.arm(me, sleeper, if is_told { timeout } else { timeout.min(PARK_MOST) })?;
+        // The last look may have ended it, though it did nothing else.
+        if op.is_done() {
+            self.fabric.bell().disarm();
+            return None;
+        }
         self.inbound.sighted = false;
         self.parked = Some(op.clone());
         Some(timeout)

@@ -221,6 +221,9 @@ impl Engine {
                     assembly.expected = 0;
                 }
                 let end = self.ends[node.index()];
+                if let Some(end) = end.filter(|end| end.incarnation == incarnation) {
+                    self.inbound.services.peer_gone((node, incarnation).into(), end.why);
+                }
                 // The next life may have joined already: whoever waits for any life waits for that one.
                 self.fabric.glance();
                 let is_succeeded = self.fabric.live(node).is_some();

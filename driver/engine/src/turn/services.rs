@@ -3,11 +3,12 @@
 use super::Engine;
 use crate::error::Error;
 use crate::message::outbound::OutState;
-use crate::message::service::{Class, Outbox, PeerId, Post, Pushed, Route};
+use crate::message::service::{Class, Outbox, PeerId, Post, Pushed, Route, is_of_program};
 use crate::sync::baton::Token;
 use crate::sync::op::Op;
 use doorbell_fabric::{NodeId, PacketKind, Priority, Push};
 use doorbell_shm::domain::PeerInbox;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 /// Packets of services have at least so many bytes.
@@ -50,6 +51,11 @@ impl Engine {
         self.inbound.services.find()
     }
 
+    /// A thread of the program may have changed the service of a class.
+    pub(crate) fn service_changed(&mut self, class: PacketKind) {
+        self.inbound.services.changed(class);
+    }
+
     /// The operation that ends when a service may have changed.
     pub(crate) fn await_service(&mut self, class: PacketKind) -> Option<Arc<Op>> {
         self.inbound.services.await_change(class)
@@ -61,8 +67,11 @@ impl Engine {
         let mut work = 0;
         for slot in 0..self.inbound.services.len() {
             if let Some((class, mut service)) = self.inbound.services.take_out(slot) {
-                work += service.progress(&mut Outbox::new(&mut Turn { engine: self, me, why: None }, class));
-                self.inbound.services.put_back(slot, service);
+                let turn = || service.progress(&mut Outbox::new(&mut Turn { engine: self, me, why: None }, class));
+                let done = catch_unwind(AssertUnwindSafe(turn));
+                self.inbound.services.put_back(slot, service, *done.as_ref().unwrap_or(&1));
+                // A service that panics stays, so that its handles say so again, and not that it is missing.
+                work += done.unwrap_or_else(|panic| resume_unwind(panic));
             }
         }
         work
@@ -73,7 +82,7 @@ impl Engine {
         for slot in 0..self.inbound.services.len() {
             if let Some((class, mut service)) = self.inbound.services.take_out_anyway(slot) {
                 service.farewell(&mut Outbox::new(&mut Turn { engine: self, me, why: None }, class));
-                self.inbound.services.put_back(slot, service);
+                self.inbound.services.put_back(slot, service, 1);
             }
         }
     }
@@ -129,9 +138,15 @@ impl Post for Turn<'_> {
     }
 
     fn push(&mut self, class: PacketKind, to: PeerId, priority: Priority, route: Route, tag: u64, bytes: &[u8]) -> Pushed {
-        let pushed = self.on_lane(to, priority, |state| match state.push_apart(class, route, tag, bytes) {
-            Push::Done => Ok(Pushed::Done),
-            Push::Full | Push::Down(_) => Err(Pushed::Full),
+        let pushed = self.on_lane(to, priority, |state| {
+            // A program may get this wrong. The services of this workspace make packets that fit.
+            if is_of_program(class) && state.region_bytes(route.link).is_some_and(|most| bytes.len() > most) {
+                return Ok(Pushed::TooLong);
+            }
+            match state.push_apart(class, route, tag, bytes) {
+                Push::Done => Ok(Pushed::Done),
+                Push::Full | Push::Down(_) => Err(Pushed::Full),
+            }
         });
         pushed.unwrap_or_else(|other| other)
     }

@@ -53,7 +53,14 @@ impl Service for Teams {
     }
 
     fn wants(&self) -> Wants {
-        if self.notes.is_empty() && self.active.is_empty() { Wants::Nothing } else { Wants::Turns }
+        let has_unsent = || self.active.iter().any(|core| core.apart().is_some_and(|apart| apart.wants()));
+        if !self.notes.is_empty() || has_unsent() {
+            Wants::Soon
+        } else if self.active.is_empty() {
+            Wants::Nothing
+        } else {
+            Wants::Turns
+        }
     }
 
     fn awaits(&self, peer: NodeId, priority: Priority) -> bool {

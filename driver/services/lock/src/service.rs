@@ -58,6 +58,8 @@ impl Locks {
             let others = || out.networked().into_iter().map(|peer| (peer.node.0, peer.incarnation.0)).collect();
             if let Err(reason) = self.registry.deal(received, &mut self.mail, others) {
                 out.condemn(node, reason);
+                // It is told at the end of this turn that the node is gone. Nothing more of that node counts in it.
+                self.mail.received.retain(|received| received.node != node);
             }
         }
         work
@@ -84,7 +86,7 @@ impl Service for Locks {
             match out.push((letter.node, letter.life).into(), Priority::High, letter.tag, &letter.bytes) {
                 Pushed::Full => at += 1,
                 // The end of that peer fails the operation that waits for the reply.
-                Pushed::Done | Pushed::Gone => {
+                Pushed::Done | Pushed::Gone | Pushed::TooLong => {
                     self.mail.remove(at);
                     work += 1;
                 }
