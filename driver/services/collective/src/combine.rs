@@ -1,4 +1,4 @@
-//! Reductions of vectors whose element type is forgotten elsewhere.
+//! Reductions of vectors as bytes: no other file knows the type of the elements.
 
 use super::reduction::Reduction;
 use super::value::Value;
@@ -28,7 +28,7 @@ pub trait Combine: Send {
 /// Combines elements of type `T` by a reduction.
 ///
 /// # Errors
-/// [`Error::Invalid`] for elements that are too large, or whose alignment is.
+/// [`Error::Invalid`] if the size or the alignment of the elements is too large.
 pub(super) fn by_elements<T: Value, R: Reduction<T>>(reduction: R) -> Result<Box<dyn Combine>> {
     let (size, align) = (size_of::<T>(), align_of::<T>());
     if size > ELEMENT_MAX {

@@ -1,4 +1,4 @@
-//! What a member knows of its team's channels: the turns that are under way, and the operations in them.
+//! The channels of a team, as one member knows them: the turns that are under way, and the operations in them.
 
 use super::exchange::{Exchange, Room};
 use super::memory::{Memory, View};

@@ -20,7 +20,7 @@ const ATTEMPTS_MAX: usize = 1024;
 struct Attempts {
     lineage: u64,
     latest: u32,
-    /// Each thread that forms such a team, and each such team, has a share of it.
+    /// Each team of the lineage has a share of it, and each thread that forms one.
     used: Weak<()>,
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A step of a member with a turn of a channel: see [`TeamBuilder::watch`](super::TeamBuilder::watch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ChannelEvent {
-    /// Which channel, from 0. Always 0 in a team whose operations go by the network.
+    /// The number of the channel, from 0. Always 0 in a team whose operations go by packets.
     pub channel: usize,
     /// Which turn of all channels, from 0 when the team was made: the same for all members.
     pub turn: u64,
@@ -65,7 +65,7 @@ impl fmt::Debug for Watch {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChannelStats {
-    /// Operations of which this member has its result.
+    /// Operations that have given this member its result.
     pub operations: u64,
     /// Turns of channels that were acquired at once.
     pub acquired: u64,
@@ -73,7 +73,7 @@ pub struct ChannelStats {
     pub queued: u64,
     /// Synchronisation points that were reached, and background synchronisations that were posted.
     pub synchronised: u64,
-    /// Turns of which a post of the others had said already that the channel is available.
+    /// Turns whose channel was known to be available from the posts of the others.
     pub foreseen: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Collectives of teams in which some members share no memory: who sends what to whom, and how the bytes get there.
+//! Collectives of teams in which some members share no memory: the messages between members, and how the bytes get there.
 //!
 //! 1. A [`Schedule`](schedule::Schedule) says, round by round, what one member does for one operation. It depends only on ranks, lengths, boxes and the
 //!    algorithm, so that a result is the same from run to run.

@@ -7,7 +7,7 @@ use super::streams::{Call, Failure, Streams};
 use crate::combine::Combine;
 use crate::span::Span;
 
-/// What a run is at.
+/// The state of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// It waits for the streams.
@@ -73,7 +73,7 @@ impl Run {
         &mut self.memory
     }
 
-    /// Goes on with what has come and was sent, up to the point where the application's reduction is called. The caller calls it, by
+    /// Goes on as far as messages have come and were sent, up to the point where the application's reduction has to run. For that the caller calls
     /// [`combine`](Self::combine), without the streams.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Who sends what to whom, in which order: pure functions of the operation, the ranks and the lengths.
+//! The messages between members, and their order: pure functions of the operation, the ranks and the lengths.
 //!
 //! All lengths and places are in elements.
 //!

@@ -137,7 +137,7 @@ impl Message {
         self.place.len() - self.done
     }
 
-    /// The next so many bytes.
+    /// The next `len` bytes.
     fn piece(&self, len: usize) -> Place {
         let start = self.place.range.start + self.done;
         Place { region: self.place.region, range: start..start + len }

@@ -78,3 +78,17 @@ fn a_member_that_leaps_does_not_make_the_others_condemn_each_other() {
         }
     }
 }
+
+#[test]
+fn counts_that_do_not_fit_the_vectors_are_refused() {
+    let node = Node::builder("counts").space(Space::heap()).join().unwrap();
+    let team = Team::builder(&node).form().unwrap();
+    let is_refused = |result: doorbell_engine::Result<()>| matches!(result, Err(Error::Invalid { .. }));
+    let mut two = [0; 2];
+    assert!(is_refused(team.gather_v(0, &[1], Some((&mut two, &[2])))));
+    assert!(is_refused(team.scatter_v(0, Some((&[1, 2], &[2])), &mut two[..1])));
+    assert!(is_refused(team.gather_v(0, &[1, 2], Some((&mut two, &[1, 1])))));
+    assert!(is_refused(team.gather_v(1, &[1, 2], Some((&mut two, &[2])))));
+    team.gather_v(0, &[1, 2], Some((&mut two, &[2]))).unwrap();
+    assert_eq!(two, [1, 2]);
+}

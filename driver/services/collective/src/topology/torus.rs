@@ -87,7 +87,7 @@ impl fmt::Display for Coordinates {
     }
 }
 
-/// Nodes in a mesh of three dimensions, in each of which the last one is joined to the first.
+/// Nodes in a mesh of three dimensions. In each dimension the last node is joined to the first.
 ///
 /// Ranks run along x first, then y, then z. An axis of extent 1 leads from a node to itself, and one of extent 2 to the same
 /// node both ways, as two links.
@@ -124,7 +124,7 @@ impl Torus {
         checked(nodes).map(|_| Self { extents: [x, y, z] })
     }
 
-    /// The torus of exactly `nodes` nodes whose farthest two are nearest: extents as equal as the factors of `nodes` allow, the
+    /// The torus of exactly `nodes` nodes with the shortest longest distance: its extents are as equal as the factors of `nodes` allow, the
     /// largest first. A prime number of nodes makes a ring.
     ///
     /// # Errors
@@ -168,7 +168,7 @@ impl Torus {
         (rank < self.nodes()).then(|| Coordinates::new(rank % x, rank / x % y, rank / (x * y)))
     }
 
-    /// Which rank is there; none if a coordinate is beyond its extent.
+    /// The rank at these coordinates; none if a coordinate is not below its extent.
     pub fn rank(&self, at: Coordinates) -> Option<usize> {
         let [x, y, z] = self.extents;
         (at.x < x && at.y < y && at.z < z).then(|| at.x + x * (at.y + y * at.z))
