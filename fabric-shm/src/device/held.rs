@@ -1,10 +1,9 @@
-//! The steps of receiving, which are done with the device's lock held.
+//! The device's lock, and the steps of receiving, which are done with the lock held.
 
-use super::words::{Header, Place, View, life_word};
-use super::{MOST, STORED_MOST};
+use super::STORED_MOST;
+use super::words::{Header, Place, View};
 use crate::keys::{OwnerId, Seen};
-use doorbell_fabric::sync::{AtomicU64, Ordering, planted_bug};
-use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_fabric::sync::{Ordering, planted_bug};
 use std::time::Duration;
 
 /// A place where an owner of the lock may die: a fault point, and in unit tests the end of a thread that was told to die there.
@@ -36,10 +35,6 @@ pub struct Counts {
     pub broken: u64,
 }
 
-/// How often messages that were not fetched are looked for, in nanoseconds.
-const SWEEP_EVERY: u64 = 25_000_000;
-/// How often a slot changes hands before its owners' numbers repeat.
-const GENERATIONS: u64 = (OwnerId::NUMBERS as usize / MOST) as u64;
 /// The longest sleep where a wake-up may be missed.
 const SLEEP_UNSURE: Duration = Duration::from_millis(1);
 
@@ -81,13 +76,9 @@ pub enum Moved {
     Stored(u32),
 }
 
-/// Receivers that were found dead: the slot, its owner, and the system's number of its thread.
-#[derive(Debug, Default)]
-pub struct Dead(Vec<(usize, u64, u64)>);
-
 /// The device's lock, held until this is dropped.
 pub struct Held<'a> {
-    view: View<'a>,
+    pub(super) view: View<'a>,
     me: OwnerId,
 }
 
@@ -228,7 +219,7 @@ impl<'a> Held<'a> {
     }
 
     /// The first valid header in the storage of a slot.
-    fn first_stored(&self, slot: usize) -> Option<Header> {
+    pub(super) fn first_stored(&self, slot: usize) -> Option<Header> {
         let words = &self.view.slots[slot];
         // Bounded, whatever another process writes there meanwhile.
         for _ in 0..=STORED_MOST {
@@ -296,7 +287,7 @@ impl<'a> Held<'a> {
     }
 
     /// Advances the scanned position of a lane to behind this message.
-    fn scanned(&self, header: &Header) {
+    pub(super) fn scanned(&self, header: &Header) {
         let words = &self.view.lanes[header.place.lane];
         words.scan.0.store(header.place.at.wrapping_add(header.lines()), Ordering::Release);
         if words.blocked.load(Ordering::Relaxed) != 0 {
@@ -307,12 +298,12 @@ impl<'a> Held<'a> {
     }
 
     #[cold]
-    fn wake_all(&self) {
+    pub(super) fn wake_all(&self) {
         self.view.slots.iter().for_each(|slot| slot.bell.wake());
     }
 
     /// Takes the message at this place. This store decides that it was received.
-    fn clear(&self, place: Place) {
+    pub(super) fn clear(&self, place: Place) {
         // Release: an heir that finds it cleared also finds it scanned.
         let order = if planted_bug("device-clear") { Ordering::Relaxed } else { Ordering::Release };
         self.view.line(place.lane, place.at).0[0].store(0, order);
@@ -321,7 +312,7 @@ impl<'a> Held<'a> {
     }
 
     /// Gives the room of taken messages at the beginning of a lane back to the sender.
-    fn trim(&self, lane: usize) {
+    pub(super) fn trim(&self, lane: usize) {
         let words = &self.view.lanes[lane];
         let (began, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
         let (all, mut taken) = (scan.wrapping_sub(began), 0);
@@ -348,7 +339,7 @@ impl<'a> Held<'a> {
 
     /// (f) Puts a header into the storage of its thread, and wakes the thread. False if there is no room: then the lane is
     /// blocked.
-    fn store(&self, header: Header, now: u64) -> bool {
+    pub(super) fn store(&self, header: Header, now: u64) -> bool {
         if !self.is_next(&header) {
             return false;
         }
@@ -369,7 +360,7 @@ impl<'a> Held<'a> {
         words.tail.load(Ordering::Relaxed).wrapping_sub(words.head.load(Ordering::Relaxed))
     }
 
-    fn push(&self, slot: usize, place: Place, now: u64, most: usize) -> bool {
+    pub(super) fn push(&self, slot: usize, place: Place, now: u64, most: usize) -> bool {
         if self.waiting(slot) >= most as u64 {
             return false;
         }
@@ -392,39 +383,7 @@ impl<'a> Held<'a> {
         false
     }
 
-    /// The slot of a thread, or a free one if it has none.
-    fn slot_for(&self, thread: u32) -> Option<usize> {
-        self.view.slot_of(thread).or_else(|| self.name_free(thread))
-    }
-
-    /// Whether a slot is for a thread id that no thread has.
-    fn is_strangers(&self, slot: usize) -> bool {
-        self.view.root.names.0[slot].load(Ordering::Relaxed) != 0 && self.view.slots[slot].owner.load(Ordering::Acquire) == 0
-    }
-
-    fn name_free(&self, thread: u32) -> Option<usize> {
-        let names = &self.view.root.names.0[..self.view.slots.len()];
-        let slot = names.iter().position(|name| name.load(Ordering::Relaxed) == 0)?;
-        names[slot].store(thread as u64 + 1, Ordering::Release);
-        Some(slot)
-    }
-
-    /// Frees a slot by dropping the messages for a thread id that no thread has. If there are several, those that have waited
-    /// longest.
-    fn evict(&self) {
-        let since = |slot: &usize| {
-            let words = &self.view.slots[*slot];
-            words.stored[words.head.load(Ordering::Relaxed) as usize % STORED_MOST][1].load(Ordering::Relaxed)
-        };
-        let Some(slot) = (0..self.view.slots.len()).filter(|slot| self.is_strangers(*slot)).min_by_key(since) else { return };
-        for _ in 0..STORED_MOST {
-            let Some(header) = self.first_stored(slot) else { break };
-            self.drop_stored(slot, &header);
-        }
-        self.view.root.names.0[slot].store(0, Ordering::Release);
-    }
-
-    fn drop_stored(&self, slot: usize, header: &Header) {
+    pub(super) fn drop_stored(&self, slot: usize, header: &Header) {
         self.clear(header.place);
         self.fetched(slot);
         self.dropped(header);
@@ -432,117 +391,14 @@ impl<'a> Held<'a> {
 
     /// Marks a lane as broken: nothing in it is used any more.
     #[cold]
-    fn give_up(&self, lane: usize) {
+    pub(super) fn give_up(&self, lane: usize) {
         if self.view.lanes[lane].broken.swap(1, Ordering::AcqRel) == 0 {
             self.count(Count::Broken, 1);
             self.view.lanes[lane].room.wake();
         }
     }
 
-    /// Rebuilds the storage after an owner of the lock died.
-    fn rebuild(&self) {
-        for slot in self.view.slots {
-            slot.head.store(slot.tail.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
-        for (lane, words) in self.view.lanes.iter().enumerate() {
-            let (read, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
-            let (all, mut walked) = (scan.wrapping_sub(read), 0);
-            if all > self.view.ring() {
-                self.give_up(lane);
-                continue;
-            }
-            while walked < all {
-                let place = Place { lane, at: read.wrapping_add(walked) };
-                let (Ok(found), Ok(extent)) = (self.view.header(place), self.view.extent(place)) else {
-                    self.give_up(lane);
-                    break;
-                };
-                // A taken message has a cleared packet.
-                if let Some(header) = found
-                    && !self.slot_for(header.thread).is_some_and(|slot| self.push(slot, place, 0, STORED_MOST))
-                {
-                    // Room is missing only for a message that the dead owner was about to drop.
-                    self.view.line(lane, place.at).0[0].store(0, Ordering::Relaxed);
-                    self.dropped(&header);
-                }
-                walked += extent.lines();
-            }
-            self.trim(lane);
-        }
-        self.wake_all();
-    }
-
-    /// Drops messages that were not fetched within `limit` nanoseconds, frees the slots of dead threads, and clears idle lanes.
-    /// Returns how many messages were dropped.
-    #[cold]
-    pub fn sweep(&self, now: u64, limit: u64, dead: &Dead) -> u64 {
-        self.view.root.swept.store(now, Ordering::Relaxed);
-        for &(slot, owner, tid) in &dead.0 {
-            let words = &self.view.slots[slot];
-            // A living thread may take over the value at this moment. The first of both to change the number wins.
-            if words.owner.load(Ordering::Acquire) == owner && self.view.move_tid(slot, tid, 0) {
-                words.owner.store(0, Ordering::Release);
-            }
-        }
-        let (mut dropped, mut moved) = (0, false);
-        for (slot, words) in self.view.slots.iter().enumerate() {
-            for _ in 0..STORED_MOST {
-                let Some(header) = self.first_stored(slot) else { break };
-                let when = &words.stored[words.head.load(Ordering::Relaxed) as usize % STORED_MOST][1];
-                let since = when.load(Ordering::Relaxed);
-                if since == 0 || since > now {
-                    when.store(now, Ordering::Relaxed);
-                    break;
-                }
-                if now - since < limit {
-                    break;
-                }
-                self.drop_stored(slot, &header);
-                dropped += 1;
-            }
-            if words.owner.load(Ordering::Acquire) == 0 && !self.view.has_stored(slot) {
-                self.view.root.names.0[slot].store(0, Ordering::Release);
-            }
-        }
-        for (lane, words) in self.view.lanes.iter().enumerate() {
-            let at = words.scan.0.load(Ordering::Relaxed);
-            let since = words.blocked.load(Ordering::Relaxed);
-            if since != 0
-                && let Ok(Some(header)) = self.view.header(Place { lane, at })
-            {
-                if since > now || now - since < limit {
-                    // There may be room by now.
-                    words.blocked.store(0, Ordering::Relaxed);
-                    if self.store(header, since) {
-                        moved = true;
-                    } else {
-                        words.blocked.store(since.min(now), Ordering::Relaxed);
-                    }
-                } else {
-                    self.scanned(&header);
-                    self.clear(header.place);
-                    self.dropped(&header);
-                    dropped += 1;
-                    moved = true;
-                }
-            }
-            let is_idle = || words.owner.load(Ordering::Acquire) == 0 && words.scan.0.load(Ordering::Relaxed) == words.written();
-            let bit = 1 << lane;
-            if is_idle() && self.view.root.busy.0.load(Ordering::Relaxed) & bit != 0 {
-                self.view.root.busy.0.fetch_and(!bit, Ordering::AcqRel);
-                if !is_idle() {
-                    // A sender took the lane meanwhile, and may have set the bit before it was cleared.
-                    self.view.root.busy.0.fetch_or(bit, Ordering::AcqRel);
-                }
-            }
-        }
-        if moved {
-            self.wake_all();
-        }
-        dropped
-    }
-
-    fn dropped(&self, header: &Header) {
+    pub(super) fn dropped(&self, header: &Header) {
         self.count(Count::Dropped, 1);
         self.count(Count::DroppedBytes, header.len as u64);
     }
@@ -569,40 +425,6 @@ impl<'a> Held<'a> {
             }
         }
     }
-
-    /// Makes a thread the receiver for a thread id. `tid` is the system's number of the thread. Returns its slot and its new
-    /// identification. `None` if the device serves as many threads as it can; the inner error is the owner that has the id.
-    pub fn attach(
-        &self,
-        thread: u32,
-        (node, life): (NodeId, Incarnation),
-        tid: u64,
-    ) -> Option<Result<(usize, OwnerId), OwnerId>> {
-        let slot = self.slot_for(thread).or_else(|| {
-            self.evict();
-            self.name_free(thread)
-        })?;
-        let words = &self.view.slots[slot];
-        if let Some(other) = OwnerId::from_bits(words.owner.load(Ordering::Acquire)) {
-            return Some(Err(other));
-        }
-        words.tid.store(tid, Ordering::Relaxed);
-        let owner = self.view.next_owner(slot, node, life);
-        words.owner.store(owner.bits(), Ordering::Release);
-        Some(Ok((slot, owner)))
-    }
-
-    /// Ends receiving by a slot, if `owner` still has it with this system thread. Stored messages wait for the next thread of
-    /// the id, up to the limit.
-    pub fn detach(&self, slot: usize, owner: OwnerId, tid: u64) {
-        let words = &self.view.slots[slot];
-        if words.owner.load(Ordering::Relaxed) == owner.bits() && self.view.move_tid(slot, tid, 0) {
-            words.owner.store(0, Ordering::Release);
-            if !self.view.has_stored(slot) {
-                self.view.root.names.0[slot].store(0, Ordering::Release);
-            }
-        }
-    }
 }
 
 impl Drop for Held<'_> {
@@ -620,65 +442,6 @@ impl View<'_> {
         self.root.lock.get()
     }
 
-    /// The system's number of the thread that has the lock by a slot. 0 if it has the lock without a slot, since its
-    /// identification contains the number, or if the slot has another owner by now.
-    pub fn tid_of(&self, owner: OwnerId) -> u64 {
-        let slot = if owner.is_users() { None } else { self.slots.get(owner.number() as usize % MOST) };
-        let slot = slot.filter(|slot| slot.owner.load(Ordering::Acquire) == owner.bits());
-        slot.map_or(0, |slot| slot.tid.load(Ordering::Relaxed))
-    }
-
-    /// The next owner's identification for a slot. It differs from those of former owners.
-    fn next_owner(&self, slot: usize, node: NodeId, life: Incarnation) -> OwnerId {
-        let generation = &self.slots[slot].generation;
-        let next = generation.load(Ordering::Relaxed).wrapping_add(1) % GENERATIONS;
-        generation.store(next, Ordering::Relaxed);
-        OwnerId::thread(node, life, (next as usize * MOST + slot) as u32)
-    }
-
-    /// Receivers that are dead according to `lives`, which gets the owner and the system's number of its thread. Call it
-    /// without the lock, since it makes system calls. The slot `me` is skipped.
-    pub fn dead(&self, me: Option<usize>, lives: impl Fn(OwnerId, u64) -> bool) -> Dead {
-        let dead = |slot: usize| {
-            let words = &self.slots[slot];
-            let owner = OwnerId::from_bits(words.owner.load(Ordering::Acquire))?;
-            let tid = words.tid.load(Ordering::Relaxed);
-            // An owner without a thread: the thread that removed the number died before it removed the owner.
-            (Some(slot) != me && (tid == 0 || !lives(owner, tid))).then_some((slot, owner.bits(), tid))
-        };
-        Dead((0..self.slots.len()).filter_map(dead).collect())
-    }
-
-    /// Whether the last [sweep](Held::sweep) is some time ago. One load.
-    pub fn is_sweep_due(&self, now: u64) -> bool {
-        now.wrapping_sub(self.root.swept.load(Ordering::Relaxed)) >= SWEEP_EVERY
-    }
-
-    /// Whether the device was removed. One load.
-    pub fn has_ended(&self) -> bool {
-        self.root.ended.0.load(Ordering::Relaxed) != 0
-    }
-
-    /// Marks the device as removed, for the senders. Call it under the domain's lock file.
-    pub fn end(&self) {
-        self.root.ended.0.store(1, Ordering::Release);
-    }
-
-    /// Has the system thread `tid` receive by the slot of `me` from now on, in place of `former`. Returns its new
-    /// identification. `None` if the former thread was taken for dead meanwhile: then the slot may be another's.
-    pub fn move_to(&self, slot: usize, me: OwnerId, former: u64, tid: u64) -> Option<OwnerId> {
-        if self.slots[slot].owner.load(Ordering::Acquire) != me.bits() || !self.move_tid(slot, former, tid) {
-            return None;
-        }
-        let owner = self.next_owner(slot, me.node(), me.life());
-        self.slots[slot].owner.store(owner.bits(), Ordering::Release);
-        Some(owner)
-    }
-
-    fn move_tid(&self, slot: usize, former: u64, tid: u64) -> bool {
-        self.slots[slot].tid.compare_exchange(former, tid, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-    }
-
     /// Sleeps until a thread has something to do at the device, for `timeout` at most. May return early.
     pub fn await_message(&self, slot: usize, thread: u32, timeout: Duration) {
         let bell = &self.slots[slot].bell;
@@ -688,47 +451,5 @@ impl View<'_> {
             bell.sleep(timeout);
         }
         bell.disarm();
-    }
-
-    /// The holder of the port: the process that serves the device to the network.
-    pub fn port(&self) -> Option<(NodeId, Incarnation)> {
-        let word = self.root.port.0.load(Ordering::Acquire);
-        (word != 0).then_some((NodeId((word >> 32) as u16), Incarnation(word as u32)))
-    }
-
-    /// Takes the port from `former`, which died or left, or takes a free one. Returns whether the caller holds it.
-    pub fn take_port(&self, former: Option<(NodeId, Incarnation)>, me: (NodeId, Incarnation)) -> bool {
-        let [former, me] = [former, Some(me)].map(|who| who.map_or(0, |(node, life)| life_word(node, life)));
-        self.root.port.0.compare_exchange(former, me, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }
-
-    /// Gives the port up, if the caller holds it.
-    pub fn leave_port(&self, me: (NodeId, Incarnation)) {
-        let _ = self.root.port.0.compare_exchange(life_word(me.0, me.1), 0, Ordering::AcqRel, Ordering::Relaxed);
-    }
-
-    /// The attached processes.
-    pub fn attached(&self) -> impl Iterator<Item = (NodeId, Incarnation)> + '_ {
-        let words = self.root.attached.0.iter().map(|word| word.load(Ordering::Acquire));
-        words.filter(|word| *word != 0).map(|word| (NodeId((word >> 32) as u16), Incarnation(word as u32)))
-    }
-
-    /// Enters a process as attached, in a free place or in that of a dead one. False if there is no room. Call it under the
-    /// domain's lock file.
-    pub fn enter(&self, me: (NodeId, Incarnation), lives: impl Fn(NodeId, Incarnation) -> bool) -> bool {
-        let free = |word: &&AtomicU64| {
-            let was = word.load(Ordering::Acquire);
-            was == 0 || !lives(NodeId((was >> 32) as u16), Incarnation(was as u32))
-        };
-        let entry = self.root.attached.0.iter().find(free);
-        entry.map(|word| word.store(life_word(me.0, me.1), Ordering::Release)).is_some()
-    }
-
-    /// Removes one entry of a process. Call it under the domain's lock file.
-    pub fn quit(&self, me: (NodeId, Incarnation)) {
-        let word = life_word(me.0, me.1);
-        if let Some(entry) = self.root.attached.0.iter().find(|entry| entry.load(Ordering::Relaxed) == word) {
-            entry.store(0, Ordering::Release);
-        }
     }
 }

@@ -18,23 +18,27 @@
 //! **Trust.** Any process that may attach or send can write anything here. It can lose messages of this device, and delay
 //! waiting threads up to their deadlines. Every index and length is checked before it is used, and every walk is bounded.
 
+mod cleaning;
 #[cfg(not(loom))]
 mod facts;
 mod held;
 mod lane;
 #[cfg(all(test, loom))]
 mod loom_tests;
+mod processes;
+mod receivers;
 #[cfg(all(test, not(loom)))]
 mod tests;
 #[cfg(not(loom))]
 mod who;
 mod words;
 
+pub use cleaning::Dead;
 #[cfg(not(loom))]
 pub use facts::{DeviceFacts, LaneFacts, ThreadFacts};
 #[cfg(not(loom))]
 pub(crate) use facts::{facts, head_bytes_most};
-pub use held::{Counts, Dead, Held, Moved, Received};
+pub use held::{Counts, Held, Moved, Received};
 pub use lane::{Client, NoWrite, Writer};
 #[cfg(not(loom))]
 pub use who::{has_ended, has_no_thread, this_thread};
