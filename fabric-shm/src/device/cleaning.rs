@@ -1,4 +1,4 @@
-//! What the next owner of the lock puts right: the storage after a death, messages that were not fetched, and dead receivers.
+//! Repairs by the owner of the lock: of the storage after a death, of messages that were not fetched, of dead receivers' slots.
 
 use super::STORED_MOST;
 use super::held::Held;
