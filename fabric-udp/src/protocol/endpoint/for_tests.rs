@@ -1,0 +1,55 @@
+//! Questions to an endpoint that only tests and the simulator may ask.
+
+use super::Endpoint;
+use crate::protocol::handshake::{COOKIE, DomainSecret, Hello};
+use crate::protocol::session::Session;
+use crate::protocol::{SessionId, Time};
+use std::net::SocketAddr;
+
+impl Endpoint {
+    /// The name by which the other end knows a session.
+    pub(crate) fn named_there(&self, session: SessionId) -> Option<u32> {
+        self.sessions.peek(session).map(Session::named_there)
+    }
+
+    /// Whether the session with this name has ended or never existed.
+    pub(crate) fn is_over(&self, name: u32) -> bool {
+        self.sessions.at(usize::from(name as u16)).is_none_or(|session| session.id.0 as u32 != name || session.over.is_some())
+    }
+
+    /// The number of slots ever used.
+    pub(crate) fn places(&self) -> usize {
+        self.sessions.places()
+    }
+
+    /// The number of sessions and attempts.
+    pub(crate) fn occupied(&self) -> usize {
+        self.sessions.occupied()
+    }
+
+    /// Forges a datagram of an existing session, with this body and perhaps this number, that no endpoint would send.
+    pub(crate) fn forge(&mut self, now: Time, session: SessionId, number: Option<u64>, body: &[u8]) -> Vec<u8> {
+        self.sessions.live(session).expect("a session").1.forge(now, number, body)
+    }
+
+    /// The number of records of sent datagrams that a session keeps, and of the items that these carried.
+    #[cfg(test)]
+    pub(crate) fn records(&self, session: SessionId) -> Option<(usize, usize)> {
+        self.sessions.peek(session).map(Session::records)
+    }
+
+    /// The number of waiting answers, requests and events.
+    pub(crate) fn waiting(&self) -> (usize, usize, usize) {
+        (self.answers.len(), self.requests.len(), self.events.len())
+    }
+
+    /// The cookie that answers a Hello.
+    pub(crate) fn cookie(&self, now: Time, from: SocketAddr, hello: &Hello) -> [u8; COOKIE] {
+        self.cookies.bake(now.nanos(), from, hello)
+    }
+
+    /// The domain's secret, for proofs of datagrams that no endpoint would send.
+    pub(crate) fn secret(&self) -> &DomainSecret {
+        &self.secret
+    }
+}
