@@ -1,4 +1,4 @@
-//! How a node joins.
+//! How a node joins a domain.
 
 use super::Node;
 use crate::Result;
@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a node will be. Made by [`Node::builder`]; nothing happens before [`join`](Self::join).
+/// The settings of a node that has not joined yet. [`Node::builder`] makes one; nothing happens before [`join`](Self::join).
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens before join()"]
 pub struct NodeBuilder {
@@ -56,7 +56,7 @@ pub struct NodeBuilder {
     services: Installs,
 }
 
-/// How services of the program are installed in the node.
+/// The functions that install the program's services in the node.
 #[derive(Clone, Default)]
 struct Installs(Vec<Arc<Install>>);
 
@@ -68,7 +68,7 @@ impl std::fmt::Debug for Installs {
     }
 }
 
-/// Ids that a node asks for in vain, as others of its machine have them, before it gives up.
+/// How many ids a node asks for, each already taken by another node of its machine, before it gives up.
 const GRANTS_MAX: usize = 64;
 
 impl NodeBuilder {
@@ -97,7 +97,7 @@ impl NodeBuilder {
         }
     }
 
-    /// As the environment says: see [`Node::from_env`]. What is set on the builder afterwards counts more.
+    /// A builder with the settings of the environment: see [`Node::from_env`]. Later calls on the builder override them.
     ///
     /// # Errors
     /// [`Error::Invalid`] names the variable that is missing or malformed.
@@ -125,33 +125,33 @@ impl NodeBuilder {
         Ok(builder)
     }
 
-    /// What the node is to its domain. A host if nothing is said.
+    /// The node's role in its domain. The default is a host.
     pub fn role(mut self, role: Role) -> Self {
         self.role = role;
         self
     }
 
-    /// Which node to be; the lowest free one if nothing is said.
+    /// The node's id. The default is the lowest free one.
     pub fn id(mut self, id: impl Into<NodeId>) -> Self {
         self.id = Some(id.into());
         self
     }
 
-    /// A word for people, shown by `doorbell ls`: 31 bytes at most.
+    /// A label for people, shown by `doorbell ls`: 31 bytes at most.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = label.into();
         self
     }
 
-    /// How many nodes the domain can have, from 2 to 1024; 16 if nothing is said. Counts for the node that creates the
-    /// domain. Each node's inbox holds lanes for this many.
+    /// How many nodes the domain can have, from 2 to 1024. The default is 16. Only the node that creates the domain decides
+    /// this. Each node's inbox reserves lanes for this many nodes.
     pub fn max_nodes(mut self, count: usize) -> Self {
         self.max_nodes = count;
         self
     }
 
-    /// How large the lanes of the domain are. Counts for the node that creates the domain; over a network, where lanes hold a MiB if
-    /// nothing is said, for each node's own.
+    /// The size of the domain's lanes. In shared memory the node that creates the domain decides it. On a network each node
+    /// decides the size of its own lanes; the default there is one MiB.
     pub fn lanes(mut self, lanes: LaneGeometry) -> Self {
         self.lanes = lanes;
         let most = lanes.data_bytes.into_iter().max().unwrap_or(0);
@@ -159,7 +159,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Who turns the engine.
+    /// Which thread turns the engine.
     pub fn progress(mut self, progress: Progress) -> Self {
         self.progress = progress;
         self
@@ -171,63 +171,65 @@ impl NodeBuilder {
         self
     }
 
-    /// How many bytes of messages that nobody has asked for this node keeps; 64 MiB if nothing is said. Beyond it senders
-    /// find their lanes full, and a receive does not see what lies behind a message that found no room: ask for that one first.
+    /// The most bytes of unmatched messages that this node keeps. The default is 64 MiB. Beyond the limit, senders find their
+    /// lanes full. A message that finds no room stays in its lane, and a receive does not see the messages behind it: receive
+    /// that message first.
     pub fn pool_bytes(mut self, bytes: usize) -> Self {
         self.pool_bytes = bytes;
         self
     }
 
-    /// The most bytes of shared memory that this node takes for what it lends; 64 MiB if nothing is said. None is taken before
-    /// the first loan, then a MiB, and more as it is needed: each time as much as there was, or four times the loan if that is
-    /// more. It is given back when the node leaves.
+    /// The most bytes of shared memory that this node takes for loans. The default is 64 MiB. The first loan takes one MiB.
+    /// Each time more is needed, the node takes as much again as it has, or four times the loan if that is more. It gives the
+    /// memory back when it leaves.
     pub fn loan_bytes(mut self, limit: usize) -> Self {
         self.loan_bytes = limit;
         self
     }
 
-    /// How much shared memory this node takes at most for rings of 4 MiB by which long messages in private memory go to their targets
-    /// where the kernel's copy is dear; 16 MiB if nothing is said. A ring is made when a target gets its second long message, if less than
-    /// an eighth of the free memory is enough for it; targets for which there is none get theirs through the lane's own, smaller ring.
+    /// The most bytes of shared memory that this node takes for bulk rings. The default is 16 MiB. A bulk ring has 4 MiB and
+    /// carries long messages in private memory to one target, where a copy by the kernel would be slower. A target gets a ring
+    /// with its second long message, provided that the ring takes less than an eighth of the free memory. Without a ring, such
+    /// messages take the lane's own, smaller ring.
     pub fn bulk_bytes(mut self, limit: usize) -> Self {
         self.bulk_bytes = limit;
         self
     }
 
-    /// Who copies large messages: see [`enum@Copy`].
+    /// Which side copies large messages: see [`enum@Copy`].
     pub fn copy(mut self, copy: Copy) -> Self {
         self.copy = copy;
         self
     }
 
-    /// Whether memory FIFOs of what this node sends begin at the high end of a buffer, and direct puts at its low end. It is the
-    /// other way round if nothing is said; nothing depends on it but the order in which bytes arrive.
+    /// If true, the memory FIFO of a message that this node sends begins at the high end of the buffer, and direct puts begin
+    /// at the low end. The default is the other way round. Only the order in which bytes arrive depends on it.
     pub fn fifo_from_high(mut self, from_high: bool) -> Self {
         self.fifo_from_high = from_high;
         self
     }
 
-    /// How long to wait for other processes that join or leave at this moment; ten seconds if nothing is said.
+    /// The timeout for other processes that are joining or leaving when this node joins. The default is ten seconds.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Where the segments live: [`Space::posix`] (`/dev/shm`) if nothing is said; [`Space::heap`] for tests within one
-    /// process.
+    /// Where the segments are. The default is [`Space::posix`] (`/dev/shm`). Use [`Space::heap`] for tests within one process.
     pub fn space(mut self, space: Space) -> Self {
         self.space = space;
         self
     }
 
-    /// Has the node take part in a network, and others find it at this UDP address; port 0 is any that is free
-    /// ([`Node::address`] says which). Nodes that are not told one have whatever port is free.
+    /// Has the node take part in a network and listen at this UDP address. Port 0 means any free port; [`Node::address`] tells
+    /// which. A networked node without such an address uses any free port.
     ///
-    /// May be said up to four times, for a node with several network interfaces: nodes tell each other their addresses, and a conversation whose
-    /// path is cut goes on by another, well before the other node would count as [dead](Self::dead_after). A conversation uses one path at a time; there
-    /// is one for each link where both nodes have several, and [modes](crate::mode) choose among them.
+    /// Call this up to four times for a node with several network interfaces. Nodes tell each other their addresses. A
+    /// conversation uses one path at a time. If its path is cut, it continues on another path well before the other node counts
+    /// as [dead](Self::dead_after). Where both nodes have several interfaces, each link has a conversation of its own, and
+    /// [modes](crate::mode) choose among the links.
     ///
-    /// Where others than this machine could reach the address the domain needs a [key](Self::key_file).
+    /// The domain needs a [key](Self::key_file) if other machines can reach the address.
     ///
     /// ```
     /// # use doorbell::{FabricKind, Match, Node};
@@ -246,87 +248,90 @@ impl NodeBuilder {
         self
     }
 
-    /// Has the node take part in a network by way of a node at this UDP address, which has to answer before it has joined: within the
-    /// [patience](Self::patience). May be said several times. That node tells of the others; and the first of them
-    /// gives this node its id, the highest that is free, unless [`id`](Self::id) says one. Let all nodes connect to the same first
-    /// one, then no two get one id.
+    /// Has the node take part in a network through a node at this UDP address. That node must answer within the
+    /// [timeout](Self::patience), or joining fails. May be called several times. The answering nodes name the other nodes. The
+    /// first of them gives this node its id, the highest free one, unless [`id`](Self::id) sets it. Let all nodes connect to
+    /// the same first node, so that no two nodes get the same id.
     pub fn connect(mut self, address: SocketAddr) -> Self {
         self.udp.connect.push(address);
         self
     }
 
-    /// Has the node look for another at this UDP address, now and every few seconds: it need not be there. May be said several times. Nodes
-    /// that all [listen](Self::listen) at known addresses and seek each other need no first one, but ids of their own.
+    /// Has the node look for another node at this UDP address, now and every few seconds. Joining does not wait for an answer.
+    /// May be called several times. If all nodes [listen](Self::listen) at known addresses and seek each other, no node has to
+    /// be first, but each needs an [`id`](Self::id) of its own.
     pub fn seek(mut self, address: SocketAddr) -> Self {
         self.udp.seek.push(address);
         self
     }
 
-    /// The file with the key that all nodes of the domain share: 32 bytes, or 64 hexadecimal digits, which only its owner may read. With a
-    /// key every conversation over the network is authenticated and encrypted; without, only the loopback interface is used.
+    /// The file with the key that all nodes of the domain share: 32 bytes, or 64 hexadecimal digits. Only the file's owner may
+    /// have access to it. With a key, every conversation over the network is authenticated and encrypted. Without a key, only
+    /// the loopback interface is used.
     ///
     /// # Errors
-    /// [`Error::Udp`]: it can't be read, others can read it, or it holds something else.
+    /// [`Error::Udp`]: the file can't be read, other users can read it, or its content is not a key.
     pub fn key_file(mut self, path: impl AsRef<Path>) -> Result<Self> {
         self.udp.key = Some(read_key(path.as_ref())?);
         Ok(self)
     }
 
-    /// The key itself.
+    /// The key itself: see [`key_file`](Self::key_file).
     pub fn key(mut self, key: [u8; 32]) -> Self {
         self.udp.key = Some(DomainKey(key));
         self
     }
 
-    /// Which fabrics to use: by default shared memory where there is any, and else the network.
+    /// Which fabrics to use. The default is shared memory where both nodes share it, and the network otherwise.
     pub fn fabric(mut self, fabric: FabricKind) -> Self {
         self.fabric = fabric;
         self
     }
 
-    /// How to wait for datagrams: by io_uring, or by `ppoll` and a second thread. By default by io_uring where it can be had. Plain calls of the
-    /// socket send and receive the datagrams in any case.
+    /// How the node waits for datagrams: through io_uring, or through `ppoll` and a second thread. The default is io_uring if
+    /// the machine allows it. Either way, plain socket calls send and receive the datagrams.
     pub fn udp_port(mut self, kind: PortKind) -> Self {
         self.udp.port = kind;
         self
     }
 
-    /// After what silence a node on the network counts as dead; a second if nothing is said.
+    /// How long a node on the network must be silent before it counts as dead. The default is one second.
     pub fn dead_after(mut self, silence: Duration) -> Self {
         self.udp.dead_after = silence;
         self
     }
 
-    /// Has a policy decide by which fabric, link and protocol each message goes: see [`mode`](crate::mode). Without one, what a call asks for is
-    /// done, and a message that asks for nothing takes the shortest path. With one, every send enters the engine: from within
-    /// [`recv_with`](Node::recv_with) it returns [`Error::Reentrant`].
+    /// Sets the policy that chooses the fabric, link and protocol of each message: see [`mode`](crate::mode). Without a policy,
+    /// a call gets the mode that it requests, and a message without a request takes the shortest path. With a policy, every
+    /// send enters the engine, so a send from within [`recv_with`](Node::recv_with) returns [`Error::Reentrant`].
     pub fn policy(mut self, policy: impl Policy + 'static) -> Self {
         self.modes.policy = Some(Arc::new(policy));
         self
     }
 
-    /// What a call of this node asks for that asks for nothing: all of it, or the parts that the call leaves open.
+    /// The default mode for one kind of call. It applies to each part of the mode that a call does not request.
     pub fn default_mode(mut self, call: Call, mode: ModeRequest) -> Self {
         self.modes.defaults[call as usize] = mode;
         self
     }
 
-    /// Whether the node has a DMA engine of its own; it has one if nothing is said. Without, it puts nothing into the memory of others by itself:
-    /// it asks them by message to fetch what it sends (remote get). What nobody can fetch goes through the lanes.
+    /// Whether the node has a DMA engine of its own. The default is true. A node without one puts nothing into the memory of
+    /// other nodes: it sends them a message that asks them to fetch its data (remote get). Data that no node can fetch goes
+    /// through the lanes.
     pub fn engine(mut self, has_engine: bool) -> Self {
         self.modes.has_engine = has_engine;
         self
     }
 
-    /// Seeded faults in the lanes, for tests.
+    /// Faults injected into the lanes from a seed, for tests.
     pub fn faults(mut self, faults: Faults) -> Self {
         self.faults = Some(faults);
         self
     }
 
-    /// Has the node carry a service of the program, which [`ServiceHandle`](super::ServiceHandle) reaches. `make` makes it when the node joins, which fails with
-    /// [`Error::Invalid`] if there is another service for packets of its class. The service gets its packets while threads wait in calls of the node. At other times the poller turns it, and wakes some
-    /// hundred times a second for that; a node under [`Progress::Inline`] has no poller.
+    /// Installs a service of the program in the node. [`ServiceHandle`](super::ServiceHandle) reaches it. [`join`](Self::join)
+    /// calls `make`, and fails with [`Error::Invalid`] if another service has packets of this class. The service gets its
+    /// packets while threads wait in calls of the node. At other times the poller serves it, except under [`Progress::Inline`].
     pub fn service<S: Class>(mut self, make: impl Fn() -> S + Send + Sync + 'static) -> Self {
         self.services.0.push(Arc::new(move |shared: &Arc<Shared>| {
             if !is_of_program(S::CLASS) {
@@ -342,22 +347,23 @@ impl NodeBuilder {
         self
     }
 
-    /// Joins the domain, and creates it if nobody is there. Control path: files are made and mapped, some milliseconds; on a network
-    /// until those answered that have to.
+    /// Joins the domain, and creates it if no node is attached. This is a slow call: it creates and maps files, which takes
+    /// some milliseconds. On a network it waits until the nodes that it [connects](Self::connect) to have answered.
     ///
     /// # Errors
-    /// [`Error::Shm`]: the name is malformed, the id is taken, the domain is full or of another layout, there is no room in
-    /// `/dev/shm`, or others did not finish joining or leaving within the patience. [`Error::Udp`]: the address can't be had, there is no key
-    /// where one is needed, nobody answers, or whoever does refuses this node. [`Error::Invalid`]: [`FabricKind::Udp`] without a network.
+    /// [`Error::Shm`]: the name is malformed, the id is taken, the domain is full or has another layout, `/dev/shm` has no
+    /// room, or other nodes did not finish joining or leaving within the [timeout](Self::patience). [`Error::Udp`]: the address
+    /// can't be used, a key is needed and missing, no node answers, or a node that answers refuses this one.
+    /// [`Error::Invalid`]: [`FabricKind::Udp`] was set without a network.
     pub fn join(mut self) -> Result<Node> {
         let deadline = world::now() + self.patience.min(Duration::from_secs(1 << 30));
         let is_networked = self.udp.is_used() && self.fabric != FabricKind::Shm;
         if self.fabric == FabricKind::Udp {
             if !is_networked {
-                let what = "the network alone is no way to others as long as none is named: say where to listen, to whom to connect, or both";
+                let what = "the network alone reaches no other node unless an address is given: call listen, connect, or both";
                 return Err(Error::Invalid { what: what.into() });
             }
-            // An island of its own: it shares memory with nobody.
+            // The node shares memory with no other.
             self.space = Space::heap();
         }
         let membership = if is_networked { self.join_networked(deadline)? } else { self.join_here(deadline)? };
@@ -401,7 +407,7 @@ impl NodeBuilder {
         })?)
     }
 
-    /// Joins with an id that the node gives which it connects to first, if it was told none.
+    /// Joins. If the node was given no id, it uses the one that the first node it connects to assigns.
     fn join_networked(&mut self, deadline: Instant) -> Result<Membership> {
         if self.id.is_some() || self.udp.connect.is_empty() {
             return self.join_here(deadline);
@@ -412,7 +418,7 @@ impl NodeBuilder {
             let grant = ask(&self.domain, &about, &taken, &self.udp, deadline)?;
             (self.id, self.max_nodes) = (Some(grant.node), grant.max_nodes);
             match self.join_here(deadline) {
-                // By one that joined without asking.
+                // The id belongs to a node that joined without asking for one.
                 Err(Error::Shm(error)) if matches!(*error, ShmError::IdTaken { .. }) && taken.len() < GRANTS_MAX => {
                     taken.push(grant.node);
                 }
@@ -429,7 +435,8 @@ impl NodeBuilder {
     }
 }
 
-/// An incarnation that no earlier life of any node of this machine had, as far as the clock goes forward: milliseconds of the last 24 days.
+/// An incarnation that no earlier node of this machine had, provided that the clock was not set back: milliseconds, repeating
+/// after 24 days.
 fn next_life() -> Incarnation {
     static LATEST: AtomicU32 = AtomicU32::new(0);
     let now = world::since_epoch().as_millis() as u32 & 0x7fff_ffff;
@@ -437,7 +444,7 @@ fn next_life() -> Incarnation {
     Incarnation(before.map_or(now, |latest| now.max(latest.wrapping_add(1))))
 }
 
-/// Addresses, with commas between them.
+/// Addresses, separated by commas.
 #[derive(Default)]
 struct Addresses(Vec<SocketAddr>);
 
@@ -449,7 +456,7 @@ impl FromStr for Addresses {
     }
 }
 
-/// A variable of the environment, if it is set.
+/// The value of an environment variable, if it is set.
 fn env<T: FromStr<Err: std::fmt::Display>>(name: &str) -> Result<Option<T>> {
     match std::env::var(name) {
         Ok(word) => match word.parse() {
@@ -464,20 +471,20 @@ fn env<T: FromStr<Err: std::fmt::Display>>(name: &str) -> Result<Option<T>> {
 }
 
 impl Node {
-    /// Begins to join a domain. Nothing happens before [`NodeBuilder::join`].
+    /// Settings for a node of this domain. Nothing happens before [`NodeBuilder::join`].
     ///
-    /// Names have 1 to 64 characters out of `A-Z a-z 0-9 _ -`.
+    /// The name of a domain has 1 to 64 characters of `A-Z a-z 0-9 _ -`.
     pub fn builder(domain: impl Into<String>) -> NodeBuilder {
         NodeBuilder::new(domain.into())
     }
 
-    /// Joins as the environment says that `doorbell run` sets: `DOORBELL_DOMAIN`, and if set `DOORBELL_NODE`,
-    /// `DOORBELL_NODES` (how many there will be), `DOORBELL_ROLE`, `DOORBELL_PROGRESS`, `DOORBELL_WAIT`, `DOORBELL_COPY`; and for a network
-    /// `DOORBELL_LISTEN`, `DOORBELL_CONNECT`, `DOORBELL_SEEK` (addresses, with commas between them), `DOORBELL_KEY_FILE`, `DOORBELL_FABRIC`
-    /// (auto, shm or udp) and `DOORBELL_PORT` (auto, io_uring or plain).
+    /// Joins with the settings in the environment, which `doorbell run` sets. `DOORBELL_DOMAIN` is required. Optional are
+    /// `DOORBELL_NODE`, `DOORBELL_NODES` (how many nodes there will be), `DOORBELL_ROLE`, `DOORBELL_PROGRESS`, `DOORBELL_WAIT`
+    /// and `DOORBELL_COPY`; for a network `DOORBELL_LISTEN`, `DOORBELL_CONNECT`, `DOORBELL_SEEK` (addresses, separated by
+    /// commas), `DOORBELL_KEY_FILE`, `DOORBELL_FABRIC` (auto, shm or udp) and `DOORBELL_PORT` (auto, io_uring or plain).
     ///
     /// # Errors
-    /// [`Error::Invalid`] names the variable that is missing or malformed.
+    /// [`Error::Invalid`] names the variable that is missing or malformed. Otherwise as [`NodeBuilder::join`].
     pub fn from_env() -> Result<Node> {
         NodeBuilder::from_env()?.join()
     }

@@ -1,4 +1,4 @@
-//! Calls that may have to wait, for tasks: a thread of the node waits in their place.
+//! Put and get for asynchronous tasks: a thread of the blocking pool does the work that may wait.
 
 use super::Node;
 use crate::Result;
@@ -11,10 +11,10 @@ use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
-/// Bytes that a task copies by itself where memory is shared: some 50 µs.
+/// The most bytes that a task copies by itself where memory is shared: some 50 µs.
 const BY_ITSELF: usize = 1 << 20;
 
-/// What a thread of the node does for a task.
+/// A job that the blocking pool does for a task.
 struct Clerked<T> {
     begun: Begun,
     op: Arc<Op>,
@@ -22,7 +22,7 @@ struct Clerked<T> {
 }
 
 impl<T: Send + 'static> Clerked<T> {
-    /// Has `job` done.
+    /// Hands `job` to the blocking pool.
     fn begin(node: &Node, job: impl FnOnce() -> T + Send + 'static) -> Self {
         let (op, answer) = (Op::new(), Arc::new(Mutex::new(None)));
         let this = Self { begun: Begun::new(&node.shared), op: op.clone(), answer: answer.clone() };
@@ -35,14 +35,14 @@ impl<T: Send + 'static> Clerked<T> {
         this
     }
 
-    /// Its answer. `None`: the thread panicked, or there was none.
+    /// The job's result. `None`: the thread panicked, or there was no thread.
     async fn answer(self) -> Option<T> {
         poll_fn(|context| if self.begun.0.poll_op(&self.op, context) { Poll::Ready(()) } else { Poll::Pending }).await;
         self.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-/// Ends the wait for a job when that is over, though it panicked or was never begun.
+/// Ends the wait for a job when the job is dropped: after it ran, after a panic, or before it ever began.
 struct Finish(Arc<Op>);
 
 impl Drop for Finish {
@@ -52,11 +52,12 @@ impl Drop for Finish {
 }
 
 impl Node {
-    /// As [`put`](Self::put), for tasks: gives the elements back, and says how it went. Up to 1 MiB to a node that shares memory is copied at once; else a thread of the
-    /// node does it. If the future is dropped the put may take place all the same.
+    /// As [`put`](Self::put), for asynchronous tasks. Returns the elements and the result. Up to 1 MiB to a node that shares
+    /// memory is copied at once; otherwise a thread of the node does the work. If the future is dropped, the put may still take
+    /// place.
     ///
     /// # Errors
-    /// As `put`.
+    /// As [`put`](Self::put).
     pub async fn put_async<T: Plain + Send + 'static, B>(&self, from: B, to: Key<T, ReadWrite>) -> (B, Result<()>)
     where
         B: AsRef<[T]> + Send + 'static,
@@ -69,10 +70,11 @@ impl Node {
         self.by_clerk(from, move |from| node.put(from.as_ref(), to)).await
     }
 
-    /// As [`get`](Self::get), for tasks: gives the place for the elements back, and says how it went. As [`put_async`](Self::put_async).
+    /// As [`get`](Self::get), for asynchronous tasks. Returns the buffer and the result. The same sizes as with
+    /// [`put_async`](Self::put_async) are copied at once.
     ///
     /// # Errors
-    /// As `get`.
+    /// As [`get`](Self::get).
     pub async fn get_async<T: Plain + Send + 'static, A: Access + Send + 'static, B>(
         &self,
         from: Key<T, A>,
@@ -98,7 +100,7 @@ impl Node {
         buffer: B,
         job: impl FnOnce(&mut B) -> Result<()> + Send + 'static,
     ) -> (B, Result<()>) {
-        // What the thread has while it works; comes back even if it panics.
+        // The thread's result goes here, even if the thread panics.
         let place = Arc::new(Mutex::new(Some(buffer)));
         let theirs = place.clone();
         let done = Clerked::begin(self, move || {

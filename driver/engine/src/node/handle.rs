@@ -15,20 +15,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// One attached process of a domain: joins with [`Node::builder`], leaves when the last clone is dropped.
+/// One attached process of a domain. [`Node::builder`] makes it; it leaves the domain when the last clone is dropped.
 ///
-/// Clones are handles to the same node; all calls are thread-safe. For the shortest path, give each thread its own
+/// Clones are handles to the same node. All calls are thread-safe. For the shortest path, give each thread its own
 /// [`Peer`](super::Peer).
 ///
-/// Calls that wait do so until their condition comes true, a deadline passes (`…_by`), or the node they are about is gone.
-/// While they wait they drive the node's engine.
+/// A call that waits returns when its condition is met, when its deadline passes (`…_by`), or when the node that it concerns is
+/// gone. The waiting thread turns the node's engine meanwhile.
 #[derive(Clone)]
 pub struct Node {
     pub(super) shared: Arc<Shared>,
     _life: Arc<Life>,
 }
 
-/// Dropped with the last clone of a node: stops the poller and leaves the domain.
+/// Stops the poller and leaves the domain. Dropped with the last clone of a node.
 struct Life {
     shared: Arc<Shared>,
     poller: Mutex<Option<std::thread::JoinHandle<()>>>,
@@ -91,7 +91,7 @@ impl Node {
         self.shared.membership().id()
     }
 
-    /// Which life of that id this is.
+    /// This node's incarnation. An id that is used again gets another incarnation.
     pub fn incarnation(&self) -> Incarnation {
         self.shared.membership().incarnation()
     }
@@ -101,18 +101,20 @@ impl Node {
         self.shared.membership().role()
     }
 
-    /// The name of its domain.
+    /// The name of the node's domain.
     pub fn domain(&self) -> &str {
         self.shared.membership().domain()
     }
 
-    /// The UDP address at which other nodes find this one; `None` if it is on no network. To be given to
-    /// [`NodeBuilder::connect`](super::NodeBuilder::connect) of others. If there are several it is the first that it was told to [listen](super::NodeBuilder::listen) at.
+    /// The UDP address at which other nodes reach this one; `None` if the node is on no network. Pass it to
+    /// [`NodeBuilder::connect`](super::NodeBuilder::connect) of other nodes. With several addresses, this is the first one
+    /// given to [`listen`](super::NodeBuilder::listen).
     pub fn address(&self) -> Option<SocketAddr> {
         self.addresses().first().copied()
     }
 
-    /// All UDP addresses at which other nodes find this one, in the order in which it was told them; none if it is on no network.
+    /// All UDP addresses at which other nodes reach this one, in the order of the calls of
+    /// [`listen`](super::NodeBuilder::listen). Empty if the node is on no network.
     pub fn addresses(&self) -> &[SocketAddr] {
         self.shared.addresses()
     }
@@ -122,7 +124,7 @@ impl Node {
         self.shared.membership().max_nodes()
     }
 
-    /// The nodes that are attached now, this one included, by id.
+    /// The nodes that are attached now, in the order of their ids, including this one.
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -131,10 +133,10 @@ impl Node {
         Ok(self.shared.living_members(me))
     }
 
-    /// What the latest transfers of this node did, up to 64 received and 64 sent, each oldest first: which way how many bytes
-    /// went, who copied them, which thread executed each descriptor.
+    /// Reports of the latest transfers of this node: up to 64 received and up to 64 sent, each list oldest first. A report
+    /// tells how many bytes took which way, which side copied them, and which thread executed each descriptor.
     ///
-    /// A send counts when its target has everything, which may be a moment after it returned.
+    /// A send appears when its target has all bytes, which may be a moment after the call returned.
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Closed`], [`Error::Reentrant`].
@@ -144,7 +146,7 @@ impl Node {
         self.shared.transfers(me)
     }
 
-    /// Waits until at least `count` nodes are attached, this one included.
+    /// Waits until at least `count` nodes are attached, including this one, and returns them.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Forked`].
@@ -165,7 +167,7 @@ impl Node {
         }
     }
 
-    /// The next thing that happened to another node, if one did that was not yet told. Each event is told once.
+    /// The next event of another node, such as its death, if there is one. Each event is returned once. Never waits.
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Reentrant`].
@@ -176,7 +178,7 @@ impl Node {
         Ok(engine.next_event())
     }
 
-    /// Waits for the next thing that happens to another node. A death is told within 100 ms.
+    /// Waits for the next event of another node. A death is reported within 100 ms.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Forked`], [`Error::Reentrant`].
@@ -195,7 +197,7 @@ impl Node {
     }
 
     /// Turns the engine once without waiting, and returns the amount of work done. For programs that join with
-    /// `Progress::Inline` and have their own loop.
+    /// `Progress::Inline` and have a loop of their own.
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Reentrant`].
@@ -205,7 +207,7 @@ impl Node {
         Ok(engine.turn(me, false))
     }
 
-    /// What this node has done so far.
+    /// Counts of the work that this node has done so far.
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Reentrant`].
@@ -214,20 +216,22 @@ impl Node {
         self.shared.stats(me)
     }
 
-    /// Leaves the domain now, whatever clones exist: pending operations end with [`Error::Closed`], and so do later calls.
+    /// Leaves the domain now, even if clones exist. Pending operations end with [`Error::Closed`], and so do later calls.
     /// Messages that were sent stay in the lanes of their targets.
     ///
     /// # Errors
-    /// [`Error::Reentrant`]: then nothing happened. The segments could not be removed; `doorbell clean` will.
+    /// [`Error::Reentrant`]: nothing happened. Another error: the node left, but its segments could not be removed; `doorbell
+    /// clean` removes them.
     pub fn leave(self) -> Result<()> {
         if !doorbell_shm::space::forked() {
-            // From within recv_with this thread has the engine, and the poller, which is to end, may be waiting for it.
+            // Within recv_with this thread holds the engine. Stopping the poller there could deadlock, since the poller may
+            // wait for the engine.
             drop(self.shared.enter(Token::current(), "leave")?);
         }
         self._life.leave()
     }
 
-    /// Ends this node as if its process had been killed at this instant: nothing is told, nothing removed. For tests with
+    /// Ends this node as if its process had been killed at this instant: it tells no peer and removes nothing. For tests with
     /// [`Space::heap`](crate::Space::heap).
     pub fn abandon(self) {
         if !self._life.left.swap(true, Ordering::SeqCst) {
@@ -236,7 +240,7 @@ impl Node {
         }
     }
 
-    /// All figures of this node by name, those on its board; shows them there, too.
+    /// All metrics of this node by name. Also updates them on the node's board.
     ///
     /// ```
     /// # use doorbell::{Figure, Node, Space};
@@ -254,8 +258,8 @@ impl Node {
         Ok(self.shared.enter(me, "figures")?.show())
     }
 
-    /// What is seen of this node's links now, and how its messages went so far; shows it on the board, too. For other nodes see
-    /// [`ModeMonitor::of`](crate::mode::ModeMonitor::of) and [`of_domain`](crate::mode::ModeMonitor::of_domain).
+    /// The present state of this node's links and the counts of its messages by mode. Also updates them on the board. For other
+    /// nodes see [`ModeMonitor::of`](crate::mode::ModeMonitor::of) and [`of_domain`](crate::mode::ModeMonitor::of_domain).
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Closed`], [`Error::Reentrant`].

@@ -1,4 +1,4 @@
-//! What a program calls: [`Node`], [`Peer`], [`Request`].
+//! The interface for programs: [`Node`], [`Peer`], [`Request`].
 
 mod builder;
 mod clerked;
@@ -21,7 +21,7 @@ pub use service::ServiceHandle;
 
 use std::sync::Arc;
 
-/// What the threads of a node share with its engine: for services, whose calls enter the engine there.
+/// The state that a node's threads share with its engine. Services need it: their calls enter the engine there.
 #[inline]
 pub fn shared_of(node: &Node) -> &Arc<Shared> {
     node.shared()

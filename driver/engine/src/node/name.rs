@@ -1,4 +1,4 @@
-//! What a node is called: by its id, or by an address of one fabric, which then is the fabric that is asked for.
+//! Names of nodes: an id, or an address of one fabric. An address requests its fabric.
 
 use super::Node;
 use crate::mode::{Fabric, ModeRequest};
@@ -8,14 +8,14 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-/// What a node is called. Written as `3`, `shm:3`, or `127.0.0.1:7000`.
+/// The name of a node. Written as `3`, `shm:3`, or `127.0.0.1:7000`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NodeName {
-    /// By its id in the domain: whichever fabric.
+    /// The id in the domain. Any fabric may be used.
     Id(NodeId),
-    /// By its inbox in shared memory, which has the id in its name: that fabric.
+    /// The id of the node's inbox in shared memory. Requests that fabric.
     Shm(NodeId),
-    /// By a UDP address at which it is: that fabric.
+    /// The node's UDP address. Requests the network.
     Udp(SocketAddr),
 }
 
@@ -55,8 +55,9 @@ impl From<SocketAddr> for NodeName {
 }
 
 impl Node {
-    /// The way to a node by any of its names, and the mode that the name asks for: nothing by an id, shared memory or the network by an
-    /// address there. To be given to [`Peer::send_as`], [`Peer::put_as`] and the like. Does not wait for the node.
+    /// A handle to the node with this name, and the mode that the name requests. An id requests nothing; an address requests
+    /// shared memory or the network. Pass the mode to [`Peer::send_as`], [`Peer::put_as`] and similar calls. Does not wait for
+    /// the node.
     ///
     /// ```
     /// # use doorbell::{Match, Node, Space, mode::Fabric};
@@ -72,7 +73,7 @@ impl Node {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] if no node that is known here is at that address; otherwise as [`peer`](Self::peer).
+    /// [`Error::Invalid`] if this node knows no node at that address; otherwise as [`peer`](Self::peer).
     pub fn peer_named(&self, name: NodeName) -> Result<(Peer, ModeRequest)> {
         let (node, mode) = match name {
             NodeName::Id(node) => (node, ModeRequest::default()),
@@ -80,7 +81,7 @@ impl Node {
             NodeName::Udp(address) => {
                 let found = self.shared().node_at(address);
                 let what =
-                    || format!("no node that is known here is at {address}: see that both are on the network, and have met");
+                    || format!("this node knows no node at {address}: check that both are on the network and have connected");
                 (found.ok_or_else(|| Error::Invalid { what: what() })?, ModeRequest::fabric(Fabric::Udp))
             }
         };

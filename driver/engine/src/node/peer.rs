@@ -1,4 +1,4 @@
-//! A thread's own way to another node.
+//! A thread's own handle to another node.
 
 use super::Node;
 use super::request::Request;
@@ -14,10 +14,11 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A thread's own way to one life of another node: the shortest path there is.
+/// A thread's own handle to one incarnation of another node. It gives the shortest path to that node.
 ///
-/// A peer can move to another thread but not be shared. Several threads may each have a peer to the same node; they share
-/// its lane, one message at a time. As long as one thread alone uses it, sending takes no lock and no locked instruction.
+/// A peer can move to another thread, but threads cannot share it. Several threads may each have a peer to the same node. They
+/// share its lane, one message at a time. As long as only one thread uses the lane, sending takes no lock and no locked
+/// instruction.
 ///
 /// ```
 /// # use doorbell::{Match, Node, Space};
@@ -39,7 +40,7 @@ pub struct Peer {
     node: Node,
     outbound: Arc<Outbound>,
     life: Incarnation,
-    /// Makes it Send, but not Sync.
+    /// A RefCell makes the type Send, but not Sync.
     regions: RefCell<RegionCache>,
 }
 
@@ -53,7 +54,7 @@ impl Peer {
         self.outbound.target
     }
 
-    /// Which life of it.
+    /// The incarnation of the node at the other end.
     pub fn incarnation(&self) -> Incarnation {
         self.life
     }
@@ -117,7 +118,7 @@ impl Peer {
         Request::send(self.node.clone(), self.outbound.clone(), Some(self.life), tag, buffer, None)
     }
 
-    /// Sends a message by the mode that is asked for: as [`Node::send_as`].
+    /// Sends a message with the requested mode: as [`Node::send_as`].
     ///
     /// ```
     /// # use doorbell::{Match, Node, Space, mode::{Fabric, Protocol, Reason}};
@@ -139,7 +140,7 @@ impl Peer {
         shared.send_as(shared.check()?, &self.outbound, Some(self.life), tag, bytes, mode)
     }
 
-    /// Begins to send a message by the mode that is asked for: [`Request::receipt`] says how it goes.
+    /// Begins to send a message with the requested mode and returns at once. [`Request::receipt`] tells which mode was used.
     ///
     /// # Errors
     /// As [`Node::send_as`] and [`Node::start_send`].
@@ -147,7 +148,7 @@ impl Peer {
         Request::send(self.node.clone(), self.outbound.clone(), Some(self.life), tag, buffer, Some(mode))
     }
 
-    /// Receives a message from this life of this node: as [`Node::recv`].
+    /// Receives a message from this incarnation of the node: as [`Node::recv`].
     ///
     /// # Errors
     /// As [`Node::recv`].
@@ -156,7 +157,7 @@ impl Peer {
         self.node.recv(accepts.life(self.id(), self.life), buf)
     }
 
-    /// Receives a message from this life of this node if one is there: as [`Node::try_recv`].
+    /// Receives a message from this incarnation of the node, if one is there: as [`Node::try_recv`].
     ///
     /// # Errors
     /// As [`Node::try_recv`].
@@ -165,7 +166,7 @@ impl Peer {
         self.node.try_recv(accepts.life(self.id(), self.life), buf)
     }
 
-    /// Receives a message from this life of this node by `deadline`: as [`Node::recv_by`].
+    /// Receives a message from this incarnation of the node, waiting until `deadline` at most: as [`Node::recv_by`].
     ///
     /// # Errors
     /// As [`Node::recv_by`].
@@ -192,7 +193,7 @@ impl std::fmt::Debug for Peer {
 }
 
 impl Node {
-    /// A thread's own way to another node, at normal priority. It leads to that node's present life.
+    /// A handle to another node's present incarnation, at normal priority. Does not wait.
     ///
     /// # Errors
     /// [`Error::NoSuchNode`](crate::Error::NoSuchNode) if it is not attached now; [`Error::Forked`](crate::Error::Forked), [`Error::Reentrant`](crate::Error::Reentrant).
@@ -200,7 +201,7 @@ impl Node {
         self.peer_with_priority(node, Priority::Normal)
     }
 
-    /// A way to another node whose messages have a priority of their own: ordered among themselves, not with others.
+    /// A handle to another node whose messages have this priority. Order is kept among messages of one priority only.
     ///
     /// # Errors
     /// As [`peer`](Self::peer).

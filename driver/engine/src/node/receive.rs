@@ -20,7 +20,7 @@ use doorbell_fabric::{Envelope, Payload};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a message under way may rest before it is no longer said to keep coming.
+/// After a pause of this length, an incomplete message no longer counts as still arriving.
 const KEEPS_COMING: Duration = Duration::from_millis(1);
 
 /// A receive into the caller's buffer.
@@ -28,9 +28,9 @@ struct IntoBuffer<'a> {
     accepts: Match,
     buf: &'a mut [u8],
     got: Option<Result<Envelope>>,
-    /// The message comes in pieces: where its end is told.
+    /// Present while the message arrives in pieces; completed with the last piece.
     long: Option<Arc<Op>>,
-    /// The receive waits for its end without a deadline.
+    /// The receive waits for the end of the message without a deadline.
     patient: bool,
 }
 
@@ -87,7 +87,7 @@ impl Direct for IntoBuffer<'_> {
     }
 }
 
-/// A receive that reads the message where it lies.
+/// A receive that reads the message in place.
 struct InPlace<F, R> {
     accepts: Match,
     read: Option<F>,
@@ -112,7 +112,7 @@ impl<F: FnOnce(&Envelope, Payload<'_>) -> R, R> Direct for InPlace<F, R> {
         }
     }
 
-    /// A message in pieces is put together in the pool, and read there.
+    /// A message in pieces is put together in the pool and read there.
     fn take_long(&mut self) -> Option<RecvOp> {
         None
     }
@@ -127,7 +127,7 @@ impl Shared {
     fn receive(&self, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
         let me = self.check()?;
         if self.progress() != Progress::Poller {
-            // The baton is back before anything else is done.
+            // The baton is released before anything else is done.
             let rounds = if self.wait() == Wait::Park { 1 } else { SPIN_ROUNDS };
             let taken = self.enter(me, "recv")?.take_hot(&accepts, buf, rounds);
             match taken {
@@ -146,7 +146,7 @@ impl Shared {
         self.receive_slow(me, accepts, buf, deadline)
     }
 
-    /// All that is not the next message of the lane that was busy last.
+    /// Everything but the next message of the lane that was busy last.
     #[inline(never)]
     fn receive_slow(&self, me: Token, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
         let mut direct = IntoBuffer { accepts, buf, got: None, long: None, patient: deadline.is_none() };
@@ -186,7 +186,7 @@ impl Shared {
         self.receive_posted(me, direct, deadline, false)
     }
 
-    /// The long way: a posted receive, so that whoever drives can complete it.
+    /// The slow path: posts a receive, so that any thread that turns the engine can complete it.
     #[cold]
     fn receive_posted(
         &self,
@@ -201,7 +201,8 @@ impl Shared {
             None => {
                 let op = Op::new();
                 let mut engine = self.enter(me, "recv")?;
-                // Leaving closes the flag first and ends what is posted then, under the baton: nothing is posted after that.
+                // Leaving clears the flag first, and then ends posted receives under the baton. So nothing is posted after
+                // that.
                 self.check()?;
                 engine.post(direct.posted(&op));
                 drop(engine);
@@ -221,7 +222,7 @@ impl Shared {
             }
             seen = arrived;
         };
-        // Whatever drive said: from here on nobody writes to the buffer.
+        // Whatever drive returned: after this, no thread writes to the buffer.
         drop(guard);
         match op.take() {
             Some(outcome) => received(outcome, capacity),
@@ -243,7 +244,7 @@ impl Shared {
         direct.got.unwrap_or(Err(Error::Timeout { operation: "recv_with", node: accepts.bound_to() }))
     }
 
-    /// A receive of a whole message by whoever waits. `hot` may look for a shorter way first.
+    /// Receives a whole message on the waiting thread. `hot` may try a shorter path first.
     pub(crate) fn receive_whole<D: Direct>(
         &self,
         operation: &'static str,
@@ -260,7 +261,7 @@ impl Shared {
                 let mut engine = self.enter(me, operation)?;
                 self.check()?;
                 if let Some(pooled) = engine.take_whole(&accepts) {
-                    // Not in a lane any more: read without the baton, so that others can go on.
+                    // The message is no longer in a lane. It is read without the baton, so that other threads can continue.
                     drop(engine);
                     match pooled {
                         Pooled::Whole(message) => direct.take(&message.envelope, Payload::private(&message.bytes)),
@@ -268,7 +269,7 @@ impl Shared {
                         Pooled::Coming(_) => unreachable!("take_whole takes what is whole"),
                     }
                 } else if self.progress() != Progress::Poller || engine.is_refusing() {
-                    // What the poller could not take for want of room, the receiver itself takes.
+                    // The receiver itself takes messages for which the poller had no room.
                     if self.progress() != Progress::Poller {
                         hot(&mut engine, direct);
                     }
@@ -276,7 +277,7 @@ impl Shared {
                         if direct.has() {
                             break;
                         }
-                        // While its message is still coming, what follows must not overtake it.
+                        // While this message is incomplete, later messages must not overtake it.
                         let coming = engine.pool().find(&accepts).is_some();
                         let work =
                             if coming { engine.poll(&mut Nobody, false) } else { engine.poll(direct, false) } + engine.push(me);
@@ -325,15 +326,15 @@ impl Shared {
         match self.enter(me, "cancel") {
             Ok(mut engine) => engine.unpost(op),
             Err(_) => {
-                // From within recv_with: this thread has the engine, so nobody writes to the buffer now, and the engine
-                // leaves an operation alone that is over.
+                // From within recv_with this thread holds the engine, so no thread writes to the buffer now. The engine ignores
+                // a finished operation later.
                 op.finish(Outcome::Failed(Error::Cancelled));
                 false
             }
         }
     }
 
-    /// Posts a receive whose buffer somebody else keeps until the op is over.
+    /// Posts a receive. The caller keeps the buffer alive until the op is over.
     pub(super) fn post_recv(&self, me: Token, receive: RecvOp) -> Result<()> {
         let mut engine = self.enter(me, "start_recv")?;
         self.check()?;
@@ -347,13 +348,13 @@ impl Shared {
     }
 }
 
-/// What can be had at once: from the pool, else from the lanes. True if the message is there, whole or in part.
+/// Takes a message that is available now: from the pool, else from the lanes. True if the message is there, whole or in part.
 #[inline(always)]
 fn take_now(engine: &mut Engine, me: Token, direct: &mut IntoBuffer<'_>) -> bool {
     if !engine.pool().is_empty() && take_pooled(engine, direct) {
         return true;
     }
-    // Bounded: a flood of other messages must not hide the deadline.
+    // The loop is bounded: a flood of other messages must not delay the check of the deadline.
     for _ in 0..TURNS_MAX {
         let work = engine.poll(direct, false) + engine.push(me);
         if direct.got.is_some() || direct.long.is_some() {
@@ -366,7 +367,7 @@ fn take_now(engine: &mut Engine, me: Token, direct: &mut IntoBuffer<'_>) -> bool
     false
 }
 
-/// From the pool. True if the message is there, whole or in part.
+/// Takes a message from the pool. True if the message is there, whole or in part.
 fn take_pooled(engine: &mut Engine, direct: &mut IntoBuffer<'_>) -> bool {
     match engine.take_pooled(&direct.accepts) {
         Some(Pooled::Whole(message)) => direct.take_message(message),
@@ -408,16 +409,16 @@ impl Drop for Unpost<'_> {
 }
 
 impl Node {
-    /// Receives the next message that `accepts` accepts into `buf`, and returns its envelope: `buf[..envelope.len]` is the
-    /// message. Messages of one sender and priority come in the order in which they were sent.
+    /// Receives the next message that `accepts` accepts into `buf`, and returns its envelope. The message is
+    /// `buf[..envelope.len]`. Messages of one sender and priority arrive in the order in which they were sent.
     ///
-    /// Waits until there is one. A receive that is bound to one node ends with an error when that node is gone and all it
-    /// had sent was received.
+    /// Waits until there is such a message. A receive that is bound to one node ends with an error when that node is gone and
+    /// all its messages have been received.
     ///
     /// # Errors
     /// [`Error::Truncated`] if the message is longer than `buf`: the error owns the message. [`Error::PeerDied`],
-    /// [`Error::PeerLeft`], [`Error::NoSuchNode`], [`Error::Damaged`], [`Error::Severed`]; [`Error::Forked`], [`Error::Reentrant`],
-    /// [`Error::Closed`].
+    /// [`Error::PeerLeft`], [`Error::NoSuchNode`], [`Error::Damaged`], [`Error::Severed`]; [`Error::Forked`],
+    /// [`Error::Reentrant`], [`Error::Closed`].
     #[inline]
     pub fn recv(&self, accepts: Match, buf: &mut [u8]) -> Result<Envelope> {
         self.shared.receive(accepts, buf, None)
@@ -432,8 +433,8 @@ impl Node {
         self.shared.receive(accepts, buf, Some(deadline))
     }
 
-    /// Receives a message if a whole one is there now. Does not wait, unless the first part of a message is there: then for
-    /// the rest, for as long as it keeps coming, up to 100 ms.
+    /// Receives a message if a whole one is there now. Returns `None` without waiting if there is none. If the first part of a
+    /// message is there, waits for the rest while more of it keeps arriving, up to 100 ms.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -443,11 +444,11 @@ impl Node {
         let mut direct = IntoBuffer { accepts, buf, got: None, long: None, patient: false };
         {
             let mut engine = self.shared.enter(me, "try_recv")?;
-            // What the poller could not take for want of room, the receiver itself takes.
+            // The receiver itself takes messages for which the poller had no room.
             let found = if self.shared.progress() == Progress::Poller && !engine.is_refusing() {
                 take_pooled(&mut engine, &mut direct)
             } else {
-                // A look goes over a few idle lanes at a time: go on while any lane has something.
+                // One turn looks at a few idle lanes only. Continue while any lane has something.
                 (0..TURNS_MAX).any(|_| take_now(&mut engine, me, &mut direct) || !engine.fabric().has_news())
                     && (direct.got.is_some() || direct.long.is_some())
             };
@@ -464,14 +465,14 @@ impl Node {
         }
     }
 
-    /// Receives a message and reads it where it lies, without copying it: `read` gets its envelope and its bytes. Messages
-    /// longer than a packet, or that came before anybody asked, are read from private memory.
+    /// Receives a message and reads it in place, without copying it: `read` gets its envelope and its bytes. A message that is
+    /// longer than a packet, or that arrived before the call, is read from private memory.
     ///
-    /// `read` runs while this thread holds the node's engine: other threads of the node wait for it, and calls to the same
-    /// node from within it end with [`Error::Reentrant`].
+    /// `read` runs while this thread holds the node's engine. Other threads of the node wait for it meanwhile, and calls of the
+    /// same node within `read` return [`Error::Reentrant`].
     ///
     /// # Errors
-    /// As [`recv`](Self::recv), without truncation.
+    /// As [`recv`](Self::recv), except [`Error::Truncated`].
     pub fn recv_with<R>(&self, accepts: Match, read: impl FnOnce(&Envelope, Payload<'_>) -> R) -> Result<R> {
         self.shared.receive_in_place(accepts, None, read)
     }
@@ -489,8 +490,8 @@ impl Node {
         self.shared.receive_in_place(accepts, Some(deadline), read)
     }
 
-    /// Begins to receive a message into a buffer of its own and returns at once. Receives match in the order in which they
-    /// were begun.
+    /// Begins to receive a message into an owned buffer and returns at once. Receives match in the order in which they were
+    /// begun.
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
@@ -498,7 +499,7 @@ impl Node {
         Request::recv(self.clone(), accepts, buffer)
     }
 
-    /// The envelope of the first message that `accepts` would accept, without receiving it. Does not wait.
+    /// Returns the envelope of the first message that `accepts` would accept, without receiving the message. Does not wait.
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].

@@ -19,10 +19,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-/// A send or receive under way, and its buffer.
+/// A pending send or receive, and its buffer.
 ///
-/// It advances while any thread of the node waits, while the poller runs, and inside [`test`](Self::test). Dropping a
-/// request cancels it; a message that it has received by then is the next receive's. Forgetting one is sound: its buffer is leaked. A request is also a future.
+/// It advances while any thread of the node waits, while the poller runs, and inside [`test`](Self::test). Dropping a request
+/// cancels it. If it had already received a message, the next receive gets that message. Forgetting a request is sound: its
+/// buffer is leaked. A request is also a future.
 ///
 /// ```
 /// # use doorbell::{Done, Match, Node, Space};
@@ -40,19 +41,19 @@ use std::time::Instant;
 /// ```
 #[must_use = "dropping a request cancels it"]
 pub struct Request<B> {
-    /// From `Box::leak`: the engine has the address of what the box owns, so no box may claim it meanwhile.
+    /// From `Box::leak`. The engine keeps an address within the buffer, and a `Box` would claim unique access to it.
     buffer: Option<NonNull<B>>,
-    /// The bytes of a buffer that is received into.
+    /// The bytes of a receive's buffer.
     bytes: *const u8,
     capacity: usize,
     op: Arc<Op>,
     node: Node,
-    /// Where it is queued, for a send.
+    /// The send queue, for a send.
     outbound: Option<Arc<Outbound>>,
 }
 
-// SAFETY: the buffer moves with the request; the engine, which reaches its bytes from other threads, is done with them
-// before the request gives it back.
+// SAFETY: the buffer moves with the request. The engine reaches its bytes from other threads, but no longer uses them when the
+// request gives the buffer back.
 unsafe impl<B: Send> Send for Request<B> {}
 
 /// How a request ended, and its buffer.
@@ -64,12 +65,12 @@ pub struct Completion<B> {
     pub result: Result<Done>,
 }
 
-/// What a request did.
+/// The outcome of a completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// The message is in its target's lane, or all of it was moved.
+    /// A send: the message is in its target's lane, or all its bytes have been moved.
     Sent,
-    /// The message is in the buffer.
+    /// A receive: the message is in the buffer.
     Received(Envelope),
 }
 
@@ -87,7 +88,7 @@ impl<B> Request<B> {
     {
         let me = node.shared.check()?;
         let raw = Keep::new(buffer);
-        // SAFETY: the box lives in `raw`, then in the request, which gives it back only when the op is over or removed.
+        // SAFETY: the box is held by `raw`, then by the request, which gives it back only when the op is over or removed.
         let op = unsafe { node.shared.start_send(me, &outbound, life, tag, raw.0.as_ref().as_ref(), asks) }?;
         node.shared.began();
         Ok(Self { buffer: Some(raw.into_inner()), bytes: std::ptr::null(), capacity: 0, op, node, outbound: Some(outbound) })
@@ -100,10 +101,10 @@ impl<B> Request<B> {
         let me = node.shared.check()?;
         let mut raw = Keep::new(buffer);
         let op = Op::new();
-        // SAFETY: nobody else has the box.
+        // SAFETY: no other code has the box.
         let bytes: &mut [u8] = unsafe { raw.0.as_mut() }.as_mut();
         let capacity = bytes.len();
-        // SAFETY: the box lives in `raw`, then in the request, which gives it back only when the op is over or removed.
+        // SAFETY: the box is held by `raw`, then by the request, which gives it back only when the op is over or removed.
         let bytes = bytes.as_mut_ptr();
         // SAFETY: as above.
         let receive = unsafe { RecvOp::new(accepts, bytes, capacity, op.clone()) };
@@ -112,12 +113,13 @@ impl<B> Request<B> {
         Ok(Self { buffer: Some(raw.into_inner()), bytes, capacity, op, node, outbound: None })
     }
 
-    /// How its message goes, once that was decided, and how it went, once it has ended, if it [asked](crate::Peer::start_send_as) for a mode or a policy decides.
+    /// The receipt of the message: the chosen mode as soon as it is decided, and the outcome once the request has ended. `None`
+    /// unless the call [requested](crate::Peer::start_send_as) a mode or the node has a policy.
     pub fn receipt(&self) -> Option<Receipt> {
         self.op.receipt()
     }
 
-    /// Whether it has ended. Turns the engine once, so that a loop of tests gets on.
+    /// Whether the request has ended. Turns the engine once, so that a loop of tests makes progress. Never waits.
     pub fn test(&self) -> bool {
         if !self.op.is_done()
             && let Ok(me) = self.node.shared.check()
@@ -128,7 +130,7 @@ impl<B> Request<B> {
         self.op.is_done()
     }
 
-    /// Waits until it has ended.
+    /// Waits until the request has ended.
     pub fn wait(self) -> Completion<B> {
         match self.drive(None) {
             Ok(_) => self.complete(),
@@ -136,7 +138,8 @@ impl<B> Request<B> {
         }
     }
 
-    /// Waits until it has ended, until `deadline` at most; after that the request comes back and is still under way.
+    /// Waits until the request has ended, until `deadline` at most. After the deadline it returns the request, which is still
+    /// pending.
     pub fn wait_by(self, deadline: Instant) -> std::result::Result<Completion<B>, Request<B>> {
         match self.drive(Some(deadline)) {
             Ok(true) => Ok(self.complete()),
@@ -145,8 +148,8 @@ impl<B> Request<B> {
         }
     }
 
-    /// Cancels it. The buffer comes back, and the operation certainly did not and will not take place; or it had ended
-    /// already, and here is how.
+    /// Cancels the request. `Ok` has the buffer: the operation did not take place, and will not. `Err` has the completion of a
+    /// request that had already ended.
     pub fn cancel(self) -> std::result::Result<B, Completion<B>> {
         self.withdraw();
         if self.op.is_done() {
@@ -163,7 +166,7 @@ impl<B> Request<B> {
         self.node.shared.drive(me, &self.op, deadline, |_| false)
     }
 
-    /// The wait could not even begin: the node was left, or this is a fork.
+    /// Ends a request whose wait could not begin: the node has left, or this process is a fork.
     fn give_up(self, error: Error) -> Completion<B> {
         self.withdraw();
         if self.op.is_done() {
@@ -172,7 +175,7 @@ impl<B> Request<B> {
         Completion { buffer: self.into_buffer(), result: Err(error) }
     }
 
-    /// Takes the operation back, unless it has ended. Either way nobody uses the buffer after this.
+    /// Withdraws the operation, unless it has ended. After this call the engine does not use the buffer.
     fn withdraw(&self) {
         if self.op.is_done() || doorbell_shm::space::forked() {
             return;
@@ -184,14 +187,14 @@ impl<B> Request<B> {
         };
     }
 
-    /// Nobody asked for what it received: the next receive gets it.
+    /// Returns a received message that the caller dropped: the next receive gets it.
     fn give_back(&self) {
         if self.outbound.is_some() || doorbell_shm::space::forked() {
             return;
         }
         let message = match self.op.take() {
             Some(Outcome::Received(envelope)) => {
-                // SAFETY: the buffer has so many bytes (`recv`), which the engine filled and does not touch any more.
+                // SAFETY: `recv` gave the buffer this length. The engine has filled it and no longer touches it.
                 let bytes = unsafe { std::slice::from_raw_parts(self.bytes, envelope.len.min(self.capacity)) };
                 Message { envelope, bytes: bytes.to_vec() }
             }
@@ -214,7 +217,7 @@ impl<B> Request<B> {
         }
     }
 
-    /// The caller knows that the op is over or removed.
+    /// The caller must know that the op is over or removed.
     fn into_buffer(mut self) -> B {
         let buffer = self.buffer.take().unwrap_or_else(|| unreachable!("a request has its buffer until it is consumed"));
         // SAFETY: from Box::leak in Keep::new; taken once.
@@ -228,14 +231,14 @@ impl<B> Drop for Request<B> {
         if let Some(buffer) = self.buffer.take() {
             self.withdraw();
             self.give_back();
-            // SAFETY: from Box::leak in Keep::new; taken once; the engine is done with it.
+            // SAFETY: from Box::leak in Keep::new; taken once; the engine no longer uses it.
             drop(unsafe { Box::from_raw(buffer.as_ptr()) });
         }
     }
 }
 
-/// A future that ends when the request does. Woken by whoever drives; under `Progress::Inline` that is a call of this
-/// node, so there every poll turns the engine and asks to be polled again.
+/// Ready when the request has ended. The thread that turns the engine wakes the task. Under `Progress::Inline` only calls of
+/// this node turn the engine, so each poll turns it and asks to be polled again.
 impl<B: Unpin> Future for Request<B> {
     type Output = Completion<B>;
 
@@ -243,7 +246,7 @@ impl<B: Unpin> Future for Request<B> {
         if !self.node.shared.poll_op(&self.op, context) {
             return Poll::Pending;
         }
-        // Polled again after it was ready, which futures may answer as they like.
+        // The future was polled after it was ready; any answer is allowed.
         let Some(buffer) = self.buffer.take() else { return Poll::Pending };
         // SAFETY: from Box::leak in Keep::new; taken once; the op is over.
         let buffer = *unsafe { Box::from_raw(buffer.as_ptr()) };
@@ -251,7 +254,7 @@ impl<B: Unpin> Future for Request<B> {
     }
 }
 
-/// A boxed buffer while a request is being made: freed if that fails.
+/// Frees a boxed buffer if making its request fails.
 struct Keep<B>(NonNull<B>);
 
 impl<B> Keep<B> {
@@ -266,7 +269,7 @@ impl<B> Keep<B> {
 
 impl<B> Drop for Keep<B> {
     fn drop(&mut self) {
-        // SAFETY: from Box::leak in `new`; nobody else has it.
+        // SAFETY: from Box::leak in `new`; no other code has it.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }

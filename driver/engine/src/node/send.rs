@@ -18,7 +18,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Until when a send may wait.
+/// How long a send may wait.
 #[derive(Clone, Copy)]
 pub(super) enum Patience {
     None,
@@ -30,8 +30,8 @@ pub(super) enum Patience {
 pub(super) const TRY_BYTES: usize = 64 << 10;
 
 impl Shared {
-    /// The whole of a small send when there is room: no lock, no system call, nothing allocated. False if it has to go the
-    /// long way.
+    /// Sends a small message if there is room: no lock, no system call, no allocation. False if the message has to take the
+    /// slow path.
     #[inline(always)]
     pub(super) fn send_now(
         &self,
@@ -55,7 +55,7 @@ impl Shared {
         }
     }
 
-    /// Sends what the short way could not: waits for room, goes in pieces, lines up behind what is queued.
+    /// Sends a message that `send_now` could not: waits for room, sends it in pieces, or queues it behind other sends.
     #[cold]
     pub(super) fn send_slow(
         &self,
@@ -69,7 +69,7 @@ impl Shared {
         self.send_asking(me, outbound, life, tag, bytes, None, patience).map(drop)
     }
 
-    /// The same, of what may ask for a mode: then with how it went.
+    /// As `send_slow`, with an optional mode. Returns the receipt.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn send_asking(
         &self,
@@ -88,7 +88,7 @@ impl Shared {
             Begun::Sent(op) => return Ok(self.sent(began, &op)),
             Begun::Queued(op) => op,
         };
-        // The bytes are the caller's: whatever happens, the op is over or removed before this returns.
+        // The caller owns the bytes, so the op is over or removed before this returns, however it returns.
         let mut guard = Withdraw { shared: self, me, outbound, op: &op, armed: true };
         let deadline = match patience {
             Patience::Until(deadline) => Some(deadline),
@@ -96,7 +96,8 @@ impl Shared {
         };
         let mut full = false;
         let done = self.drive(me, &op, deadline, |engine| {
-            // The target takes nothing from us, and we take nothing from somebody: two such nodes would wait for ever.
+            // The target refuses our messages while we refuse those of another node. Two such nodes would wait for each other
+            // for ever.
             full = engine.is_refusing() && outbound.state.enter(me).is_some_and(|state| state.refused());
             full
         })?;
@@ -111,7 +112,7 @@ impl Shared {
         }
     }
 
-    /// How a message went that was sent; if it was sampled, how long it took is noted.
+    /// The receipt of a message that was sent. For a sampled message, its duration is recorded.
     fn sent(&self, began: Option<Instant>, op: &Op) -> Option<Receipt> {
         let receipt = op.receipt()?.sent();
         if let Some(began) = began {
@@ -120,7 +121,7 @@ impl Shared {
         Some(receipt)
     }
 
-    /// Sends by a mode, and says how.
+    /// Sends with a requested mode and returns the receipt.
     pub(super) fn send_as(
         &self,
         me: Token,
@@ -134,7 +135,7 @@ impl Shared {
         receipt.ok_or(Error::PeerLeft { node: outbound.target, incarnation: life.unwrap_or_default() })
     }
 
-    /// Sends a copy of what could not be lent.
+    /// Sends a copy of a message that could not be lent.
     pub(crate) fn send_copy(
         &self,
         me: Token,
@@ -160,12 +161,12 @@ impl Shared {
         patience: Patience,
     ) -> Result<Begun> {
         let node = outbound.target;
-        // Making one may take its time, which only those have who wait for ever.
+        // Making a ring may take time, so only a send without a deadline makes one.
         if outbound.wants_bulk.load(Ordering::Relaxed) && matches!(patience, Patience::Forever) {
             self.add_bulk(me, outbound)?;
         }
         let mut engine = self.enter(me, "send")?;
-        // Leaving closes the flag first and ends what is queued then, under the baton: nothing is queued after that.
+        // Leaving clears the flag first, and then ends queued sends under the baton. So nothing is queued after that.
         self.check()?;
         let mut state = outbound.state.enter(me).ok_or(Error::Reentrant { operation: "send" })?;
         let wanted = match life {
@@ -181,7 +182,7 @@ impl Shared {
             match engine.plan(outbound, &mut state, &order) {
                 Plan::Transfer(order::Begun::Yes) => return Ok(Begun::Queued(op)),
                 Plan::Refused(error) => return Err(error),
-                // No room: the queue is where it waits.
+                // No room: the send waits in the queue.
                 Plan::Transfer(order::Begun::Full) => {}
                 plan => {
                     if let Plan::Lane(by) = plan {
@@ -216,10 +217,10 @@ impl Shared {
         Ok(Begun::Queued(op))
     }
 
-    /// Makes a bulk ring, within no baton.
+    /// Makes a bulk ring. The thread holds no baton while the ring is made.
     #[cold]
     fn add_bulk(&self, me: Token, outbound: &Outbound) -> Result<()> {
-        // Not from within a callback, in which this thread holds the engine.
+        // Refuse this within a callback, where this thread holds the engine.
         drop(self.enter(me, "send")?);
         let mut state = outbound.state.enter(me).ok_or(Error::Reentrant { operation: "send" })?;
         if !outbound.wants_bulk.swap(false, Ordering::Relaxed) || !state.ask_for_bulk() {
@@ -234,9 +235,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes a queued send back. False if it was under way no more: it has ended.
+    /// Withdraws a queued send. False if it was no longer pending: it has ended.
     pub(super) fn withdraw_send(&self, me: Token, outbound: &Outbound, op: &Arc<Op>) -> bool {
-        // From within recv_with this thread has the engine already; the order engine, then way out, is kept either way.
+        // From within recv_with this thread already holds the engine. Either way the lock order is kept: the engine, then the
+        // send queue.
         let mut engine = self.enter(me, "cancel").ok();
         if let Some(engine) = &mut engine
             && let Some(withdrawn) = engine.outgoing().withdraw(op)
@@ -251,7 +253,7 @@ impl Shared {
         removed
     }
 
-    /// Begins a send whose bytes somebody else keeps until the op is over.
+    /// Begins a send. The caller keeps the bytes alive until the op is over.
     ///
     /// # Safety
     /// As [`SendOp::new`].
@@ -284,7 +286,7 @@ enum Begun {
     Queued(Arc<Op>),
 }
 
-/// Withdraws a send when a wait ends by a panic, so that nobody reads bytes that are gone.
+/// Withdraws a send when a wait ends in a panic, so that no thread reads freed bytes.
 struct Withdraw<'a> {
     shared: &'a Shared,
     me: Token,
@@ -323,11 +325,13 @@ pub(super) fn gathered<'a>(pieces: &'a [IoSlice<'a>], room: &'a mut Vec<u8>) -> 
 }
 
 impl Node {
-    /// Sends a message to a node's present life and returns when `bytes` may be reused: a short message is in that node's lane then, and a
-    /// [large one](crate::transfer) has been moved, in which the target may have a hand. Any length; any tag.
+    /// Sends a message to a node's present incarnation, and returns when `bytes` may be reused. By then a short message is in
+    /// that node's lane, and all bytes of a [large one](crate::transfer) have been moved, possibly by the target. The message
+    /// may have any length and any tag.
     ///
-    /// Waits while the lane is full. If it would have to wait while this node itself has no room for what others send it,
-    /// it returns `Full` instead, so that nodes which all send before they receive do not wait for each other for ever.
+    /// Waits while the lane is full. If this node itself has no room for the messages that others send it, the call returns
+    /// [`Error::Full`] instead of waiting. Otherwise nodes that all send before they receive would wait for each other for
+    /// ever.
     ///
     /// # Errors
     /// [`Error::Full`]; [`Error::NoSuchNode`], [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::Damaged`], [`Error::Severed`];
@@ -337,7 +341,7 @@ impl Node {
         self.send_to(node, tag, bytes, Patience::Forever)
     }
 
-    /// Sends a message of up to 64 KiB if there is room for it now.
+    /// Sends a message of up to 64 KiB if there is room for it now. Never waits.
     ///
     /// # Errors
     /// [`Error::Full`] if there is not; [`Error::Invalid`] if it is longer; otherwise as [`send`](Self::send).
@@ -350,18 +354,20 @@ impl Node {
     /// Sends a message, waiting until `deadline` at most.
     ///
     /// # Errors
-    /// [`Error::Timeout`]: then the message was not and will not be delivered. Otherwise as [`send`](Self::send).
+    /// [`Error::Timeout`]: the message was not delivered, and will not be. Otherwise as [`send`](Self::send).
     #[inline]
     pub fn send_by(&self, node: NodeId, tag: u64, bytes: &[u8], deadline: Instant) -> Result<()> {
         self.send_to(node, tag, bytes, Patience::Until(deadline))
     }
 
-    /// Sends a message by the fabric, link and protocol that are asked for, as far as they are, and says how it went: see
-    /// [`mode`](crate::mode). Otherwise as [`send`](Self::send); order is kept among all messages, whatever their modes.
+    /// Sends a message by the requested fabric, link and protocol as far as possible, and returns a receipt that tells which
+    /// were used: see [`mode`](crate::mode). Otherwise as [`send`](Self::send). Order is kept among all messages, whatever
+    /// their modes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it can't go so, with the modes that it can take: by which fabrics the node is reached, and for protocols beside
-    /// `transfer` whether this memory can be reached. Otherwise as [`send`](Self::send).
+    /// [`Error::Invalid`] if the message can't take the requested mode. The error lists the possible modes: the fabrics that
+    /// reach the node, and for protocols other than `transfer` whether this memory can be reached. Otherwise as
+    /// [`send`](Self::send).
     pub fn send_as(&self, node: NodeId, tag: u64, bytes: &[u8], mode: ModeRequest) -> Result<Receipt> {
         let me = self.shared.check()?;
         let (outbound, _) = self.outbound(me, node)?;
@@ -379,7 +385,7 @@ impl Node {
     /// Begins to send a message and returns at once. The buffer comes back with the [`Request`].
     ///
     /// # Errors
-    /// [`Error::Full`] if 4096 sends to that node wait already; otherwise as [`send`](Self::send).
+    /// [`Error::Full`] if 4096 sends to that node are queued already; otherwise as [`send`](Self::send).
     pub fn start_send<B: AsRef<[u8]> + Send + 'static>(&self, node: NodeId, tag: u64, buffer: B) -> Result<Request<B>> {
         let me = self.shared.check()?;
         let (outbound, _) = self.outbound(me, node)?;
@@ -400,7 +406,7 @@ impl Node {
 }
 
 impl Shared {
-    /// The way to a node at normal priority, if there is one already.
+    /// The send queue of a node at normal priority, if there is one already.
     #[inline(always)]
     fn known(&self, node: NodeId) -> Option<&Arc<Outbound>> {
         self.ways().known(node, Priority::Normal)

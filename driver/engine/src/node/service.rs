@@ -1,4 +1,4 @@
-//! How threads of a program reach a service that the program brought along.
+//! How a program's threads reach a service that the program installed.
 
 use super::Node;
 use crate::Result;
@@ -11,32 +11,34 @@ use std::time::Instant;
 
 const OPERATION: &str = "wait for a service";
 
-/// The service of one type in a node, for the threads of the program. Clones are handles to the same service; all calls are thread-safe.
+/// A handle to a service of type `S` in a node, for the program's threads. Clones are handles to the same service. All calls
+/// are thread-safe.
 ///
-/// A node has the services that [`NodeBuilder::service`](super::NodeBuilder::service) was given. Services run in turns of the node's engine. A call enters the
-/// engine, so it must be short, must not call the node, and must not wait; within a callback of the engine it returns [`Error::Reentrant`].
+/// A node has the services that were passed to [`NodeBuilder::service`](super::NodeBuilder::service). A service runs in turns
+/// of the node's engine. A call enters the engine, so its closure must be short, must not call the node, and must not wait.
+/// Within a callback of the engine a call returns [`Error::Reentrant`].
 pub struct ServiceHandle<S> {
     node: Node,
     _service: PhantomData<fn() -> S>,
 }
 
 impl<S: Class> ServiceHandle<S> {
-    /// The service of this type in a node.
+    /// A handle to the service of this type in a node.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the node has none. [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
+    /// [`Error::Invalid`]: the node has no such service. [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     pub fn open(node: &Node) -> Result<Self> {
         let handle = Self { node: node.clone(), _service: PhantomData };
         handle.call(|_| ())?;
         Ok(handle)
     }
 
-    /// The node.
+    /// The node that has the service.
     pub fn node(&self) -> &Node {
         &self.node
     }
 
-    /// Calls the service, and then gives it a turn to send. Never waits.
+    /// Calls the service, and then gives it a turn in which it can send. Never waits.
     ///
     /// # Errors
     /// [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
@@ -55,8 +57,8 @@ impl<S: Class> ServiceHandle<S> {
         Ok(answer)
     }
 
-    /// Waits until `ready` finds in the service what it looks for. The calling thread turns the engine meanwhile, or sleeps. `ready` is called again after
-    /// each change of the service.
+    /// Waits until `ready` returns a value. `ready` is called at once, and again after each change of the service. Between
+    /// these calls the thread turns the engine or sleeps.
     ///
     /// # Errors
     /// [`Error::Closed`]: the node left. [`Error::Forked`], [`Error::Reentrant`].
@@ -92,6 +94,8 @@ impl<S: Class> ServiceHandle<S> {
                 let found = engine.find_service().and_then(&mut ready);
                 return found.ok_or(Error::Timeout { operation: OPERATION, node: None });
             }
+            // The wait may also end because the node left.
+            shared.check()?;
         }
     }
 }
