@@ -1,12 +1,13 @@
-//! DMA counters: bytes still to move, and who is told when there are none.
+//! DMA counters: bytes still to move, and notifications when none are left.
 //!
-//! A program sets a [`Counter`] to a number of bytes, and lowers it as they move: threads of this node with [`Counter::lower`], other nodes
-//! with [`Node::notify`] and [`Node::put_notify`]. Nothing else lowers a counter: sends, receives, puts and gets by themselves count
-//! nothing here. The call that brings a counter to zero sets its bit in the **counter status register** ([`Node::counter_status`]),
-//! wakes the threads that wait, and triggers its **interrupt**, an eventfd. All of that happens once for each use.
+//! A program sets a [`Counter`] to a number of bytes and lowers it as they move. Threads of this node use [`Counter::lower`];
+//! other nodes use [`Node::notify`] and [`Node::put_notify`]. Nothing else lowers a counter: plain sends, receives, puts and
+//! gets do not. The call that brings a counter to zero sets its bit in the **counter status register**
+//! ([`Node::counter_status`]), wakes the threads that wait, and triggers its **interrupt**, an eventfd. All of that happens
+//! once for each use.
 //!
-//! The count is private memory of this node. Its board shows a copy, which nobody reads back: nothing that others write there
-//! completes anything.
+//! The count is private memory of this node. The board shows a copy that is never read back, so writing to the board completes
+//! nothing.
 
 mod notify;
 
@@ -24,7 +25,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// One of a node's DMA counters: taken with [`Node::counter`], given back when dropped. Thread-safe; keeps the node attached.
+/// One of a node's DMA counters. [`Node::counter`] takes it, and dropping it returns it. Thread-safe. It keeps the node
+/// attached.
 ///
 /// ```
 /// # use doorbell::{Node, Space};
@@ -67,14 +69,14 @@ impl Counter {
         &self.shared().monitor().counters
     }
 
-    /// Which one it is: the number of its bit in the status register, from 0 to 255.
+    /// The counter's number, from 0 to 255. It is also the number of its bit in the status register.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Begins a use: so many bytes are to be moved. Its bit in the status register is cleared, its interrupt taken back, and
-    /// keys of earlier uses lower nothing any more. With no bytes it is at zero at once. Threads that wait go on waiting, for this
-    /// use.
+    /// Begins a use in which `bytes` bytes are to be moved. Clears its bit in the status register and takes its interrupt back.
+    /// Keys of earlier uses lower nothing any more. With no bytes the counter is at zero at once. Threads that already wait go
+    /// on waiting, for this use.
     ///
     /// # Errors
     /// [`Error::Invalid`] for more than [`COUNTER_BYTES_MAX`] bytes; [`Error::Forked`], [`Error::Closed`].
@@ -89,18 +91,18 @@ impl Counter {
         Ok(())
     }
 
-    /// Bytes still to move. Who reads zero sees all that was written before it was lowered to that.
+    /// The bytes still to move. A thread that reads zero sees all that was written before the counter was lowered to zero.
     pub fn value(&self) -> u64 {
         self.file().register().value(self.index)
     }
 
-    /// Whether nothing is left to move. A new counter is at zero.
+    /// Whether no bytes are left to move. A new counter is at zero.
     pub fn is_zero(&self) -> bool {
         self.value() == 0
     }
 
-    /// Lowers it by bytes that were moved, and says whether that brought it to zero: true of one call for each use. It never goes
-    /// below zero. Does not wait; wakes those who do.
+    /// Lowers the counter by `bytes` bytes that were moved, and tells whether that brought it to zero. Only one call of each
+    /// use does. The counter never goes below zero. Does not wait; wakes the threads that wait for zero.
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Closed`].
@@ -109,15 +111,15 @@ impl Counter {
         Ok(self.shared().lower_counter(me, |file| file.lower(self.index, file.generation(self.index), bytes)))
     }
 
-    /// Waits until it is at zero, and drives the node's engine meanwhile.
+    /// Waits until the counter is at zero. The thread turns the node's engine meanwhile.
     ///
     /// # Errors
-    /// [`Error::Closed`] if the node is left; [`Error::Reentrant`] from within a callback; [`Error::Forked`].
+    /// [`Error::Closed`] if the node leaves; [`Error::Reentrant`] from within a callback; [`Error::Forked`].
     pub fn wait(&self) -> Result<()> {
         self.wait_until(None)
     }
 
-    /// Waits until it is at zero, until `deadline` at most.
+    /// Waits until the counter is at zero, until `deadline` at most.
     ///
     /// # Errors
     /// [`Error::Timeout`]; otherwise as [`wait`](Self::wait).
@@ -128,7 +130,7 @@ impl Counter {
     fn wait_until(&self, deadline: Option<Instant>) -> Result<()> {
         self.shared().check()?;
         let Some(op) = self.file().watch(self.index) else { return Ok(()) };
-        // Checked once more: a node that was left meanwhile has told those who watched before.
+        // Check once more: a node that has left meanwhile notified only the operations registered before.
         let driven = self.shared().check().and_then(|me| self.shared().drive(me, &op, deadline, |_| false));
         self.file().unwatch(self.index, &op);
         match op.take() {
@@ -138,14 +140,15 @@ impl Counter {
         }
     }
 
-    /// The interrupt: a descriptor that becomes readable when the counter reaches zero, for `poll` and the like, until
-    /// [`init`](Self::init) begins another use. Made by the first call. It is an eventfd: reading it takes the interrupt back.
+    /// The interrupt: a descriptor for `poll` and similar calls. It is readable from the moment the counter reaches zero until
+    /// [`init`](Self::init) begins another use. The first call makes it. It is an eventfd, and reading it takes the interrupt
+    /// back.
     ///
-    /// Somebody has to drive for it to come: with `Progress::Adaptive` and `Poller` the poller does from now on, with `Inline` only
-    /// calls of this node do.
+    /// The interrupt comes only if a thread turns the engine. With `Progress::Adaptive` and `Poller` the poller does so from
+    /// now on; with `Inline` only calls of this node do.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the process has no descriptor left; [`Error::Forked`], [`Error::Closed`].
+    /// [`Error::Invalid`] if the process has no free descriptor; [`Error::Forked`], [`Error::Closed`].
     pub fn interrupt(&self) -> Result<BorrowedFd<'_>> {
         self.shared().check()?;
         if let Some(fd) = self.interrupt.get() {
@@ -164,14 +167,15 @@ impl Counter {
         self.interrupt.get().map(|fd| fd.as_fd()).ok_or(Error::Closed)
     }
 
-    /// What names this use of the counter to others: plain data that may travel in a message, so that a peer can say what it
-    /// moved. It is good until the next [`init`](Self::init). A node that was not given it can't lower the counter.
+    /// A key that names this use of the counter to other nodes. It is plain data and may travel in a message, so that a peer
+    /// can report the bytes it moved. It is valid until the next [`init`](Self::init). A node without the key can't lower the
+    /// counter.
     pub fn key(&self) -> CounterKey {
         let (node, incarnation) = (self.node.id(), self.node.incarnation());
         CounterKey { node, incarnation, index: self.index as u16, secret: self.file().secret(self.index) }
     }
 
-    /// Clears its bit in the status register, whether or not the counter is at zero.
+    /// Clears the counter's bit in the status register, whether or not the counter is at zero.
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Closed`].
@@ -201,7 +205,7 @@ impl std::fmt::Debug for Counter {
 }
 
 impl Node {
-    /// Takes a free DMA counter. It is at zero.
+    /// Takes a free DMA counter. The counter is at zero. Never waits.
     ///
     /// # Errors
     /// [`Error::Invalid`] if all 256 are in use; [`Error::Forked`], [`Error::Closed`].
@@ -209,13 +213,13 @@ impl Node {
         Counter::take(self.clone())
     }
 
-    /// The counter status register: bit `index % 64` of word `index / 64` is set if that counter has reached zero and nobody has
-    /// cleared it since. Four loads; for programs that poll many transfers at once. Does not drive the engine.
+    /// The counter status register. Bit `index % 64` of word `index / 64` is set once that counter has reached zero, until it
+    /// is cleared. Takes four loads; for programs that poll many transfers at once. Does not turn the engine.
     pub fn counter_status(&self) -> Status {
         self.shared().monitor().counters.register().status()
     }
 
-    /// Clears those bits of the status register that are set in `mask`.
+    /// Clears the bits of the status register that are set in `mask`.
     ///
     /// ```
     /// # use doorbell::{Node, Space};
@@ -241,7 +245,7 @@ impl Node {
 }
 
 impl Shared {
-    /// Lowers a counter from outside of the engine; at zero, also wakes a thread that waits for that on the bell.
+    /// Lowers a counter from outside the engine. At zero it also wakes a waiting thread that sleeps on the bell.
     pub(crate) fn lower_counter(&self, me: Token, lower: impl FnOnce(&CounterFile) -> Lowered) -> Lowered {
         let lowered = lower(&self.monitor().counters);
         if lowered.reached_zero() {

@@ -1,4 +1,4 @@
-//! Telling another node that bytes of what it counts were moved.
+//! Notifying another node that bytes its counter counts have been moved.
 
 use super::CounterKey;
 use crate::Result;
@@ -12,11 +12,11 @@ use doorbell_fabric::world;
 use std::time::{Duration, Instant};
 
 impl Node {
-    /// Lowers a counter of another node, or of this one, by `bytes`: that node's engine does so at its next turn. What this thread put
-    /// before is in its place then.
+    /// Lowers a counter of another node, or of this one, by `bytes`. That node's engine lowers it at its next turn. By then,
+    /// everything that this thread put before is in place.
     ///
-    /// Waits while there is no room in the lane, and drives this node's engine meanwhile. A key of an earlier use, of a
-    /// counter that is gone, or that its owner did not make, lowers nothing and is no error.
+    /// Waits while the lane has no room, and turns this node's engine meanwhile. A key of an earlier use or of a counter that
+    /// is gone, or a key that its owner did not make, lowers nothing and is no error.
     ///
     /// # Errors
     /// [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::NoSuchNode`], [`Error::Damaged`], [`Error::Severed`]; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
@@ -60,7 +60,7 @@ impl Node {
                 Step::Again => {}
                 Step::Check => shared.check_peers(me),
                 Step::Expired => return Err(Error::Timeout { operation: "notify", node: Some(key.node) }),
-                // The target rings nobody for this, so sleep a little and look again.
+                // The target rings no bell for this, so sleep a little and look again.
                 Step::Park(_) => {
                     shared.check_peers(me);
                     world::sleep(Duration::from_micros(200));
@@ -69,8 +69,8 @@ impl Node {
         }
     }
 
-    /// Writes elements where the key says, and then lowers a counter of their node by as many bytes: so a node learns that all of what
-    /// it waits for has come.
+    /// Writes elements where the key points, and then lowers a counter of that node by as many bytes. So that node learns when
+    /// all the data it expects has arrived.
     ///
     /// ```
     /// # use doorbell::{Node, Space};
@@ -91,7 +91,7 @@ impl Node {
     /// ```
     ///
     /// # Errors
-    /// Those of [`put`](Self::put), then nothing is counted, and of [`notify`](Self::notify).
+    /// Those of [`put`](Self::put): the counter is not lowered. Those of [`notify`](Self::notify).
     pub fn put_notify<T: Plain>(&self, from: &[T], to: Key<T, ReadWrite>, counter: CounterKey) -> Result<()> {
         self.put(from, to)?;
         self.notify(counter, size_of_val(from) as u64)
@@ -100,7 +100,7 @@ impl Node {
     /// As [`put_notify`](Self::put_notify), waiting for room for the notification until `deadline` at most.
     ///
     /// # Errors
-    /// [`Error::Timeout`]: the elements are in their place, and the counter is not lowered; otherwise as
+    /// [`Error::Timeout`]: the elements are in place, and the counter is not lowered. Otherwise as
     /// [`put_notify`](Self::put_notify).
     pub fn put_notify_by<T: Plain>(
         &self,

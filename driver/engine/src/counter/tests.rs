@@ -21,7 +21,7 @@ fn readable(fd: BorrowedFd<'_>, milliseconds: i32) -> bool {
 
 #[test]
 fn waiters_of_every_kind_are_woken() {
-    // Miri takes seconds for each.
+    // Each case takes seconds under Miri.
     let most = if cfg!(miri) { 1 } else { 3 };
     for progress in [Progress::Adaptive, Progress::Inline, Progress::Poller].into_iter().take(most) {
         for wait in [Wait::Auto, Wait::Park, Wait::Spin] {
@@ -29,7 +29,7 @@ fn waiters_of_every_kind_are_woken() {
             let counter = node.counter().unwrap();
             counter.init(3).unwrap();
             std::thread::scope(|scope| {
-                // One sleeps on the bell, the others beside it.
+                // One thread sleeps on the bell, the others on their operations.
                 let waiters: Vec<_> = (0..3).map(|_| scope.spawn(|| counter.wait_by(soon()))).collect();
                 std::thread::sleep(Duration::from_millis(5));
                 assert_eq!(counter.lower(2).unwrap(), Lowered::Left(1));
@@ -50,7 +50,7 @@ fn a_notification_waits_for_room_until_its_deadline() {
     counter.init(1 << 30).unwrap();
     let region = b.region::<u8>(1).unwrap();
     let notify = || a.put_notify_by(&[1], region.key(), counter.key(), Instant::now() + Duration::from_millis(1));
-    // Nobody drives the other node, so the lane fills.
+    // No thread turns the other node's engine, so the lane fills.
     let lowered = (0..100_000).find(|_| matches!(notify(), Err(Error::Timeout { operation: "notify", .. }))).unwrap();
     let deadline = soon();
     while counter.value() != (1 << 30) - lowered && Instant::now() < deadline {
@@ -133,7 +133,7 @@ fn there_are_256_and_dropped_ones_come_back() {
     assert!(again.file().lower_by_key(&again.key(), 7).reached_zero());
 }
 
-/// Another node reads this node's board, and guesses: it can make no key of what it finds, or of small numbers.
+/// Another node reads this node's board and guesses keys from what it finds and from small numbers. None is valid.
 #[test]
 fn nothing_on_the_board_is_a_key() {
     let space = Space::heap();
@@ -151,19 +151,19 @@ fn nothing_on_the_board_is_a_key() {
     assert!(seen.iter().any(is_first_use), "no record of the first use: {seen:?}");
     let near = |number: u64| (0..4).map(move |step: u64| number.wrapping_add(step));
     for guess in seen.into_iter().flatten().flat_map(near).chain(0..64) {
-        // All of a key but what tells one use from another is public.
+        // All parts of a key are public except the one that tells uses apart.
         let mut forged = key;
         let secret = forged.len() - 8;
         forged[8.max(secret)..].iter_mut().zip(guess.to_le_bytes()).for_each(|(byte, guessed)| *byte = guessed);
         c.notify_by(CounterKey::from_bytes(&forged).unwrap(), u64::MAX, soon()).unwrap();
-        // Nobody else drives this node, and the lane must not fill.
+        // Only this turns the node's engine, and the lane must not fill.
         a.progress().unwrap();
     }
-    // What follows on the same lane is obeyed later.
+    // Later notices of the same lane are handled later.
     c.notify_by(counter.key(), 1, soon()).unwrap();
     let deadline = soon();
     while counter.value() == 1 << 20 {
-        assert!(Instant::now() < deadline, "the honest key lowers nothing");
+        assert!(Instant::now() < deadline, "the valid key lowers nothing");
         a.progress().unwrap();
     }
     assert_eq!(counter.value(), (1 << 20) - 1, "a guess lowered it");
@@ -185,7 +185,7 @@ fn an_interrupt_comes_at_zero_and_goes_with_the_next_use() {
     let node = node(Progress::Inline, Wait::Auto);
     let counter = node.counter().unwrap();
     let fd = counter.interrupt().unwrap();
-    assert!(!readable(fd, 0), "a new counter has completed nothing");
+    assert!(!readable(fd, 0), "a new counter's interrupt is already triggered");
     counter.init(2).unwrap();
     assert!(counter.lower(1).is_ok() && !readable(fd, 0));
     assert!(counter.lower(1).is_ok() && readable(fd, 0));
@@ -197,17 +197,17 @@ fn an_interrupt_comes_at_zero_and_goes_with_the_next_use() {
     });
     let late = node.counter().unwrap();
     late.init(0).unwrap();
-    assert!(readable(late.interrupt().unwrap(), 0), "asked for after the fact");
+    assert!(readable(late.interrupt().unwrap(), 0), "made after the counter reached zero");
     assert_eq!(late.interrupt().unwrap().as_raw_fd(), late.interrupt().unwrap().as_raw_fd());
     drop(late);
     let again = node.counter().unwrap();
-    assert!(!readable(again.interrupt().unwrap(), 0), "what the counter's former owner completed is not this one's");
+    assert!(!readable(again.interrupt().unwrap(), 0), "the counter's former owner completed it");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 48 }, failure_persistence: None, ..Default::default() })]
 
-    /// However a size is split over threads, one lowers to zero, and everybody who waits is told.
+    /// However a size is split over threads, exactly one call lowers it to zero, and every waiting thread is woken.
     #[test]
     fn zero_is_reached_once(shares in proptest::collection::vec(proptest::collection::vec(1_u64..100_000, 1..30), 1..4)) {
         let node = node(Progress::Inline, Wait::Auto);

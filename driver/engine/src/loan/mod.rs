@@ -1,9 +1,9 @@
-//! Loans: messages written in place in shared memory, and read in place. What is sent is a lease of 32 bytes, so that a long
+//! Loans: messages that are written in place in shared memory, and read in place. Only a lease of 32 bytes is sent, so a long
 //! message takes no longer than a short one.
 //!
-//! [`Node::loan`] gives memory to write to; [`LoanMut::send`] hands it to a reader, or [`LoanMut::share`] and
-//! [`Loan::send_to`] to many. [`Node::take`] receives it: a [`Taken`] is the message where it lies, and dropping it gives it
-//! back. When all have given it back, its memory is lent again.
+//! [`Node::loan`] gives memory to write to. [`LoanMut::send`] hands it to one reader; [`LoanMut::share`] and [`Loan::send_to`]
+//! hand it to several. [`Node::take`] receives it. A [`Taken`] is the message in place, and dropping it returns the loan. When
+//! all readers have returned it, the owner lends its memory again.
 //!
 //! ```
 //! use doorbell::{Match, Node, Space};
@@ -25,15 +25,15 @@
 //! # }
 //! ```
 //!
-//! Any receive takes a loan: [`Node::recv`] copies it out, [`Node::recv_with`] reads it in place, and both give it back at
-//! once. [`Node::take`] takes any message: one that was not lent is copied.
+//! Any receive takes a loan. [`Node::recv`] copies it out and [`Node::recv_with`] reads it in place; both return it at once.
+//! [`Node::take`] takes any message: it copies a message that was not lent.
 //!
-//! The books are private to the owner: who has which block, and since when. A reader gives back by writing one word, and can
-//! harm nobody but those who share its loans with it, as it is the owner alone who says when a block is free: when its handles
-//! are dropped and each reader has given it back, has died or has left. A reader that forgets a loan keeps its block until then.
+//! The owner keeps the records privately: which reader has which block, and since when. A reader returns a block by writing one
+//! word, so it can harm only nodes that share its loans. Only the owner decides that a block is free: its handles are dropped,
+//! and each reader has returned it, has died or has left. A reader that forgets a loan keeps its block until then.
 //!
-//! Whoever was sent one loan of a node can read all that the node lends: memory is mapped by the arena. Readers map it
-//! read-only.
+//! A node that was sent one loan of an owner can read all that the owner lends, because a whole arena is mapped at a time.
+//! Readers map it read-only.
 
 mod send;
 mod take;
@@ -53,14 +53,14 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A block of this node that a handle holds. Dropping it holds it no longer.
+/// A block of this node that a handle holds until it is dropped.
 struct Held {
     shared: Arc<Shared>,
     block: BlockId,
     len: usize,
 }
 
-// SAFETY: the address is of memory that `shared` keeps mapped, and whose use the handles decide.
+// SAFETY: `shared` keeps the memory mapped, and the handles decide how it is used.
 unsafe impl Send for Held {}
 // SAFETY: as above; nothing is changed through a shared reference.
 unsafe impl Sync for Held {}
@@ -68,20 +68,20 @@ unsafe impl Sync for Held {}
 impl Drop for Held {
     #[inline(always)]
     fn drop(&mut self) {
-        // In a forked child the books may be open for ever.
+        // In a forked child another thread may hold the records' lock for ever.
         if !doorbell_shm::space::forked() {
             self.shared.lender().release(Token::current(), self.block);
         }
     }
 }
 
-/// Memory of this node that is written and then lent: derefs to its contents. `Send` and `Sync` as those are.
+/// Memory of this node to be written and then lent. Derefs to its contents, and is `Send` and `Sync` if they are.
 ///
-/// Its contents are whatever the memory held before, zeros at first. Dropping it without sending it frees the memory;
-/// forgetting it keeps the memory from being used again, and nothing worse.
+/// Its contents are at first whatever the memory held before, or zeros in new memory. Dropping it without sending it frees the
+/// memory. Forgetting it only keeps the memory from being used again.
 ///
 /// # Panics
-/// Reading or writing it panics in a forked child, where the memory is not there.
+/// Reading or writing it panics in a forked child, where its memory is not mapped.
 pub struct LoanMut<T: ?Sized> {
     held: Held,
     ptr: NonNull<T>,
@@ -92,11 +92,11 @@ unsafe impl<T: ?Sized + Send> Send for LoanMut<T> {}
 // SAFETY: as above.
 unsafe impl<T: ?Sized + Sync> Sync for LoanMut<T> {}
 
-/// A loan that can be sent to several nodes, and is not changed any more. Clones are handles to the same memory, which is
-/// free when all handles are dropped and all readers have given it back.
+/// A read-only loan that can be sent to several nodes. Clones are handles to the same memory. The memory is free when all
+/// handles are dropped and all readers have returned it.
 ///
 /// # Panics
-/// Reading it panics in a forked child, where the memory is not there.
+/// Reading it panics in a forked child, where its memory is not mapped.
 pub struct Loan<T: ?Sized> {
     held: Held,
     ptr: NonNull<T>,
@@ -109,7 +109,7 @@ unsafe impl<T: ?Sized + Send + Sync> Sync for Loan<T> {}
 
 #[inline(always)]
 fn is_there() {
-    assert!(!doorbell_shm::space::forked(), "a loan was used in a forked child, where its memory is not");
+    assert!(!doorbell_shm::space::forked(), "a loan was used in a forked child, where its memory is not mapped");
 }
 
 impl<T: ?Sized> Deref for LoanMut<T> {
@@ -118,8 +118,8 @@ impl<T: ?Sized> Deref for LoanMut<T> {
     #[inline(always)]
     fn deref(&self) -> &T {
         is_there();
-        // SAFETY: a block of this handle alone, aligned, mapped as long as `held`; any bytes are a `T` (Plain). Former readers
-        // can at most read it.
+        // SAFETY: only this handle has the block, which is aligned and mapped as long as `held`; any bytes are a `T` (Plain).
+        // Former readers can at most read it.
         unsafe { self.ptr.as_ref() }
     }
 }
@@ -128,7 +128,7 @@ impl<T: ?Sized> DerefMut for LoanMut<T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         is_there();
-        // SAFETY: as above, and `self` is borrowed alone.
+        // SAFETY: as above, and `self` is borrowed mutably.
         unsafe { self.ptr.as_mut() }
     }
 }
@@ -139,13 +139,13 @@ impl<T: ?Sized> Deref for Loan<T> {
     #[inline(always)]
     fn deref(&self) -> &T {
         is_there();
-        // SAFETY: as LoanMut; nobody writes it while a handle holds it.
+        // SAFETY: as LoanMut; no thread writes it while a handle holds it.
         unsafe { self.ptr.as_ref() }
     }
 }
 
 impl<T: ?Sized> LoanMut<T> {
-    /// Makes it readable to several: see [`Loan::send_to`].
+    /// Makes it read-only, so that it can be sent to several nodes: see [`Loan::send_to`].
     #[inline]
     pub fn share(self) -> Loan<T> {
         Loan { ptr: self.ptr, held: self.held }
@@ -161,7 +161,7 @@ impl<T: ?Sized> Clone for Loan<T> {
         is_there();
         let held = Held { shared: self.held.shared.clone(), ..self.held };
         if held.shared.lender().hold(Token::current(), held.block).is_err() {
-            unreachable!("no thread is within the books twice");
+            unreachable!("no thread enters the records twice");
         }
         Self { held, ptr: self.ptr }
     }
@@ -180,8 +180,8 @@ impl<T: ?Sized> fmt::Debug for Loan<T> {
 }
 
 impl Node {
-    /// Memory for a message of one element, to be written in place and sent without a copy. Some 20 ns when memory is at hand;
-    /// the first time for a size, and whenever more memory is needed, milliseconds. Never waits for readers.
+    /// Memory for a message of one element, to be written in place and sent without a copy. Takes some 20 ns when memory is
+    /// free. The first loan of a size, and each time more memory is needed, takes milliseconds. Never waits for readers.
     ///
     /// ```
     /// # use doorbell::{Match, Node, Space};
@@ -198,8 +198,8 @@ impl Node {
     /// ```
     ///
     /// # Errors
-    /// [`Error::LoansOut`] if all memory for loans is in use: see [`NodeBuilder::loan_bytes`](crate::NodeBuilder::loan_bytes);
-    /// [`Error::Shm`] if there is no room for more; [`Error::Closed`], [`Error::Forked`].
+    /// [`Error::LoansOut`] if all memory for loans is in use: see [`NodeBuilder::loan_bytes`](crate::NodeBuilder::loan_bytes).
+    /// [`Error::Shm`] if the machine has no room for more. [`Error::Closed`], [`Error::Forked`].
     #[inline]
     pub fn loan<T: Plain>(&self) -> Result<LoanMut<T>> {
         let (held, start) = self.hold(size_of::<T>(), align_of::<T>())?;
@@ -213,7 +213,7 @@ impl Node {
     /// As [`loan`](Self::loan).
     #[inline]
     pub fn loan_slice<T: Plain>(&self, len: usize) -> Result<LoanMut<[T]>> {
-        // What is too long for the address space is too long for any limit.
+        // A length beyond the address space saturates, and is beyond any limit.
         let (held, start) = self.hold(len.saturating_mul(size_of::<T>()), align_of::<T>())?;
         let ptr = NonNull::slice_from_raw_parts(start.cast(), len);
         Ok(LoanMut { held, ptr })
@@ -228,7 +228,7 @@ impl Node {
         self.loan_slice(len)
     }
 
-    /// How much this node lends, as of now. Asks what readers have done with: some nanoseconds for each loan that is out.
+    /// How much memory this node lends now. Checks which loans readers have returned: some nanoseconds for each pending loan.
     ///
     /// # Errors
     /// [`Error::Closed`], [`Error::Forked`].
@@ -241,7 +241,9 @@ impl Node {
     fn hold(&self, len: usize, align: usize) -> Result<(Held, NonNull<u8>)> {
         let me = self.shared().check()?;
         if align > doorbell_shm::layout::PAGE {
-            return Err(Error::Invalid { what: format!("elements of a loan are aligned to a page at most, not to {align}") });
+            return Err(Error::Invalid {
+                what: format!("the elements of a loan can be aligned to a page at most, not to {align}"),
+            });
         }
         // Blocks are aligned to their size, up to a page.
         let (block, start) = self.shared().lender().grant(me, len.max(align))?;
@@ -261,7 +263,7 @@ mod tests {
         Instant::now() + Duration::from_secs(30)
     }
 
-    /// Sends a lease that nobody granted.
+    /// Sends a lease that no owner granted.
     fn forge(from: &Node, to: NodeId, lease: &[u8; LEASE_BYTES]) {
         let me = Token::current();
         let (outbound, _) = from.shared().known_way(me, to).unwrap();
@@ -289,13 +291,13 @@ mod tests {
             Lease { len: 1 << 40, ..good },
             Lease { len: u64::MAX, ..good },
         ];
-        // Each costs Miri half a minute.
+        // Each round takes half a minute under Miri.
         for (round, forged) in forgeries.iter().enumerate().take(if cfg!(miri) { 2 } else { forgeries.len() }) {
             let a = join(0);
             while a.peer(b.id()).is_err() || b.peer(a.id()).map(|peer| peer.incarnation()).ok() != Some(a.incarnation()) {
                 b.progress().unwrap();
             }
-            // Its arena is mapped beforehand, or not.
+            // In one of the cases, the forger's arena is mapped beforehand.
             let loan = a.loan::<u64>().unwrap().share();
             if round % 2 == 0 {
                 loan.send(b.id(), 1).unwrap();
@@ -304,7 +306,7 @@ mod tests {
             forge(&a, b.id(), &forged.encode());
             let error = b.take_by::<u64>(Match::from(a.id()), soon()).unwrap_err();
             assert!(matches!(error, Error::Damaged { node } if node == a.id()), "{forged:?}: {error:?}");
-            // Others go on.
+            // Other nodes are not disturbed.
             c.loan::<u64>().unwrap().send(b.id(), 2).unwrap();
             assert_eq!(b.take_by::<u64>(Match::any(), soon()).unwrap().envelope().source, c.id());
             a.leave().unwrap();
@@ -332,7 +334,8 @@ mod tests {
         }
     }
 
-    /// Where there was no room for comfort, nobody looks for it at every loan: that takes the domain's lock and makes a file.
+    /// A node that could not get a large arena does not try again at every loan: each try takes the domain's lock and makes a
+    /// file.
     #[test]
     #[cfg_attr(miri, ignore = "too slow")]
     fn room_that_was_not_there_is_not_looked_for_again() {
@@ -342,7 +345,7 @@ mod tests {
         drop(a.loan_bytes(LONG).unwrap());
         let one = a.loan_stats().unwrap().reserved;
         let next = a.shared().regions().next_number();
-        // No further arena can be made, as their names are taken.
+        // No further arena can be made, because their names are taken.
         let _taken: Vec<_> =
             (next..next + 100).map(|number| a.shared().membership().create_region(number + 1, 1).unwrap()).collect();
         let mut kept = Vec::new();
@@ -352,7 +355,7 @@ mod tests {
             kept.drain(..kept.len().saturating_sub(3));
         }
         assert_eq!(a.loan_stats().unwrap().reserved, one);
-        // As large as wished, and as small as would do.
+        // Two attempts: the preferred size, and the smallest size that suffices.
         assert_eq!(a.shared().regions().next_number(), next + 1 + 2);
     }
 
@@ -370,7 +373,7 @@ mod tests {
             (0..slots).for_each(|slot| returns.give_back(slot, generation));
             assert_eq!(a.loan_stats().unwrap().out, 3);
         }
-        // Both of its own, and those of slots that it does not have.
+        // The reader returns both of its own loans, and slots that it does not have.
         (0..slots).for_each(|slot| returns.give_back(slot, 1));
         let stats = a.loan_stats().unwrap();
         assert_eq!((stats.out, stats.blocks), (1, 1));

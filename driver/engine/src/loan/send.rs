@@ -15,13 +15,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Loans from this length on are noted in the flight recorder, as it takes some 30 ns.
+/// Loans from this length on are noted in the flight recorder. Noting one takes some 30 ns.
 const RECORDED: usize = 64 << 10;
 
-/// Whom a loan is sent to: a node by its id, or a peer, which is faster and means one life of that node.
+/// The target of a loan. A node is named by its id. A peer is faster, and stands for one incarnation of its node.
 #[derive(Clone, Copy, Debug)]
 pub enum Recipient<'a> {
-    /// Whoever has this id now.
+    /// The present incarnation of the node with this id.
     Node(NodeId),
     /// The other end of a peer.
     Peer(&'a Peer),
@@ -40,19 +40,19 @@ impl<'a> From<&'a Peer> for Recipient<'a> {
 }
 
 impl<T: ?Sized> LoanMut<T> {
-    /// Sends it and returns when the reader's lane has it. It is the reader's then; after an error nobody's, and its contents
-    /// are lost: [`share`](Self::share) it and use [`Loan::send`] to keep them.
+    /// Sends the loan, and returns when it is in the reader's lane. From then on the reader holds it. After an error the
+    /// contents are lost; to keep them, [`share`](Self::share) the loan and use [`Loan::send`].
     ///
-    /// It has its place among the messages to that node, and like those waits while the lane is full, or while the reader has
-    /// 1024 loans of this node. The rules of [`Node::send`](crate::Node::send) hold. If this node leaves before the reader's
+    /// The loan keeps its order among the messages to that node. The call waits while the lane is full, or while the reader has
+    /// 1024 loans of this node. The rules of [`Node::send`](crate::Node::send) apply. If this node leaves before the reader's
     /// engine has seen the message, the reader does not get it.
     ///
     /// # Errors
-    /// As [`Node::send`](crate::Node::send); [`Error::Invalid`] for a peer of another node than this.
+    /// As [`Node::send`](crate::Node::send); [`Error::Invalid`] if the peer belongs to another node than this loan.
     #[inline]
     pub fn send<'a>(self, to: impl Into<Recipient<'a>>, tag: u64) -> Result<()> {
         send(&self.held, self.ptr.cast(), to.into(), tag, false, None)?;
-        // The reader holds the block in place of this handle; the rest of the handle is dropped.
+        // The reader now holds the block in place of this handle. Only the rest of the handle is dropped.
         let this = std::mem::ManuallyDrop::new(self);
         // SAFETY: read once, from a value that is not dropped.
         drop(unsafe { std::ptr::read(&this.held.shared) });
@@ -61,7 +61,7 @@ impl<T: ?Sized> LoanMut<T> {
 }
 
 impl<T: ?Sized> Loan<T> {
-    /// Sends it to one node: as [`LoanMut::send`], but it can be sent again.
+    /// Sends the loan to one node: as [`LoanMut::send`], but this handle stays and can send it again.
     ///
     /// # Errors
     /// As [`LoanMut::send`].
@@ -70,18 +70,19 @@ impl<T: ?Sized> Loan<T> {
         send(&self.held, self.ptr.cast(), to.into(), tag, true, None)
     }
 
-    /// Sends it to one node, waiting until `deadline` at most.
+    /// Sends the loan to one node, waiting until `deadline` at most.
     ///
     /// # Errors
-    /// [`Error::Timeout`]: then it was not sent. Otherwise as [`LoanMut::send`].
+    /// [`Error::Timeout`]: the loan was not sent. Otherwise as [`LoanMut::send`].
     pub fn send_by<'a>(&self, to: impl Into<Recipient<'a>>, tag: u64, deadline: Instant) -> Result<()> {
         send(&self.held, self.ptr.cast(), to.into(), tag, true, Some(deadline))
     }
 
-    /// Sends it to several nodes, one after the other. All of them read the same memory.
+    /// Sends the loan to several nodes, one after the other. All of them read the same memory. An error does not stop the call:
+    /// it still sends to the remaining nodes.
     ///
     /// # Errors
-    /// The first that came up, of those of [`LoanMut::send`]; all other nodes have got it nevertheless.
+    /// The first error, one of those of [`LoanMut::send`].
     pub fn send_to(&self, nodes: &[NodeId], tag: u64) -> Result<()> {
         let mut result = Ok(());
         for node in nodes {
@@ -99,7 +100,7 @@ fn send(held: &Held, contents: NonNull<u8>, to: Recipient<'_>, tag: u64, keep: b
     let (outbound, life) = match to {
         Recipient::Peer(peer) if Arc::ptr_eq(peer.node().shared(), shared) => (peer.outbound(), Some(peer.incarnation())),
         Recipient::Peer(_) => {
-            let what = "a loan is sent to a peer of the node that lends it; take the peer from that node".into();
+            let what = "a loan can only be sent to a peer of the node that lends it; take the peer from that node".into();
             return Err(Error::Invalid { what });
         }
         Recipient::Node(node) => (shared.known_way(me, node)?.0, None),
@@ -125,7 +126,7 @@ fn send(held: &Held, contents: NonNull<u8>, to: Recipient<'_>, tag: u64, keep: b
     send_slow(me, held, contents, outbound, life, &parcel, deadline)
 }
 
-/// To a node that shares no memory with this one goes a copy.
+/// Sends a copy to a node that shares no memory with this one.
 #[cold]
 fn send_copy(
     me: Token,
@@ -137,25 +138,25 @@ fn send_copy(
     deadline: Option<Instant>,
 ) -> Result<()> {
     let shared = &held.shared;
-    // SAFETY: the block holds `len` initialised bytes, and whoever has a handle to it only reads while this one is borrowed.
+    // SAFETY: the block holds `len` initialised bytes, and every handle to it only reads while this one is borrowed.
     let bytes = unsafe { std::slice::from_raw_parts(contents.as_ptr(), held.len) };
     shared.send_copy(me, outbound, life, parcel.tag, bytes, deadline)?;
     if !parcel.keep {
-        // In place of the handle, which is not dropped.
+        // Releases the block on behalf of the handle, which is not dropped.
         shared.lender().release(me, held.block);
     }
     Ok(())
 }
 
 fn note(held: &Held, outbound: &Outbound) {
-    // After it is published, so that it is no part of its journey.
+    // Noted after publishing, so that noting does not delay the message.
     if held.len >= RECORDED {
         let record = Record::new(RecordKind::LoanSent).peer(outbound.target).priority(outbound.priority);
         held.shared.monitor().record(&record.bytes(held.len as u64));
     }
 }
 
-/// Drives until what is queued before it is gone and there is room.
+/// Turns the engine until the sends queued before this one are gone and there is room.
 #[cold]
 fn send_slow(
     me: Token,
@@ -174,7 +175,7 @@ fn send_slow(
             let mut engine = shared.enter(me, "send")?;
             shared.check()?;
             let mut state = outbound.state.enter(me).ok_or(Error::Reentrant { operation: "send" })?;
-            // The life that it was first meant for, and no later one.
+            // The incarnation that the loan was first meant for, and no later one.
             let life = match wanted {
                 Some(life) => life,
                 None => engine.fabric().live(node).ok_or_else(|| engine.unreachable(node, None))?,
@@ -196,19 +197,20 @@ fn send_slow(
                     Push::Down(_) => return Err(Error::Damaged { node }),
                 }
             }
-            // The target takes nothing from us, and we take nothing from somebody: two such nodes would wait for ever.
+            // The target refuses our messages while we refuse those of another node. Two such nodes would wait for each other
+            // for ever.
             if engine.is_refusing() && state.refused() {
                 return Err(Error::Full { node });
             }
             drop(state);
-            // Bounded: a flood from a peer must not hide the deadline.
+            // The loop is bounded: a flood from a peer must not delay the check of the deadline.
             (0..TURNS_MAX).any(|_| engine.turn(me, false) == 0);
         }
         match gear.step() {
             Step::Again => {}
             Step::Check => shared.check_peers(me),
             Step::Expired => return Err(Error::Timeout { operation: "send", node: Some(node) }),
-            // Neither a free slot nor an empty queue rings a bell, so sleep a little and look again.
+            // Neither a free slot nor an empty queue rings the bell, so sleep a little and look again.
             Step::Park(_) => {
                 shared.check_peers(me);
                 world::sleep(Duration::from_micros(200));

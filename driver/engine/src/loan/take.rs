@@ -1,4 +1,4 @@
-//! Taking messages where they lie.
+//! Taking messages in place.
 
 use crate::drive::poller::Progress;
 use crate::drive::{SPIN_ROUNDS, Shared};
@@ -26,15 +26,15 @@ mod sealed {
     impl<T: crate::Plain> Sealed for [T] {}
 }
 
-/// What a message can be taken as: a [`Plain`] value, or a slice of them.
+/// The types that a message can be taken as: a [`Plain`] type, or a slice of one.
 pub trait Lendable: sealed::Sealed {
-    /// Its alignment.
+    /// The alignment in bytes.
     #[doc(hidden)]
     const ALIGN: usize;
-    /// Bytes of one, or of one element.
+    /// The size in bytes of a value, or of one element of a slice.
     #[doc(hidden)]
     const BYTES: usize;
-    /// Whether a message of this length is one.
+    /// Whether a message of `len` bytes is such a value or slice.
     #[doc(hidden)]
     fn fits(len: usize) -> bool;
 }
@@ -59,21 +59,21 @@ impl<T: Plain> Lendable for [T] {
     }
 }
 
-/// A message that was taken: where its owner wrote it if it was lent, else a copy. Dropping it gives the loan back: one plain
-/// store. `Send` and `Sync`.
+/// A received message. If it was lent, it lies where its owner wrote it; otherwise this is a copy. Dropping it returns the loan
+/// with one plain store. `Send` and `Sync`.
 ///
-/// It stays readable if its owner dies or leaves. If *this* node leaves, the owner takes the memory back and may write there.
-/// Forgetting it keeps the owner from using the memory again as long as this node is attached, and nothing worse.
+/// It stays readable if its owner dies or leaves. If *this* node leaves, the owner takes the memory back and may write to it.
+/// Forgetting it only keeps the owner from using the memory again while this node is attached.
 ///
 /// # Panics
-/// Reading it panics in a forked child, where the memory is not there.
+/// Reading it panics in a forked child, where its memory is not mapped.
 pub struct Taken<T: ?Sized> {
     envelope: Envelope,
     bytes: Bytes,
     _contents: PhantomData<T>,
 }
 
-/// Where a taken message is.
+/// Location of a taken message.
 enum Bytes {
     Lent(Lent),
     Own(Own),
@@ -95,11 +95,11 @@ impl Own {
     fn copy(payload: Payload<'_>, align: usize) -> Self {
         let len = payload.len();
         let layout = Layout::from_size_align(len.max(1), align)
-            .unwrap_or_else(|_| unreachable!("a message that is there fits the address space"));
+            .unwrap_or_else(|_| unreachable!("a received message fits the address space"));
         // SAFETY: at least one byte.
         let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
         let Some(ptr) = NonNull::new(ptr) else { std::alloc::handle_alloc_error(layout) };
-        // SAFETY: allocated, initialised, and nobody else's.
+        // SAFETY: allocated, initialised, and not shared.
         payload.copy_to(unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), len) });
         Self { ptr, layout, len }
     }
@@ -117,7 +117,7 @@ impl Bytes {
     fn parts(&self) -> (*const u8, usize) {
         match self {
             Bytes::Lent(lent) => {
-                assert!(!doorbell_shm::space::forked(), "a loan was used in a forked child, where its memory is not");
+                assert!(!doorbell_shm::space::forked(), "a loan was used in a forked child, where its memory is not mapped");
                 (lent.ptr(), lent.len())
             }
             Bytes::Own(own) => (own.ptr.as_ptr(), own.len),
@@ -126,25 +126,25 @@ impl Bytes {
 }
 
 impl<T: Lendable + ?Sized> Taken<T> {
-    /// What the message says of itself.
+    /// The message's envelope.
     #[inline]
     pub fn envelope(&self) -> Envelope {
         self.envelope
     }
 
-    /// Whether it lies in its owner's memory; else it is a copy.
+    /// Whether the message lies in its owner's memory. If false, it is a copy.
     #[inline]
     pub fn is_lent(&self) -> bool {
         matches!(self.bytes, Bytes::Lent(_))
     }
 
-    /// Whether all that was read of it so far was what its owner wrote: false once somebody truncated its owner's memory and a part that
-    /// was gone was read here, as zeros. Ask after reading.
+    /// Whether everything read so far was what the owner wrote. False if the owner's memory was truncated and a read hit the
+    /// missing part, which reads as zeros. Call it after reading.
     pub fn is_whole(&self) -> bool {
         !matches!(&self.bytes, Bytes::Lent(lent) if lent.is_cut())
     }
 
-    /// Its bytes in place, to be read without trusting them to stay as they are.
+    /// The bytes in place. The owner may still change them, so read them without relying on them staying as they are.
     #[inline]
     pub fn payload(&self) -> Payload<'_> {
         let (ptr, len) = self.bytes.parts();
@@ -158,7 +158,7 @@ impl<T: Lendable + ?Sized> Taken<T> {
             let message = Box::new(Message { envelope, bytes: taken.payload().to_vec() });
             return Err(Error::WrongSize { message, expected: T::BYTES });
         }
-        // Any owner of ours aligns what it lends as this type; another may have sent it as bytes.
+        // A Doorbell owner aligns what it lends as this type, but another program may have sent it as bytes.
         if !taken.bytes.parts().0.addr().is_multiple_of(T::ALIGN) {
             taken.bytes = Bytes::Own(Own::copy(taken.payload(), T::ALIGN));
         }
@@ -167,7 +167,7 @@ impl<T: Lendable + ?Sized> Taken<T> {
 }
 
 impl<T: Plain> Taken<T> {
-    /// A copy of it.
+    /// A copy of the value.
     #[inline]
     pub fn read(&self) -> T {
         let mut value = MaybeUninit::<T>::uninit();
@@ -178,11 +178,11 @@ impl<T: Plain> Taken<T> {
         }
     }
 
-    /// It, in place.
+    /// A reference to the value in place.
     ///
     /// # Safety
-    /// The caller vouches that its owner does not write there while the reference lives, which no owner that runs Doorbell
-    /// does; and that this node does not leave meanwhile.
+    /// The owner must not write to the message while the reference lives, which no owner that runs Doorbell does. This node
+    /// must not leave meanwhile.
     #[inline]
     pub unsafe fn as_ref(&self) -> &T {
         // SAFETY: long enough and aligned (`new`); any bytes are a `T`; mapped as long as `self`; unchanging (caller).
@@ -191,35 +191,35 @@ impl<T: Plain> Taken<T> {
 }
 
 impl<T: Plain> Taken<[T]> {
-    /// Elements.
+    /// The number of elements.
     #[inline]
     pub fn len(&self) -> usize {
         self.envelope.len.checked_div(size_of::<T>()).unwrap_or(0)
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies as many elements as fit into `into` and returns how many those are.
+    /// Copies as many elements as fit into `into`, and returns how many it copied.
     #[inline]
     pub fn copy_to(&self, into: &mut [T]) -> usize {
         let count = self.len().min(into.len());
-        // SAFETY: so many are readable in place and writable in `into`; any bytes are a `T` (Plain).
+        // SAFETY: that many bytes are readable in place and writable in `into`; any bytes are a `T` (Plain).
         unsafe { copy::out(self.bytes.parts().0, into.as_mut_ptr().cast(), count * size_of::<T>()) };
         count
     }
 
-    /// A copy of all.
+    /// A copy of all elements.
     pub fn to_vec(&self) -> Vec<T> {
         let mut elements: Vec<T> = (0..self.len()).map(|_| T::new_zeroed()).collect();
         self.copy_to(&mut elements);
         elements
     }
 
-    /// All of them, in place.
+    /// All elements in place.
     ///
     /// # Safety
     /// As [`Taken::as_ref`].
@@ -236,7 +236,7 @@ impl<T: ?Sized> fmt::Debug for Taken<T> {
     }
 }
 
-/// A receive that keeps the message where it lies.
+/// A receive that leaves the message where it lies.
 struct Taking {
     accepts: Match,
     align: usize,
@@ -256,7 +256,7 @@ impl Direct for Taking {
         self.got = Some((*envelope, Bytes::Lent(lent)));
     }
 
-    /// A message in pieces is put together in the pool, and copied from there.
+    /// A message in pieces is put together in the pool and copied from there.
     fn take_long(&mut self) -> Option<RecvOp> {
         None
     }
@@ -271,7 +271,7 @@ impl Shared {
     fn take<T: Lendable + ?Sized>(&self, accepts: Match, deadline: Option<Instant>) -> Result<Taken<T>> {
         if self.progress() != Progress::Poller {
             let me = self.check()?;
-            // The baton is back before anything else is done.
+            // The baton is released before anything else is done.
             let rounds = if self.wait() == Wait::Park { 1 } else { SPIN_ROUNDS };
             let taken = self.enter(me, "take")?.take_hot_loan(&accepts, rounds);
             if let Some((envelope, lent)) = taken {
@@ -296,8 +296,8 @@ impl Shared {
 }
 
 impl Node {
-    /// Receives the next message that `accepts` accepts and keeps it where it lies, if it was lent; else it is copied. `T` is a
-    /// [`Plain`] type or a slice of one. Waits until there is one, as [`recv`](Self::recv) does.
+    /// Receives the next message that `accepts` accepts. A lent message stays where it lies; any other is copied. `T` is a
+    /// [`Plain`] type or a slice of one. Waits until there is such a message, as [`recv`](Self::recv) does.
     ///
     /// ```
     /// # use doorbell::{Match, Node, Space};
@@ -313,8 +313,9 @@ impl Node {
     /// ```
     ///
     /// # Errors
-    /// [`Error::WrongSize`] if the message is no `T`: the error owns the message. [`Error::PeerDied`], [`Error::PeerLeft`],
-    /// [`Error::NoSuchNode`], [`Error::Damaged`], [`Error::Severed`]; [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
+    /// [`Error::WrongSize`] if the message's length does not fit `T`: the error owns the message. [`Error::PeerDied`],
+    /// [`Error::PeerLeft`], [`Error::NoSuchNode`], [`Error::Damaged`], [`Error::Severed`]; [`Error::Forked`],
+    /// [`Error::Reentrant`], [`Error::Closed`].
     #[inline]
     pub fn take<T: Lendable + ?Sized>(&self, accepts: Match) -> Result<Taken<T>> {
         self.shared().take(accepts, None)
@@ -329,7 +330,7 @@ impl Node {
         self.shared().take(accepts, Some(deadline))
     }
 
-    /// Takes a message if a whole one is there now.
+    /// Takes a message if a whole one is there now; otherwise as [`try_recv`](Self::try_recv).
     ///
     /// # Errors
     /// As [`take`](Self::take).
@@ -352,7 +353,7 @@ impl Node {
 }
 
 impl Peer {
-    /// Takes a message from this life of this node: as [`Node::take`].
+    /// Takes a message from this incarnation of the node: as [`Node::take`].
     ///
     /// # Errors
     /// As [`Node::take`].

@@ -1,4 +1,4 @@
-//! Putting and getting.
+//! Put and get.
 
 use super::remote::Request;
 use crate::drive::Shared;
@@ -26,7 +26,7 @@ pub fn fault(act: Act, place: &Place, why: KeyFault) -> Error {
 }
 
 impl Shared {
-    /// The region that `place` is in, by the table.
+    /// Finds the region of `place` in the table.
     fn look_up(&self, place: &Place, bytes: usize, act: Act) -> Result<Arc<PeerRegion>> {
         let membership = self.membership();
         if place.node.index() >= membership.max_nodes() {
@@ -38,36 +38,36 @@ impl Shared {
             .map_err(|miss| self.missing(place, act, miss))
     }
 
-    /// The error of a region that can not be had.
+    /// The error for a region that can't be reached.
     #[cold]
     pub fn missing(&self, place: &Place, act: Act, miss: Miss) -> Error {
         let (node, incarnation) = (place.node, place.incarnation);
-        // The engine knows best how a node ended, unless this thread is within one of its callbacks.
+        // The engine knows best how a node ended. A callback of the engine can't ask it.
         if !matches!(miss, Miss::Withdrawn)
             && let Some(error) = self.ended(Token::current(), node, incarnation)
         {
             return error;
         }
         let live = match self.has_network().then(|| self.enter(Token::current(), act.name)) {
-            // It may be reached by the network, which can't be found out here.
+            // The network may reach the node, which can't be checked here.
             Some(Err(error)) if matches!(miss, Miss::OtherLife | Miss::Shm(ShmError::NoSuchNode { .. })) => return error,
             Some(Ok(mut engine)) => engine.fabric().live(node),
             _ => None,
         };
         match miss {
-            // It has another life, with which this node shares no memory.
+            // The node has another incarnation, with which this node shares no memory.
             Miss::Shm(ShmError::NoSuchNode { .. }) if live.is_some() => fault(act, place, KeyFault::Stale),
             Miss::Gone { left: true } => Error::PeerLeft { node, incarnation },
             Miss::Gone { left: false } => Error::PeerDied { node, incarnation },
             Miss::Withdrawn | Miss::OtherLife => fault(act, place, KeyFault::Stale),
             Miss::Shm(ShmError::NoSuchNode { .. }) => fault(act, place, KeyFault::Unknown),
             Miss::Shm(ShmError::NodeDead { .. }) => fault(act, place, KeyFault::Stale),
-            // Another thread may have left meanwhile: then that is why.
+            // If another thread made this node leave meanwhile, that is the reason.
             Miss::Shm(error) => self.usable().err().unwrap_or_else(|| error.into()),
         }
     }
 
-    /// The engine, if the place is one of a node that shares no memory with this one, as far as is known.
+    /// The engine, if `place` is in a node that shares no memory with this one, as far as is known.
     pub fn elsewhere(&self, place: &Place, act: Act) -> Result<Option<(Token, BatonGuard<'_, Engine>)>> {
         if !self.has_network() {
             return Ok(None);
@@ -77,7 +77,7 @@ impl Shared {
         if self.regions().knows(node, incarnation) {
             return Ok(None);
         }
-        // From within a callback: it may be one that shares memory; if it turns out not to be, that is said then.
+        // Within a callback the engine can't be entered. Assume shared memory; a later step reports it if that is wrong.
         let Ok(mut engine) = self.enter(me, act.name) else { return Ok(None) };
         if !engine.is_remote(node, incarnation) {
             engine.glance();
@@ -85,16 +85,16 @@ impl Shared {
         if !engine.is_remote(node, incarnation) {
             return Ok(None);
         }
-        // Leaving closes the flag first and ends what was begun then, under the baton: nothing is begun after that.
+        // Leaving clears the flag first, and then ends pending operations under the baton. So nothing is begun after that.
         self.check()?;
         Ok(Some((me, engine)))
     }
 
-    /// A put from `ptr` or get to there, if the place is one of a node that shares no memory with this one. False if not: then
-    /// nothing was done.
+    /// A put from `ptr`, or a get to `ptr`, if `place` is in a node that shares no memory with this one. If it is not, returns
+    /// false and does nothing.
     ///
     /// # Safety
-    /// There are `bytes` bytes: readable and initialised for a put, writable for a get.
+    /// `ptr` has `bytes` bytes: readable and initialised for a put, writable for a get.
     #[cold]
     #[inline(never)]
     unsafe fn ask(&self, place: &Place, bytes: usize, act: Act, ptr: *mut u8) -> Result<bool> {
@@ -105,13 +105,13 @@ impl Shared {
         }
         let request = Request { incarnation, number, offset, bytes: bytes as u64, secret };
         let how = AccessBy { operation: act.name, writes: act.writes, by: 0, pulls: false };
-        // SAFETY: as this function's, until `guard` is dropped or the operation is done.
+        // SAFETY: as for this function, until `guard` is dropped or the operation is done.
         let op = unsafe { engine.begin_access(me, how, node, request, ptr)? };
         self.finish_access(me, engine, &op)?;
         Ok(true)
     }
 
-    /// Drives until a put or get has ended. From there on nobody touches its bytes.
+    /// Turns the engine until a put or get has ended. After that the engine no longer uses its bytes.
     pub(super) fn finish_access(&self, me: Token, engine: BatonGuard<'_, Engine>, op: &Arc<Op>) -> Result<()> {
         match self.finish_asked(me, engine, op)? {
             Outcome::Copied => Ok(()),
@@ -119,7 +119,7 @@ impl Shared {
         }
     }
 
-    /// Begins an update of a cell, at a node that shares no memory with this one. `None` if the place is not of one.
+    /// Begins an update of a cell in a node that shares no memory with this one. `None` if the two share memory.
     #[allow(clippy::type_complexity)]
     pub fn begin_update_apart(
         &self,
@@ -134,7 +134,7 @@ impl Shared {
         Ok(Some((me, engine, op)))
     }
 
-    /// Drives until what was asked of a node has ended. From there on nobody touches its bytes.
+    /// Turns the engine until a request to a node has ended. After that the engine no longer uses its bytes.
     pub fn finish_asked(&self, me: Token, mut engine: BatonGuard<'_, Engine>, op: &Arc<Op>) -> Result<Outcome> {
         let guard = TakeBack { shared: self, me, op };
         if self.progress() != Progress::Poller {
@@ -143,7 +143,7 @@ impl Shared {
         drop(engine);
         self.hand_over();
         let driven = self.drive(me, op, None, |_| false);
-        // Whatever drive said.
+        // Whatever drive returned.
         drop(guard);
         match op.take() {
             Some(Outcome::Failed(error)) => Err(error),
@@ -152,7 +152,7 @@ impl Shared {
         }
     }
 
-    /// The region that a key names, mapped, and the address of its place. Checked against the bounds of the region.
+    /// The mapped region that a key names, and the address of its place, checked against the bounds of the region.
     ///
     /// # Errors
     /// [`Error::Key`], [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::Shm`].
@@ -169,7 +169,7 @@ impl Shared {
     }
 }
 
-/// Takes a put, get or update back when its wait ends, by a panic too, so that nobody touches bytes that are gone.
+/// Withdraws a put, get or update when its wait ends, also by a panic, so that no thread uses freed bytes.
 struct TakeBack<'a> {
     shared: &'a Shared,
     me: Token,
@@ -183,42 +183,44 @@ impl Drop for TakeBack<'_> {
 }
 
 impl Shared {
-    /// Takes a put, get or update back that has not ended: its bytes are not touched any more.
-    /// True if it was not sent, and never will be.
+    /// Withdraws a pending put, get or update. After this call the engine does not use its bytes. True if it was not sent and
+    /// never will be.
     pub fn take_back(&self, me: Token, op: &Arc<Op>) -> bool {
         !op.is_done() && self.enter(me, "put").is_ok_and(|mut engine| engine.take_back(op))
     }
 }
 
 impl Node {
-    /// Writes elements where the key says: one copy by this thread, and nothing is asked of the target's processor. When it
-    /// returns, `from` is free for anything else. Never waits for the target; takes a short lock, which
-    /// [`Peer::put`](crate::Peer::put) does not.
+    /// Writes elements where the key points. In shared memory this thread makes one copy, and the target's processor does
+    /// nothing. When the call returns, `from` is free for reuse. Never waits for a target in shared memory. Takes a short lock,
+    /// which [`Peer::put`](crate::Peer::put) does not.
     ///
-    /// What is put is visible to whoever receives a message that this thread sends afterwards. What is put into a region that
-    /// is withdrawn, or whose node dies, at this moment may be lost in silence.
+    /// A thread that receives a later message of this thread sees the elements. A put may be lost without an error if at that
+    /// moment the region is withdrawn or its node dies.
     ///
-    /// To a node that shares no memory with this one it goes by the network: the target's engine checks the key, stores the bytes with
-    /// no help of its application, and says so. The call waits for that, driving this node's engine meanwhile: for as long as the
-    /// journey there and back takes, some tens of microseconds over loopback. Many pieces of a long one are under way at once. There is no
-    /// deadline: the wait ends with the answer, or when the target dies or leaves. After [`Error::PeerDied`], [`Error::PeerLeft`],
-    /// [`Error::Damaged`], [`Error::Severed`] or [`Error::Closed`] some of the bytes may be in their place. Up to 16 KiB go at high
-    /// priority, more at low; they wait behind messages of that priority for which the target has no room.
+    /// If the node shares no memory with this one, the put takes the network. The target's engine checks the key, stores the
+    /// bytes without the help of its application, and answers. The call waits for the answer and turns this node's engine
+    /// meanwhile: some tens of microseconds over loopback. A long put is sent in many pieces at once. There is no deadline: the
+    /// wait ends with the answer, or when the target dies or leaves. After [`Error::PeerDied`], [`Error::PeerLeft`],
+    /// [`Error::Damaged`], [`Error::Severed`] or [`Error::Closed`] some of the bytes may have been stored. A put of up to 16
+    /// KiB has high priority, a longer one low priority. It waits behind messages of its priority for which the target has no
+    /// room.
     ///
     /// # Errors
-    /// [`Error::Key`] says what is wrong with the key; [`Error::PeerDied`] and [`Error::PeerLeft`] if its node is known to be
-    /// gone, which is asked now and then; [`Error::Damaged`] if the region was truncated; [`Error::Shm`] if the region can't be mapped;
-    /// [`Error::Reentrant`] by the network from within `recv_with`, unless its message had waited in the pool; [`Error::Closed`], [`Error::Forked`], [`Error::Severed`].
+    /// [`Error::Key`] tells what is wrong with the key. [`Error::PeerDied`] and [`Error::PeerLeft`] if the node is known to be
+    /// gone, which is checked now and then. [`Error::Damaged`] if the region was truncated. [`Error::Shm`] if the region can't
+    /// be mapped. [`Error::Reentrant`] over the network from within `recv_with`, unless its message had waited in the pool.
+    /// [`Error::Closed`], [`Error::Forked`], [`Error::Severed`].
     pub fn put<T: Plain>(&self, from: &[T], to: Key<T, ReadWrite>) -> Result<()> {
         let bytes = size_of_val(from);
         if self.shared().modes().steers_access() {
-            // SAFETY: all bytes of a `T` are initialised, and those of a put are not written.
+            // SAFETY: all bytes of a `T` are initialised, and a put does not write to its source.
             return unsafe {
                 self.shared().access_by_mode(&to.place, bytes, PUT, from.as_ptr().cast_mut().cast(), None).map(drop)
             };
         }
         if self.shared().has_network()
-            // SAFETY: all bytes of a `T` are initialised, and those of a put are not written.
+            // SAFETY: all bytes of a `T` are initialised, and a put does not write to its source.
             && unsafe { self.shared().ask(&to.place, bytes, PUT, from.as_ptr().cast_mut().cast())? }
         {
             return Ok(());
@@ -229,20 +231,21 @@ impl Node {
         whole(&region)
     }
 
-    /// Reads elements from where the key says: one copy by this thread. As [`put`](Self::put), the other way, over the network too.
+    /// Reads elements from where the key points, with one copy by this thread in shared memory. As [`put`](Self::put), in the
+    /// other direction, also over the network.
     ///
     /// # Errors
-    /// As [`put`](Self::put). After [`Error::Key`] and [`Error::Reentrant`] `into` is as it was; after [`Error::Damaged`], or if the node died or left
-    /// while the network brought the bytes, some of them may be in it.
+    /// As [`put`](Self::put). After [`Error::Key`] and [`Error::Reentrant`], `into` is unchanged. After [`Error::Damaged`], or
+    /// if the node died or left while the network brought the bytes, `into` may hold some of them.
     pub fn get<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
         let bytes = size_of_val(into);
         let place = readable(from);
         if self.shared().modes().steers_access() {
-            // SAFETY: a slice that nobody else has; any bytes are a `T`.
+            // SAFETY: a slice that no other code has; any bytes are a `T`.
             return unsafe { self.shared().access_by_mode(&place, bytes, GET, into.as_mut_ptr().cast(), None).map(drop) };
         }
         if self.shared().has_network()
-            // SAFETY: a slice that nobody else has; any bytes are a `T`.
+            // SAFETY: a slice that no other code has; any bytes are a `T`.
             && unsafe { self.shared().ask(&place, bytes, GET, into.as_mut_ptr().cast())? }
         {
             return Ok(());
@@ -259,21 +262,21 @@ impl Node {
     /// [`Error::Closed`], [`Error::Forked`].
     pub fn flush(&self) -> Result<()> {
         self.shared().usable()?;
-        // What is put next is a store, too: no need to wait for the lines of those before.
+        // A later put is a store too, so a release fence orders it; the cache lines of earlier puts need not arrive first.
         fence(Ordering::Release);
         Ok(())
     }
 }
 
-/// Every key may read: what it means to whoever reads.
+/// Every key allows reading. Converts a key to the read-only place.
 #[inline(always)]
 pub(super) fn readable<T: Plain, A: Access>(key: Key<T, A>) -> Place {
     if A::WRITABLE { Place { secret: read_secret(key.place.secret), ..key.place } } else { key.place }
 }
 
 impl Peer {
-    /// Writes elements where the key says, as [`Node::put`], with no lock and no system call once the region was used: a put
-    /// of eight bytes is a few checks and one store. Over the network there is no difference to [`Node::put`].
+    /// Writes elements where the key points, as [`Node::put`]. Once the region was used, it takes no lock and no system call: a
+    /// put of eight bytes is a few checks and one store. Over the network it is the same as [`Node::put`].
     ///
     /// ```
     /// # use doorbell::{Node, Space};
@@ -292,12 +295,12 @@ impl Peer {
     /// ```
     ///
     /// # Errors
-    /// As [`Node::put`]; and [`KeyFault::OtherNode`] for a key of another node than this peer's.
+    /// As [`Node::put`]; and [`KeyFault::OtherNode`] if the key belongs to another node than this peer.
     #[inline]
     pub fn put<T: Plain>(&self, from: &[T], to: Key<T, ReadWrite>) -> Result<()> {
         let bytes = size_of_val(from);
         let mut cache = self.region_cache().borrow_mut();
-        // SAFETY: all bytes of a `T` are initialised, and those of a put are not written.
+        // SAFETY: all bytes of a `T` are initialised, and a put does not write to its source.
         let found = unsafe { self.find(&mut cache, &to.place, bytes, PUT, from.as_ptr().cast_mut().cast())? };
         let Some(ptr) = found else { return Ok(()) };
         // SAFETY: `ptr` is the start of `bytes` writable bytes of a region that is in the cache, and so mapped; all bytes of a
@@ -306,34 +309,35 @@ impl Peer {
         cache.whole(&to.place)
     }
 
-    /// Reads elements from where the key says, as [`Node::get`], with no lock and no system call once the region was used.
+    /// Reads elements from where the key points, as [`Node::get`]. Once the region was used, it takes no lock and no system
+    /// call.
     ///
     /// # Errors
-    /// As [`Node::get`]; and [`KeyFault::OtherNode`] for a key of another node than this peer's.
+    /// As [`Node::get`]; and [`KeyFault::OtherNode`] if the key belongs to another node than this peer.
     #[inline]
     pub fn get<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
-        // SAFETY: `get_by` gives readable bytes, and a slice that nobody else has.
+        // SAFETY: `get_by` gives readable bytes, and a slice that no other code has.
         self.get_by(from, into, |src, dst, len| unsafe { copy::out(src, dst, len) })
     }
 
-    /// As [`get`](Self::get), of bytes that the peer's processor has just written and still has in its cache.
+    /// As [`get`](Self::get), faster for bytes that the peer's processor has just written and still has in its cache.
     #[inline]
     pub fn get_fresh<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
         self.get_by(from, into, |src, dst, len| {
             // SAFETY: as in `get`.
             unsafe { if cfg!(miri) { copy::out(src, dst, len) } else { far_copy(src, dst, len) } }
-            // What is read later was written later, as with `out`.
+            // Later reads must not move before this one, as with `out`.
             fence(Ordering::Acquire);
         })
     }
 
-    /// `by` copies from readable bytes of a region to a slice that nobody else has.
+    /// `by` copies from readable bytes of a region to a slice that no other code has.
     #[inline(always)]
     fn get_by<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T], by: impl Fn(*const u8, *mut u8, usize)) -> Result<()> {
         let bytes = size_of_val(into);
         let mut cache = self.region_cache().borrow_mut();
         let place = readable(from);
-        // SAFETY: a slice that nobody else has; any bytes are a `T`.
+        // SAFETY: a slice that no other code has; any bytes are a `T`.
         let found = unsafe { self.find(&mut cache, &place, bytes, GET, into.as_mut_ptr().cast())? };
         let Some(ptr) = found else { return Ok(()) };
         // `ptr` is the start of `bytes` readable bytes of a region that is in the cache, and so mapped; any bytes are a `T`.
@@ -341,23 +345,23 @@ impl Peer {
         cache.whole(&place)
     }
 
-    /// Orders puts: whoever sees something that this thread puts afterwards, by [`Region::read`](crate::Region::read) or
-    /// `get`, sees all that it put before. So a flag can be put behind the data that it speaks of. Messages need no flush: to
-    /// receive one is to see what its sender had put before.
+    /// Orders puts. A thread that sees a later put of this thread, by [`Region::read`](crate::Region::read) or `get`, also sees
+    /// all its earlier puts. So a program can put a flag after the data that the flag announces. Messages need no flush: the
+    /// receiver of a message sees all that its sender put before.
     ///
-    /// It costs next to nothing and waits for nobody, and no put is ever under way when a call has returned.
+    /// A flush takes almost no time and waits for nothing. A put is complete when its call has returned.
     ///
     /// # Errors
     /// [`Error::PeerDied`] or [`Error::PeerLeft`] if the peer is known to be gone; [`Error::Closed`], [`Error::Forked`].
     pub fn flush(&self) -> Result<()> {
         let shared = self.node().shared();
         shared.usable()?;
-        // What is put next is a store, too: no need to wait for the lines of those before.
+        // A later put is a store too, so a release fence orders it; the cache lines of earlier puts need not arrive first.
         fence(Ordering::Release);
         let (node, incarnation) = (self.id(), self.incarnation());
         let cache = self.region_cache().borrow();
         if cache.inbox.is_none() && shared.has_network() {
-            // Every put by the network is in its place already. From within a callback nobody knows.
+            // Every put over the network is already in place. Within a callback the peer's state can't be asked for.
             let engine = shared.enter(Token::current(), "flush").ok();
             return match engine.filter(|engine| engine.has_ended(node, incarnation)) {
                 Some(engine) => Err(engine.unreachable(node, Some(incarnation))),
@@ -371,8 +375,8 @@ impl Peer {
         Ok(())
     }
 
-    /// Where the bytes that `place` means are. `None`: where this node can't reach them, and by now they were put from `own` or got to
-    /// there by the network.
+    /// The address of the bytes of `place`. `None` if this node can't reach them by an address; then the network has already
+    /// put them from `own`, or got them into `own`.
     ///
     /// # Safety
     /// As [`Shared::ask`].
@@ -386,7 +390,7 @@ impl Peer {
         own: *mut u8,
     ) -> Result<Option<*mut u8>> {
         self.node().shared().usable()?;
-        // Whose life the region is of, the cache compares; that the node is this one, nobody else does.
+        // The cache compares the incarnation of the region; only this check compares the node.
         if bytes as u64 <= place.bytes
             && place.node == self.id()
             && let Some(ptr) = cache.find(place, bytes, act)
@@ -397,7 +401,7 @@ impl Peer {
         unsafe { self.find_slow(cache, place, bytes, act, own) }
     }
 
-    /// Not in the cache, or something is wrong, or it is time to ask whether the peer lives: the table finds out, or the peer says so.
+    /// The slow path: the region is not in the cache, the key is wrong, or it is time to check that the peer lives.
     ///
     /// # Safety
     /// As [`Shared::ask`].
@@ -427,11 +431,11 @@ impl Peer {
             cache.inbox = shared.regions().inbox(shared.membership(), place.node, place.incarnation).ok();
         }
         if let Some(inbox) = &cache.inbox {
-            // Not by the table's credit: others spend it too.
+            // Checked here too, because other threads share the table's own check.
             inbox.is_alive();
         }
         let (region, ptr) = shared.find(place, bytes, act).inspect_err(|_| {
-            // What is stale is not kept mapped.
+            // Stale regions do not stay mapped.
             for slot in &mut cache.regions {
                 slot.take_if(|region| !region.is_live() || cache.inbox.as_ref().is_none_or(|inbox| inbox.is_known_dead()));
             }
@@ -472,7 +476,7 @@ mod tests {
             (Place { node: NodeId(9), ..good }, KeyFault::Unknown),
             (Place { node: NodeId(u16::MAX), ..good }, KeyFault::Unknown),
         ];
-        // The second round is with the region in the cache.
+        // From the second round on, the region is in the cache.
         for _ in 0..3 {
             for (place, expected) in cases {
                 let (ones, key) = ([1; 10], Key::<u32, ReadWrite>::new(place));
@@ -482,7 +486,7 @@ mod tests {
                 assert_eq!(why(peer.put(&ones[..n], key)), Some(expected_of_peer), "{key:?}");
                 let mut into = [5; 10];
                 let got = why(peer.get(Key::<u32, ReadOnly>::new(place), &mut into[..n]));
-                // To a reader, the secret of readers is right.
+                // For a get, the secret of a read-only key is right.
                 let right = place.secret == read_secret(good.secret);
                 assert_eq!((got.is_none(), into[0]), (right, if right { 0 } else { 5 }), "{key:?}");
             }

@@ -1,4 +1,4 @@
-//! Puts and gets by a mode: by shared memory or a network, and by whose engine.
+//! Puts and gets by a mode: over shared memory or a network, and by which side's engine.
 
 use super::access::{fault, readable};
 use super::remote::{Request, priority_of};
@@ -17,10 +17,10 @@ use crate::sync::baton::Token;
 use crate::{Peer, Result};
 
 impl Shared {
-    /// A put from `ptr` or a get to there, by the mode that is asked for or decided.
+    /// A put from `ptr`, or a get to `ptr`, by the requested or chosen mode.
     ///
     /// # Safety
-    /// There are `bytes` bytes: readable and initialised for a put, writable for a get.
+    /// `ptr` has `bytes` bytes: readable and initialised for a put, writable for a get.
     #[cold]
     pub(super) unsafe fn access_by_mode(
         &self,
@@ -49,7 +49,7 @@ impl Shared {
             if engine.connect(&outbound, &mut state, life).is_err() {
                 let error = engine.unreachable(node, Some(life));
                 drop((state, engine));
-                // It knows best what is wrong with the key.
+                // `find` knows best what is wrong with the key.
                 return self.find(place, bytes, act).and(Err(error));
             }
             engine.open_links(&outbound, &mut state);
@@ -62,7 +62,7 @@ impl Shared {
                 else {
                     continue;
                 };
-                // By a network it is a question and an answer in packets, which an engine that puts and pulls calls by these names.
+                // Over a network the packets are a request and an answer. An engine with DMA calls this put and pull.
                 let is_dma = !is_near && modes.has_engine;
                 let mut protocols = [!is_dma, is_dma && act.writes, is_dma && !act.writes, false];
                 if is_near {
@@ -78,7 +78,7 @@ impl Shared {
                 views.push((by, LinkView { fabric, link, protocols, advice, large: 0, figures, word }));
             }
             if views.is_empty() {
-                // It went meanwhile.
+                // The node went meanwhile.
                 let error = engine.unreachable(node, Some(life));
                 drop((state, engine));
                 return self.find(place, bytes, act).and(Err(error));
@@ -93,10 +93,10 @@ impl Shared {
                 view.word = link.word;
             }
             let is_it = |mode: Mode| views.iter().find(|(_, view)| view.mode(mode.protocol) == Some(mode)).map(|(by, _)| *by);
-            // A policy that chose what can't be done is not followed.
+            // A policy's choice that is impossible is not followed.
             let advised = || {
                 let (_, first) = views.first().filter(|_| modes.policy.is_some())?;
-                let reason = Reason::Unavailable("it is no way for this");
+                let reason = Reason::Unavailable("the chosen mode can't carry this operation");
                 Some(Decision::new(first.mode(first.advice)?, reason))
             };
             let found = |decision: Decision| Some((decision, is_it(decision.mode)?));
@@ -116,12 +116,13 @@ impl Shared {
             if decision.mode.fabric == Fabric::Shm && decision.mode.protocol == usual {
                 drop(engine);
                 let (_region, target) = self.find(place, bytes, act)?;
-                // SAFETY: `target` is the start of so many bytes of a region that is mapped as long as `_region`; `ptr`: caller.
+                // SAFETY: `target` is the start of that many bytes of a region that is mapped as long as `_region`; `ptr`:
+                // caller.
                 unsafe { if act.writes { copy::inward(ptr, target, bytes) } else { copy::out(target, ptr, bytes) } }
                 crate::memory::cache::whole(&_region)?;
                 return Ok(self.accessed(me, act, receipt));
             }
-            // Leaving closes the flag first and ends what was begun then, under the baton: nothing is begun after that.
+            // Leaving clears the flag first, and then ends pending operations under the baton. So nothing is begun after that.
             self.check()?;
             let request = Request { incarnation: life, number, offset, bytes: bytes as u64, secret };
             let how = AccessBy {
@@ -130,16 +131,16 @@ impl Shared {
                 by,
                 pulls: act.writes && decision.mode.protocol == Protocol::Get,
             };
-            // SAFETY: as this function's, until the operation is done or taken back, before `finish_access` returns.
+            // SAFETY: as for this function, until the operation is done or withdrawn, before `finish_access` returns.
             let op = unsafe { engine.begin_access(me, how, node, request, ptr)? };
             self.finish_access(me, engine, &op)?;
             Ok(self.accessed(me, act, receipt))
         }
     }
 
-    /// Counts a put or get that took place. One that is refused moves nothing, and counts as no mode.
+    /// Counts a put or get that took place. A refused one moves nothing and is not counted.
     fn accessed(&self, me: Token, act: Act, receipt: Receipt) -> Receipt {
-        // The counts are exact while the engine is held; a node that was left meanwhile shows none.
+        // The counts are exact while the engine is held. A node that has left meanwhile shows none.
         if let Ok(_engine) = self.enter(me, act.name) {
             self.modes().note(&receipt);
         }
@@ -152,7 +153,7 @@ fn unavailable(act: Act, asked: &ModeRequest, node: doorbell_fabric::NodeId, vie
     let modes = views.iter().flat_map(|(_, view)| Protocol::ALL.into_iter().filter_map(|protocol| view.mode(protocol)));
     let modes: Vec<_> = modes.map(|mode| mode.to_string()).collect();
     let what = format!(
-        "the mode {asked} was asked for, and this {} at node {node} can't go so; it can go by {}",
+        "the mode {asked} was requested, but this {} at node {node} can't use it; it can use {}",
         act.name,
         modes.join(", ")
     );
@@ -160,10 +161,11 @@ fn unavailable(act: Act, asked: &ModeRequest, node: doorbell_fabric::NodeId, vie
 }
 
 impl Peer {
-    /// Writes elements where the key says, by the mode that is asked for, and says how: see [`mode`](crate::mode). By shared memory this thread
-    /// copies (`put`), or the target's engine fetches the bytes (`get`), or they go through the lane and the target's engine stores them
-    /// (`transfer`); by a network they go as with [`put`](Self::put). Waits until they are in their place, and drives meanwhile. Only
-    /// `shm/put` needs nothing of the target: every other mode waits for its engine, without a deadline.
+    /// Writes elements where the key points, by the requested mode, and returns a receipt: see [`mode`](crate::mode). In shared
+    /// memory, this thread copies the bytes (`put`), the target's engine fetches them (`get`), or they go through the lane and
+    /// the target's engine stores them (`transfer`). Over a network they go as with [`put`](Self::put). Waits until the bytes
+    /// are in place, and turns the engine meanwhile. Only `shm/put` needs nothing from the target. Every other mode waits for
+    /// the target's engine, without a deadline.
     ///
     /// ```
     /// # use doorbell::{Node, Space, mode::Protocol};
@@ -179,16 +181,17 @@ impl Peer {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it can't go so, with the modes that it can take; otherwise as [`put`](Self::put).
+    /// [`Error::Invalid`] if the put can't use the requested mode; the error lists the possible modes. Otherwise as
+    /// [`put`](Self::put).
     pub fn put_as<T: Plain>(&self, from: &[T], to: Key<T, ReadWrite>, mode: ModeRequest) -> Result<Receipt> {
         self.is_its(&to.place, PUT)?;
         let ptr = from.as_ptr().cast_mut().cast();
-        // SAFETY: all bytes of a `T` are initialised, and those of a put are not written.
+        // SAFETY: all bytes of a `T` are initialised, and a put does not write to its source.
         unsafe { self.node().shared().access_by_mode(&to.place, size_of_val(from), PUT, ptr, Some(mode)) }
     }
 
-    /// Reads elements from where the key says, by the mode that is asked for: as [`put_as`](Self::put_as), the other way. By shared memory this
-    /// thread copies (`get`), or the target's engine sends them through the lane (`transfer`).
+    /// Reads elements from where the key points, by the requested mode: as [`put_as`](Self::put_as), in the other direction. In
+    /// shared memory, this thread copies the bytes (`get`), or the target's engine sends them through the lane (`transfer`).
     ///
     /// # Errors
     /// As [`put_as`](Self::put_as) and [`get`](Self::get).
@@ -196,7 +199,7 @@ impl Peer {
         let place = readable(from);
         self.is_its(&place, GET)?;
         let (ptr, bytes) = (into.as_mut_ptr().cast(), size_of_val(into));
-        // SAFETY: a slice that nobody else has; any bytes are a `T`.
+        // SAFETY: a slice that no other code has; any bytes are a `T`.
         unsafe { self.node().shared().access_by_mode(&place, bytes, GET, ptr, Some(mode)) }
     }
 

@@ -1,7 +1,7 @@
-//! Regions and keys: memory of one node that others write and read, while its processor does nothing.
+//! Regions and keys: memory of one node that other nodes write and read without its processor.
 //!
-//! A [`Region`] is memory of this node that peers may reach; a [`Key`] names a part of it, and travels in messages as
-//! [`KEY_BYTES`] bytes. Who has the key says [`Peer::put`](crate::Peer::put) or [`Peer::get`](crate::Peer::get).
+//! A [`Region`] is memory of this node that peers may reach. A [`Key`] names a part of it, and travels in messages as
+//! [`KEY_BYTES`] bytes. A node that has the key can call [`Peer::put`](crate::Peer::put) or [`Peer::get`](crate::Peer::get).
 //!
 //! ```
 //! use doorbell::{Key, Match, Node, ReadWrite, Space};
@@ -19,7 +19,7 @@
 //! let key = Key::<f32, ReadWrite>::from_bytes(&buf)?;
 //! let peer = other.peer(owner.id())?;
 //! peer.put(&[1.0, 2.0], key.at(16))?;
-//! // The owner learns of it by a message, and sees what was put before it was sent.
+//! // A message tells the owner, which then sees everything put before the message was sent.
 //! peer.send(2, b"done")?;
 //!
 //! owner.recv(Match::any().tag(2), &mut buf)?;
@@ -30,10 +30,11 @@
 //! # }
 //! ```
 //!
-//! A put and what the owner does at the same time are not ordered: an element may be read half old and half new, unless it
-//! has four or eight bytes and is aligned to them. Messages order them, and so does whatever else the two agree on.
+//! A put is not ordered with what the owner does at the same time. The owner may read an element that is half old and half new,
+//! unless the element has four or eight bytes and is aligned to its size. Messages order puts, and so does any other
+//! synchronisation between the two.
 //!
-//! A key of other rights does not compile where it does not suffice:
+//! A key whose rights do not suffice does not compile:
 //!
 //! ```compile_fail
 //! # use doorbell::{Key, Peer, ReadOnly};
@@ -51,7 +52,7 @@
 //! }
 //! ```
 //!
-//! This does, and differs from the first in nothing but the rights:
+//! This compiles, and differs from the first only in the rights:
 //!
 //! ```
 //! # use doorbell::{Key, Peer, ReadWrite};
@@ -79,15 +80,15 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Memory of this node that peers write and read by its keys: `len` elements, all zero at first. Clones are handles to the
-/// same memory; all calls are thread-safe. None of them blocks, other than dropping the last clone and
-/// [`withdraw`](Self::withdraw).
+/// Memory of this node that peers write and read with its keys: `len` elements, all zero at first. Clones are handles to the
+/// same memory. All calls are thread-safe. Only dropping the last clone and [`withdraw`](Self::withdraw) may block.
 ///
-/// When the last clone is dropped the region is withdrawn: its keys are stale from then on. A peer that is copying at that
-/// moment copies to or from pages that nobody else ever gets; so does the engine of this node, for one that is reached by the network. Those pages are given back when the last peer has let go of
-/// them: when it next finds a key of this node stale, has mapped many more of its regions, or leaves.
+/// When the last clone is dropped, the region is withdrawn and its keys are stale. A peer that is copying at that moment copies
+/// to or from pages that are not used for anything else. The same holds for this node's engine when it serves a peer on the
+/// network. The pages are freed when the last peer has unmapped them: when it next finds a key of this node stale, when it has
+/// mapped many more of its regions, or when it leaves.
 ///
-/// It takes memory of `/dev/shm`, in whole pages and one more, from the moment on that it is made.
+/// A region takes memory of `/dev/shm` as soon as it is made: whole pages, and one page more.
 pub struct Region<T> {
     inner: Arc<Inner>,
     _elements: PhantomData<fn() -> T>,
@@ -106,8 +107,8 @@ impl Drop for Inner {
 }
 
 impl Node {
-    /// Makes a region of `len` elements, all of them zero. Control path: makes a file, and may block for up to a second if
-    /// other nodes join or leave at this moment.
+    /// Makes a region of `len` elements, all of them zero. This is a slow call: it makes a file, and may block for up to a
+    /// second while other nodes join or leave.
     ///
     /// ```
     /// # use doorbell::{Node, Space};
@@ -123,8 +124,8 @@ impl Node {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a region without elements, or of more than fit the memory; [`Error::Shm`] if there is no room
-    /// for it; [`Error::Closed`], [`Error::Forked`].
+    /// [`Error::Invalid`] if `len` is zero or too large for the address space; [`Error::Shm`] if there is no room for the
+    /// region; [`Error::Closed`], [`Error::Forked`].
     pub fn region<T: Plain>(&self, len: usize) -> Result<Region<T>> {
         const { assert!(size_of::<T>() > 0, "elements of a region have at least one byte") };
         const { assert!(align_of::<T>() <= doorbell_shm::layout::PAGE, "elements of a region are aligned to a page at most") };
@@ -151,29 +152,30 @@ impl Node {
 }
 
 impl<T: Plain> Region<T> {
-    /// Elements.
+    /// The number of elements.
     #[inline]
     pub fn len(&self) -> usize {
         self.inner.own.len() / size_of::<T>()
     }
 
-    /// Never: a region has at least one element.
+    /// Always false: a region has at least one element.
     #[inline]
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// A key to all of it, for peers that may read and write.
+    /// A key to the whole region, for peers that may read and write.
     pub fn key(&self) -> Key<T, ReadWrite> {
         Key::new(self.inner.place)
     }
 
-    /// A key to all of it, for peers that may only read.
+    /// A key to the whole region, for peers that may only read.
     pub fn read_key(&self) -> Key<T, ReadOnly> {
         self.key().read_only()
     }
 
-    /// Copies elements out, from element `at` on. What peers put before a message that was received is in them.
+    /// Copies elements out, beginning with element `at`. They include what peers put before they sent a message that was
+    /// received.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the region has no such elements; [`Error::Forked`].
@@ -185,7 +187,7 @@ impl<T: Plain> Region<T> {
         Ok(())
     }
 
-    /// Copies elements in, from element `at` on. A peer that receives a later message of this thread gets them.
+    /// Copies elements in, beginning with element `at`. A peer that receives a later message of this thread sees them.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -197,7 +199,7 @@ impl<T: Plain> Region<T> {
         Ok(())
     }
 
-    /// Makes all elements this one.
+    /// Sets all elements to `element`.
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -211,30 +213,30 @@ impl<T: Plain> Region<T> {
     /// The elements in place.
     ///
     /// # Safety
-    /// As long as the slice lives nobody writes the region: no peer that has a key, and no thread of this process. The
-    /// process is not a forked child.
+    /// While the slice lives, no peer with a key and no thread of this process may write to the region. The process must not be
+    /// a forked child.
     pub unsafe fn as_slice(&self) -> &[T] {
         // SAFETY: aligned to a page, initialised, and mapped as long as `inner`; not written meanwhile (caller).
         unsafe { std::slice::from_raw_parts(self.inner.own.ptr().cast(), self.len()) }
     }
 
-    /// The elements in place, to be changed.
+    /// The elements in place, mutable.
     ///
     /// # Safety
-    /// As long as the slice lives nobody else reads or writes the region: no peer that has a key, no thread of this process,
-    /// and no other slice of it exists. The process is not a forked child.
-    // Clones share the memory, so `&mut self` would promise nothing: the caller has to.
+    /// While the slice lives, no peer with a key and no thread of this process may read or write the region, and no other slice
+    /// of it may exist. The process must not be a forked child. Clones share the memory, so `&mut self` would guarantee
+    /// nothing.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn as_mut_slice(&self) -> &mut [T] {
-        // SAFETY: aligned to a page, initialised, and mapped as long as `inner`; nobody else's meanwhile (caller).
+        // SAFETY: aligned to a page, initialised, mapped as long as `inner`, and not shared meanwhile (caller).
         unsafe { std::slice::from_raw_parts_mut(self.inner.own.ptr().cast(), self.len()) }
     }
 
-    /// Makes all its keys stale now, whatever clones exist. Its memory stays as it is for this process. Blocks for up to a
-    /// second if other nodes join or leave at this moment; does not wait for peers. A second call does nothing.
+    /// Makes all keys of the region stale now, even if clones exist. This process can still use the memory. Blocks for up to a
+    /// second while other nodes join or leave; does not wait for peers. A second call does nothing.
     ///
     /// # Errors
-    /// [`Error::Shm`]: its file could not be removed and goes when the node leaves; its keys are stale all the same.
+    /// [`Error::Shm`]: the file could not be removed, and will go when the node leaves; the keys are stale all the same.
     /// [`Error::Forked`].
     pub fn withdraw(&self) -> Result<()> {
         if doorbell_shm::space::forked() {
@@ -244,7 +246,7 @@ impl<T: Plain> Region<T> {
         Ok(self.inner.own.withdraw()?)
     }
 
-    /// Whether its keys are good: it was not withdrawn, and the node has not left. One load.
+    /// Whether the region's keys are valid: it was not withdrawn, and the node has not left. Takes one load.
     pub fn is_live(&self) -> bool {
         self.inner.own.is_live()
     }
@@ -277,13 +279,13 @@ impl<T> fmt::Debug for Region<T> {
     }
 }
 
-/// The place that a key names: for services, which check it before they use it.
+/// The place that a key names. For services, which check it before they use it.
 #[inline]
 pub fn place_of<T, A>(key: &Key<T, A>) -> &key::Place {
     &key.place
 }
 
-/// Where elements of a region lie, of which `operation` is done. They are mapped as long as the region.
+/// The address of elements of a region for `operation`. They stay mapped as long as the region.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the region has no such elements; [`Error::Forked`].

@@ -1,4 +1,4 @@
-//! Messages that name the address, in memory that both may use, where what they carry is stored: the source's shared memory transfer.
+//! Messages that name the address, in shared memory, where their data is stored.
 
 use super::{Plain, ReadWrite, Region};
 use crate::mode::{ModeRequest, Receipt};
@@ -6,8 +6,8 @@ use crate::{Error, Key, Peer, Result};
 use doorbell_fabric::Incarnation;
 use std::ops::Range;
 
-/// What such a message says: where in a region of its receiver its bytes lie. As it comes from the other side, ask
-/// [`Region::range_of`] what it means before you read there.
+/// The content of such a message: where in a region of its receiver the data lies. It comes from another node, so check it with
+/// [`Region::range_of`] before you read there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
     number: u32,
@@ -17,10 +17,10 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Bytes of such a message in the buffer of a receive.
+    /// The length of such a message in bytes.
     pub const BYTES: usize = 24;
 
-    /// From what was received. `None` if it is of another length.
+    /// Decodes a received message. `None` if it has another length.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let words: &[u8; Self::BYTES] = bytes.try_into().ok()?;
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| words[8 * at + byte]));
@@ -38,7 +38,8 @@ impl Stored {
 }
 
 impl<T: Plain> Region<T> {
-    /// Which elements of this region a message [stored](Peer::send_stored). `None`: none of it, or not whole elements.
+    /// The elements of this region that a [stored](Peer::send_stored) message names. `None` if they are not whole elements of
+    /// this region.
     pub fn range_of(&self, stored: &Stored) -> Option<Range<usize>> {
         let (place, size) = (self.inner.place, size_of::<T>() as u64);
         let end = stored.offset.checked_add(stored.bytes)?;
@@ -49,9 +50,9 @@ impl<T: Plain> Region<T> {
 }
 
 impl Peer {
-    /// Sends elements in a message that names where they are stored: in the region of the receiver that the key means, over whichever fabric.
-    /// The message itself is short, has its place in the order of all, and comes after they are in their place; who receives it reads them there. The mode is
-    /// that of the [put](Self::put_as); the message goes by the same fabric and link.
+    /// Stores elements in a region of the receiver and sends a short message that names where they are. The key names the
+    /// region; any fabric will do. The message keeps its order among all messages, and arrives after the elements are in place.
+    /// The receiver reads them there. The mode is that of the [put](Self::put_as). The message takes the same fabric and link.
     ///
     /// ```
     /// # use doorbell::{Match, Node, Space, Stored};
@@ -74,7 +75,8 @@ impl Peer {
     /// ```
     ///
     /// # Errors
-    /// As [`put_as`](Self::put_as): then nothing was sent. As [`send`](Self::send): then the elements may be in their place.
+    /// Those of [`put_as`](Self::put_as): nothing was sent. Those of [`send`](Self::send): the elements may already be in
+    /// place.
     pub fn send_stored<T: Plain>(&self, tag: u64, from: &[T], to: Key<T, ReadWrite>, mode: ModeRequest) -> Result<Receipt> {
         let receipt = self.put_as(from, to, mode)?;
         let place = to.place;
@@ -82,7 +84,7 @@ impl Peer {
         let stored = Stored { number: place.number, life: place.incarnation, offset: place.offset, bytes };
         let by = ModeRequest::fabric(receipt.used.fabric).link(receipt.used.link);
         match self.send_as(tag, &stored.to_bytes(), by) {
-            // The link went meanwhile; what it carried is there.
+            // The link went meanwhile; the elements that it carried have arrived.
             Err(Error::Invalid { .. }) => self.send(tag, &stored.to_bytes())?,
             sent => drop(sent?),
         }

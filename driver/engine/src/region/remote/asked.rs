@@ -1,4 +1,4 @@
-//! The origin's half: puts, gets and updates of this node's threads, which wait for the answers.
+//! The origin's half: puts, gets and updates by this node's threads, which wait for the answers.
 
 use super::update::Update;
 use super::wire::{IDS, OLD_BYTES, Request, Status, Step, Word};
@@ -9,51 +9,51 @@ use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Verdict};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes of a put that go with the request.
+/// The most bytes of a put that go with the request.
 const WITH_REQUEST: usize = 4096;
-/// Pieces begin at multiples of this, so that no element that is aligned to its size is cut.
+/// Pieces begin at multiples of this, so that no aligned element is cut.
 const GRAIN: usize = 64;
 
-/// The most bytes of a piece, where a packet has so many.
+/// The most bytes of a piece, for packets of this size.
 pub fn piece_bytes(packet: usize) -> usize {
     if packet >= GRAIN { packet - packet % GRAIN } else { packet }
 }
 
-/// A put, get or update of this node.
+/// A pending put, get or update of this node.
 pub struct Ask {
-    /// The node that it asks, and at which priority.
+    /// The lane to the target node, at the operation's priority.
     pub lane: usize,
-    /// Which life of it.
+    /// The incarnation of the target.
     pub life: Incarnation,
     id: u64,
     operation: &'static str,
     writes: bool,
-    /// By which link of the way it is sent.
+    /// The link of the send queue that carries it.
     pub by: u8,
-    /// Where its bytes lie, if the target fetches them.
+    /// The place of its bytes, if the target fetches them.
     pulls: Option<Place>,
     request: Request,
-    /// What is done to a cell, if it is an update.
+    /// What to do to a cell, if this is an update.
     update: Option<Update>,
-    /// What is put, or where it goes that is got.
+    /// The source of a put, or the destination of a get.
     ptr: *mut u8,
     len: usize,
-    /// Bytes sent of a put, received of a get.
+    /// The bytes sent of a put, or received of a get.
     moved: usize,
     begun: bool,
-    /// Where its end is told.
+    /// Completed when the operation ends.
     pub op: Arc<Op>,
 }
 
-// SAFETY: whoever made the Ask keeps its bytes there until its op ended or it was removed (Ask::new).
+// SAFETY: the maker of the Ask keeps its bytes there until its op ended or it was removed (Ask::new).
 unsafe impl Send for Ask {}
 
 impl Ask {
-    /// A put of `len` bytes from `ptr`, or a get of as many to there.
+    /// A put of `len` bytes from `ptr`, or a get of `len` bytes to `ptr`.
     ///
     /// # Safety
-    /// Until `op` is done or [`Asked::remove`] was called for it, the bytes stay readable and unchanged for a put; for a get they
-    /// stay writable, and nobody else touches them.
+    /// Until `op` is done or [`Asked::remove`] was called for it, the bytes of a put stay readable and unchanged; the bytes of
+    /// a get stay writable, and no other code touches them.
     pub unsafe fn new(lane: usize, operation: &'static str, writes: bool, request: Request, ptr: *mut u8, op: Arc<Op>) -> Self {
         let (life, len) = (request.incarnation, request.bytes as usize);
         Self {
@@ -74,7 +74,7 @@ impl Ask {
         }
     }
 
-    /// An update of a cell. Nothing of the caller's is touched.
+    /// An update of a cell. It uses no memory of the caller.
     pub fn update(lane: usize, operation: &'static str, request: Request, update: Update, op: Arc<Op>) -> Self {
         let (life, ptr) = (request.incarnation, std::ptr::null_mut());
         let update = Some(update);
@@ -96,22 +96,22 @@ impl Ask {
         }
     }
 
-    /// By another link than the first; and for a put whose bytes the target fetches, where they lie.
+    /// Sets the link, and for a put whose bytes the target fetches, the place of the bytes.
     pub fn routed(self, by: u8, pulls: Option<Place>) -> Self {
         Self { by, pulls, ..self }
     }
 
-    /// The node that it asks.
+    /// The target node.
     pub fn node(&self) -> NodeId {
         NodeId((self.lane / PRIORITIES) as u16)
     }
 
-    /// Whether its request is in the lane.
+    /// Whether the request is in the lane.
     pub fn is_begun(&self) -> bool {
         self.begun
     }
 
-    /// Whether all of it is in the lane that has to go there.
+    /// Whether everything that has to be sent is in the lane.
     pub fn is_sent(&self) -> bool {
         self.begun && (!self.writes || self.moved == self.len)
     }
@@ -124,12 +124,12 @@ impl Ask {
         if len == 0 {
             return &[];
         }
-        // SAFETY: the caller says no more than are left; readable and unchanged (Ask::new), as it is a put of which nothing was told
-        // yet.
+        // SAFETY: the caller takes no more than are left. They are readable and unchanged (Ask::new), because this is a put
+        // that has not ended yet.
         unsafe { std::slice::from_raw_parts(self.ptr.add(self.moved), len) }
     }
 
-    /// Gives its next packet to `push`, where one carries `packet` bytes. True if it was taken.
+    /// Gives the next packet to `push`; a packet carries `packet` bytes. True if `push` took it.
     pub fn send(&mut self, packet: usize, room: &mut Vec<u8>, push: impl FnOnce(u64, &[u8]) -> bool) -> bool {
         if !self.begun
             && let Some(place) = self.pulls
@@ -168,97 +168,97 @@ impl Ask {
         done
     }
 
-    /// The next bytes of a get. True if they were the last.
+    /// Receives the next bytes of a get. True if they were the last.
     fn got(&mut self, payload: Payload<'_>) -> Result<bool, &'static str> {
         if self.writes || payload.is_empty() || payload.len() > self.len - self.moved {
-            return Err("bytes that nobody asked for");
+            return Err("bytes that were not requested");
         }
-        // SAFETY: within the bytes that are left (checked), which are ours (Ask::new).
+        // SAFETY: within the bytes that are left (checked), which belong to this operation (Ask::new).
         payload.copy_to(unsafe { std::slice::from_raw_parts_mut(self.ptr.add(self.moved), payload.len()) });
         self.moved += payload.len();
         Ok(self.moved == self.len)
     }
 
-    /// The old value.
+    /// Receives the old value.
     fn old(&self, payload: Payload<'_>) -> Result<Outcome, &'static str> {
         if payload.len() != OLD_BYTES || !self.update.is_some_and(|update| update.fetch) {
-            return Err("an old value that nobody asked for");
+            return Err("an old value that was not requested");
         }
         let mut old = [0; OLD_BYTES];
         payload.copy_to(&mut old);
         Ok(Outcome::Updated(old))
     }
 
-    /// How it ended, if it can have ended so.
+    /// The outcome of an answer, if this operation can end so.
     fn end(&self, status: Status) -> Result<Outcome, &'static str> {
         let node = self.node();
         let fault = |why| Ok(Outcome::Failed(Error::Key { operation: self.operation, node: Some(node), why }));
         match status {
-            Status::Fine if self.update.is_some_and(|update| update.fetch) => Err("an update that does not say the old value"),
+            Status::Fine if self.update.is_some_and(|update| update.fetch) => Err("an answer to an update without the old value"),
             Status::Fine if self.update.is_some() => Ok(Outcome::Updated([0; OLD_BYTES])),
             Status::Fine if self.is_sent() && self.moved == self.len => Ok(Outcome::Copied),
-            Status::Fine => Err("a put or get that ended before it was over"),
+            Status::Fine => Err("an answer before all bytes were moved"),
             Status::Stale => fault(KeyFault::Stale),
             Status::Forged => fault(KeyFault::Forged),
             Status::OutOfRange => fault(KeyFault::OutOfRange),
             Status::Cut => Ok(Outcome::Failed(Error::Damaged { node })),
             Status::Unreadable if self.pulls.is_some() => {
                 let what = format!(
-                    "node {node} can't fetch {} bytes at {:p} from this process: put them from a region, or by another mode",
+                    "node {node} can't fetch {} bytes at {:p} from this process: put them from a region, or use another mode",
                     self.len, self.ptr
                 );
                 Ok(Outcome::Failed(Error::Invalid { what }))
             }
-            Status::Unreadable => Err("a put that nobody had to fetch can't be fetched"),
-            Status::Unaligned | Status::Unknown if self.update.is_none() => Err("a put or get that is no update"),
+            Status::Unreadable => Err("a failed fetch of a put that was not to be fetched"),
+            Status::Unaligned | Status::Unknown if self.update.is_none() => Err("an answer for an update to a put or get"),
             Status::Unaligned => fault(KeyFault::WrongType),
             Status::Unknown => {
                 let why =
-                    "the node that has the cell has no such operator of such a type; send it a message that asks for the update";
+                    "the node that has the cell has no such operator for this type; send it a message that requests the update";
                 Ok(Outcome::Failed(Error::Unsupported { operation: self.operation, why }))
             }
         }
     }
 }
 
-/// Puts, gets and updates of this node.
+/// The pending puts, gets and updates of this node.
 #[derive(Default)]
 pub struct Asked {
     made: u64,
-    /// Of which something is to be sent, in call order: those of one lane follow one another.
+    /// Operations with packets still to send, in call order. Those of one lane are sent one after the other.
     pub waiting: VecDeque<Ask>,
-    /// Which wait for their answers.
+    /// Operations that wait for their answers.
     pub sent: VecDeque<Ask>,
 }
 
 impl Asked {
-    /// Enters one.
+    /// Adds an operation.
     pub fn push(&mut self, mut ask: Ask) {
         self.made = (self.made + 1) % IDS;
         ask.id = self.made;
         self.waiting.push_back(ask);
     }
 
-    /// Whether so many of a node are under way.
+    /// Whether at least `many` operations of a node are pending.
     pub fn has(&self, many: usize, node: NodeId) -> bool {
         let under_way = || self.waiting.iter().filter(|ask| ask.begun).chain(&self.sent).filter(|ask| ask.node() == node);
         self.waiting.len() + self.sent.len() >= many && under_way().count() >= many
     }
 
-    /// Whether an answer is to come by a lane.
+    /// Whether an answer is expected on a lane.
     pub fn awaits(&self, lane: usize) -> bool {
         self.waiting.iter().filter(|ask| ask.begun).chain(&self.sent).any(|ask| ask.lane == lane)
     }
 
-    /// An answer came.
+    /// Handles an answer.
     pub fn answer(&mut self, lane: usize, word: Word, payload: Payload<'_>) -> Verdict {
         let is_its = |ask: &Ask| ask.lane == lane && ask.id == word.id && ask.begun;
         let (at, was_sent) = match self.sent.iter().position(is_its) {
             Some(at) => (at, true),
-            // A put that is refused while its bytes are still going out.
+            // A put may be refused while its bytes are still going out.
             None => match self.waiting.iter().position(is_its) {
                 Some(at) => (at, false),
-                // Of one that was withdrawn.
+                // The operation was withdrawn.
                 None => return Verdict::Taken,
             },
         };
@@ -283,7 +283,7 @@ impl Asked {
         Verdict::Taken
     }
 
-    /// Ends those of which `which` says so.
+    /// Fails the operations that `which` selects.
     pub fn fail(&mut self, which: impl Fn(&Ask) -> bool, error: impl Fn() -> Error) {
         let mut end = |ask: &mut Ask| {
             let ends = which(ask);
@@ -296,7 +296,7 @@ impl Asked {
         self.sent.retain_mut(&mut end);
     }
 
-    /// Takes one back: its bytes are not touched any more. True if nothing of it was sent.
+    /// Withdraws an operation. After this call its bytes are not touched. True if nothing of it was sent.
     pub fn remove(&mut self, op: &Arc<Op>) -> bool {
         let is_it = |ask: &Ask| Arc::ptr_eq(&ask.op, op);
         if let Some(at) = self.waiting.iter().position(is_it) {

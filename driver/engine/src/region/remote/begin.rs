@@ -1,4 +1,4 @@
-//! Puts, gets and updates of this node's threads, begun and taken back.
+//! Beginning and withdrawing puts, gets and updates of this node's threads.
 
 use super::asked::Ask;
 use super::update::Update;
@@ -11,26 +11,27 @@ use crate::turn::Engine;
 use doorbell_fabric::{NodeId, PRIORITIES, Priority};
 use std::sync::Arc;
 
-/// Puts, gets and updates that wait to be sent, at which no more updates are begun.
+/// No more updates are begun while this many puts, gets and updates wait to be sent.
 const WAITING_MAX: usize = 1024;
-/// Updates that wait for each other at most.
+/// The most updates that wait to be sent together.
 const TOGETHER: usize = 32;
 
-/// How a put or get is asked for.
+/// How to carry out a put or get.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AccessBy {
-    /// What it is called.
+    /// The name of the operation for errors.
     pub operation: &'static str,
     /// Whether it is a put.
     pub writes: bool,
-    /// By which link of the way.
+    /// The link of the send queue that carries it.
     pub by: u8,
-    /// Whether the target fetches what is put.
+    /// Whether the target fetches the bytes of a put.
     pub pulls: bool,
 }
 
 impl Engine {
-    /// Begins a put or get at a node that shares no memory with this one. Ended by [`take_back`](Self::take_back) at the latest.
+    /// Begins a put or get in a node that shares no memory with this one. It ends with [`take_back`](Self::take_back) at the
+    /// latest.
     ///
     /// # Safety
     /// As [`Ask::new`].
@@ -44,7 +45,7 @@ impl Engine {
     ) -> Result<Arc<Op>, Error> {
         let priority = priority_of(request.bytes as usize);
         let lane = node.index() * PRIORITIES + priority.index();
-        // If it can't be reached, that is said now.
+        // If the node can't be reached, the error is returned now.
         self.reach(me, (node, request.incarnation).into(), priority)?;
         let op = Op::new();
         let remote = self.service::<Remote>();
@@ -55,7 +56,7 @@ impl Engine {
         Ok(op)
     }
 
-    /// Begins an update of a cell at a node that shares no memory with this one.
+    /// Begins an update of a cell in a node that shares no memory with this one.
     pub(crate) fn begin_update(
         &mut self,
         me: Token,
@@ -71,10 +72,10 @@ impl Engine {
         Ok(op)
     }
 
-    /// Keeps the update that was begun last, though nobody waits for it.
+    /// Keeps the update that was begun last, although no thread waits for it.
     ///
     /// # Errors
-    /// [`Error::Full`] if so many wait that it was taken back.
+    /// [`Error::Full`] if too many wait: the update was withdrawn.
     pub fn keep_update(&mut self, node: NodeId) -> Result<(), Error> {
         let waiting = self.service::<Remote>().waiting();
         if waiting.len() > WAITING_MAX {
@@ -84,7 +85,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Sends an update that was kept; or lets it wait for others, if an answer is to come that will wake somebody who sends it.
+    /// Sends an update that was kept, unless it can wait to go out with others. It waits only while an answer is expected,
+    /// because the answer wakes a thread that sends it.
     pub fn push_update(&mut self, me: Token, node: NodeId) {
         let remote = self.service::<Remote>();
         if remote.is_idle() || remote.waiting().len() >= TOGETHER && !remote.is_full(node) {
@@ -92,8 +94,7 @@ impl Engine {
         }
     }
 
-    /// Takes a put, get or update back: its bytes are not touched any more.
-    /// True if it was not begun.
+    /// Withdraws a put, get or update. After this call its bytes are not touched. True if it was not begun.
     pub(crate) fn take_back(&mut self, op: &Arc<Op>) -> bool {
         self.service::<Remote>().remove(op)
     }

@@ -1,19 +1,22 @@
-//! Puts, gets and updates between nodes that share no memory: the origin's engine asks, and the target's stores or reads the bytes, or updates the cell, in place.
+//! Puts, gets and updates between nodes that share no memory. The origin's engine sends a request. The target's engine stores
+//! or reads the bytes, or updates the cell, in place.
 //!
-//! 1. A put is a request with the key and, if it is short, its bytes; the bytes of a long one follow in pieces. One answer says that
-//!    they are in their place, or what is wrong with the key.
-//! 2. A put whose bytes the target fetches, as the origin has no engine or wants it so, is a request that says where they lie. The two share
-//!    memory then.
-//! 3. A get is a request; the bytes come back in pieces, the last of which ends it, or an answer says what is wrong with the key.
+//! 1. A put is a request with the key. A short put carries its bytes in the request; the bytes of a long one follow in pieces.
+//!    One answer says that they are in place, or what is wrong with the key.
+//! 2. The target may fetch the bytes of a put, if the origin has no DMA engine or requests it. The request then says where the
+//!    bytes lie. The two nodes share memory in this case.
+//! 3. A get is a request. The bytes come back in pieces, and the last piece ends the get; or an answer says what is wrong with
+//!    the key.
+//! 4. An update is a request with the operator and operand. The answer is the old value, or that the update took place, or what
+//!    is wrong. The target does the update exactly once, when the packet comes: a session delivers a packet once, and the lane
+//!    keeps a refused packet.
 //!
-//! 4. An update is a request and what is to be done; the answer is the old value, or that it took place, or what is wrong. The target does it when
-//!    the packet comes, once: sessions deliver a packet once, and the lane keeps what is refused.
+//! On one link, the pieces of a put are not mixed with those of another put of the same priority. Over several links the pieces
+//! may alternate, so each carries the number of its put. A long put has low priority, so that it delays nothing else. These
+//! operations are not ordered with messages: a put has ended when its call returns.
 //!
-//! By one link nothing of one put comes between the pieces of another of the same priority; by several the pieces may come in turns, so each
-//! says by its number which put it is of. A long one goes at low priority, so that it holds up nothing else. The order of messages means nothing to them: a put has ended when its call returns.
-//!
-//! The target believes nothing: it checks the key as an origin does over shared memory, and keeps no more than
-//! `UNANSWERED_MAX` answers for one node. What is beyond it refuses, and the lane keeps it; no node of ours asks for so much at once.
+//! The target trusts nothing. It checks the key as an origin does over shared memory, and keeps at most `UNANSWERED_MAX`
+//! answers for one node. It refuses more requests, and the lane keeps them. No Doorbell node sends so many requests at once.
 
 mod asked;
 mod begin;
@@ -38,32 +41,32 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use wire::{Step, Word};
 
-/// Longer ones go at low priority.
+/// Longer operations have low priority.
 const URGENT_BYTES: usize = 16 << 10;
 
-/// At which priority so many bytes go.
+/// The priority of an operation with this many bytes.
 pub fn priority_of(bytes: usize) -> Priority {
     if bytes <= URGENT_BYTES { Priority::High } else { Priority::Low }
 }
 
-/// Puts and gets of this node, and of others to its regions.
+/// Pending puts, gets and updates: this node's own, and those of other nodes to its regions.
 pub struct Remote {
     asked: Asked,
     served: Served,
     /// This node's memory.
     local: Local,
-    /// Where packets are put together.
+    /// The buffer in which packets are put together.
     room: Vec<u8>,
 }
 
 impl Remote {
-    /// Nothing yet, of this life of a node that has these regions.
+    /// An empty table for this incarnation of a node with these regions.
     pub(crate) fn new(membership: &Arc<Membership>, regions: Arc<RegionTable>) -> Self {
         let served = Served::new(regions.clone(), membership.incarnation());
         Self { asked: Asked::default(), served, local: Local::new(membership.clone(), regions), room: Vec::new() }
     }
 
-    /// This node does updates in this way.
+    /// Sets how this node does updates.
     pub fn do_updates(&mut self, updates: Updates) {
         self.served.updates = Some(updates);
     }
@@ -74,33 +77,32 @@ impl Remote {
         !(self.asked.waiting.is_empty() && self.served.answers.is_empty() && self.served.pulls.is_empty())
     }
 
-    /// Whether no answer is to come.
+    /// Whether no answer is expected.
     pub fn is_idle(&self) -> bool {
         self.asked.sent.is_empty()
     }
 
-    /// Whether a node has as many requests as it keeps.
+    /// Whether a node has as many pending requests as it keeps.
     pub fn is_full(&self, node: NodeId) -> bool {
         self.asked.has(UNANSWERED_MAX, node)
     }
 
-    /// Enters a put or get of this node.
+    /// Adds a put, get or update of this node.
     pub fn ask(&mut self, ask: Ask) {
         self.asked.push(ask);
     }
 
-    /// What is to be sent of puts and gets of this node.
+    /// The operations of this node with packets to send.
     pub fn waiting(&mut self) -> &mut VecDeque<Ask> {
         &mut self.asked.waiting
     }
 
-    /// Takes a put or get back: its bytes are not touched any more.
-    /// True if nothing of it was sent.
+    /// Withdraws a put, get or update. After this call its bytes are not touched. True if nothing of it was sent.
     pub fn remove(&mut self, op: &Arc<Op>) -> bool {
         self.asked.remove(op)
     }
 
-    /// A packet came, by a lane from this life of a node.
+    /// Handles a packet that came on a lane from this incarnation of a node.
     #[cold]
     pub fn take(&mut self, lane: usize, life: Incarnation, tag: u64, payload: Payload<'_>) -> Verdict {
         let Some(word) = Word::from_tag(tag) else { return Verdict::Broken("a packet of a put, get or update of unknown kind") };
@@ -114,13 +116,13 @@ impl Remote {
         }
     }
 
-    /// Ends everything with a life of a node.
+    /// Ends all operations with an incarnation of a node.
     pub fn fail(&mut self, node: NodeId, life: Incarnation, error: impl Fn() -> Error) {
         self.asked.fail(|ask| ask.node() == node && ask.life == life, error);
         self.served.forget(node, life);
     }
 
-    /// Ends everything.
+    /// Ends all operations.
     pub fn end(&mut self, error: impl Fn() -> Error) {
         self.asked.fail(|_| true, error);
         self.served.clear();
@@ -145,7 +147,7 @@ mod tests {
     const PEER: Incarnation = Incarnation(5);
     const BYTES: usize = 5000;
 
-    /// A node with one region, and what it is asked.
+    /// A node with one region, which serves requests.
     struct Target {
         remote: Remote,
         region: OwnRegion,
@@ -179,7 +181,7 @@ mod tests {
             self.remote.take(LANE, PEER, Word { step, id }.tag(), Payload::private(bytes))
         }
 
-        /// All that is to be said, in packets of so many bytes.
+        /// All answers, in packets of this size.
         fn say(&mut self, packet: usize) -> Vec<(Word, Vec<u8>)> {
             let mut said = Vec::new();
             while let Some(mut answer) = self.remote.served.answers.pop_front() {
@@ -204,7 +206,7 @@ mod tests {
 
         fn read(&self) -> Vec<u8> {
             let mut bytes = vec![0; BYTES];
-            // SAFETY: within the region, which nobody else writes now.
+            // SAFETY: within the region, which no other thread writes now.
             unsafe { crate::memory::copy::out(self.region.ptr(), bytes.as_mut_ptr(), BYTES) };
             bytes
         }
@@ -232,7 +234,7 @@ mod tests {
             let step = if writes { Step::Put } else { Step::Get };
             assert_eq!(target.take(step, 1, &request.encode()), Verdict::Taken);
             assert_eq!(target.says(), status, "{request:?} {writes}");
-            // What may follow was sent before the answer was there.
+            // Pieces that were sent before the answer arrived.
             assert_eq!(target.take(Step::More, 1, &[9; 60]), Verdict::Taken);
         }
         target.region.withdraw().unwrap();
@@ -278,7 +280,7 @@ mod tests {
         assert_eq!(target.read()[..101], [&[1; 40][..], &[2; 60], &[0]].concat());
     }
 
-    /// A put or get of `bytes`, in the hands of both engines.
+    /// A put or get of `bytes`, known to both engines.
     fn ask(origin: &mut Remote, target: &Target, writes: bool, bytes: &mut [u8], offset: u64) -> Arc<Op> {
         let op = Op::new();
         let secret = if writes { target.region.secret() } else { read_secret(target.region.secret()) };
@@ -303,7 +305,7 @@ mod tests {
             let op = ask(&mut origin, &target, writes, &mut bytes, 0);
             let answer =
                 |origin: &mut Remote, id| origin.take(LANE, PEER, Word { step, id }.tag(), Payload::private(&[9; 20][..len]));
-            // Nothing was asked yet, or this was not.
+            // Nothing was requested yet, or this was not.
             assert_eq!(answer(&mut origin, 1), Verdict::Taken);
             let mut ask = origin.waiting().pop_front().unwrap();
             assert!(ask.send(40, &mut Vec::new(), |_, _| true));
@@ -317,7 +319,8 @@ mod tests {
         }
     }
 
-    /// Updates of a test: the first byte is 1, the second says whether the old value is wanted, and eight more are added to the cell.
+    /// Updates of a test: the first byte is 1, the second says whether the old value is returned, and eight more are added to
+    /// the cell.
     const UPDATES: Updates = Updates {
         read: |bytes| {
             let known = bytes[0] == 1 && bytes[1] < 2;
@@ -399,7 +402,7 @@ mod tests {
     #[test]
     fn answers_to_updates_are_matched_to_what_was_asked() {
         let target = Target::new();
-        // What was asked; what is said; whether it ends well. Nothing: that breaks the rules.
+        // The request, the answer, and whether the operation succeeds. `None`: the answer breaks the rules.
         for (fetch, step, len, ends) in [
             (true, Step::Old, 16, Some(true)),
             (true, Step::Old, 15, None),
@@ -434,7 +437,7 @@ mod tests {
                 (None, None) => assert!(matches!(verdict, Verdict::Broken(_))),
                 (_, outcome) => panic!("{fetch} {step:?}: {outcome:?}"),
             }
-            // One that was given up is not waited for, and its answer harms nobody.
+            // A withdrawn operation is not waited for, and its answer does no harm.
             origin.remove(&op);
             assert_eq!(say(&mut origin, LANE, 1), Verdict::Taken);
             assert!(!origin.asked.awaits(LANE));
@@ -492,7 +495,7 @@ mod tests {
         assert!(!origin.has_work() && !origin.asked.awaits(LANE));
     }
 
-    /// What somebody may send as an update: which key it says, what it says is done, and what of that is spoiled.
+    /// An update that a peer may send: its key, its operator, and which part is spoiled.
     #[derive(Clone, Debug)]
     struct Sent {
         offset: u64,
@@ -606,7 +609,7 @@ mod tests {
             let mut target = Target::new();
             let fill = |region: &OwnRegion| {
                 let bytes = [0x5a; BYTES];
-                // SAFETY: within the region, which nobody else writes now.
+                // SAFETY: within the region, which no other thread writes now.
                 unsafe { crate::memory::copy::inward(bytes.as_ptr(), region.ptr(), BYTES) };
             };
             fill(&target.region);
@@ -630,7 +633,7 @@ mod tests {
                     let good = target.request(request.offset, 1 << (of & 0xf));
                     prop_assert!(request == good && request.offset % request.bytes == 0, "{:?}", request);
                     prop_assert!(changed.iter().all(|at| at.wrapping_sub(request.offset) < request.bytes), "{:?} {:?}", request, changed);
-                    // Any byte but 0 is true.
+                    // Any byte but 0 means true.
                     if said[0].0.step == Step::Old && of >> 4 != 3 {
                         let (at, len) = (request.offset as usize, request.bytes as usize);
                         prop_assert_eq!(&said[0].1[..len], &before[at..at + len]);
@@ -670,7 +673,7 @@ mod tests {
             for (tag, len) in tags.into_iter().zip(lens) {
                 origin.take(lane, PEER, tag, Payload::private(&[9; 100][..len]));
             }
-            // Only an answer by its lane ends one, with as much as was asked for.
+            // Only an answer on its lane ends an operation, with exactly the requested bytes.
             let ended: Vec<_> = ops.iter().map(|op| op.take()).collect();
             for (outcome, fetch) in ended.into_iter().zip(&fetches) {
                 match outcome {

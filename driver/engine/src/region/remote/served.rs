@@ -1,4 +1,4 @@
-//! The target's half: what others ask of this node's regions. Its application does nothing.
+//! The target's half: requests of other nodes to this node's regions. The target's application does nothing.
 
 use super::update::{UPDATE_BYTES, Updates};
 use super::wire::{OLD_BYTES, Request, Status, Step, Word};
@@ -12,47 +12,48 @@ use doorbell_shm::region::RegionMemory;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Puts, gets and updates of one node that are not answered: as many as it may have sent, and as are kept for it.
+/// The most unanswered puts, gets and updates of one node: it may send this many, and the target keeps this many.
 pub const UNANSWERED_MAX: usize = 64;
 
-/// What others ask of this node's regions.
+/// Requests of other nodes to this node's regions.
 pub struct Served {
     /// How this node does updates, if it has atomics.
     pub updates: Option<Updates>,
     regions: Arc<RegionTable>,
     life: Incarnation,
-    /// Puts of which bytes are still coming, the oldest first: of one lane several, where several links lead here.
+    /// Puts with bytes still to come, the oldest first. One lane may have several, where several links lead here.
     coming: Vec<Coming>,
-    /// What is to be said, in the order in which it was asked for.
+    /// Answers to be sent, in the order of the requests.
     pub answers: VecDeque<Answer>,
-    /// Puts of which this node fetches the bytes.
+    /// Puts whose bytes this node fetches.
     pub pulls: VecDeque<Pull>,
 }
 
-/// A put of which this node fetches the bytes.
+/// A put whose bytes this node fetches.
 pub struct Pull {
     lane: usize,
-    /// Which life of the node that asks.
+    /// The incarnation of the requesting node.
     pub life: Incarnation,
     id: u64,
-    /// Where they lie.
+    /// The place of the bytes.
     pub source: Place,
-    /// How many they are.
+    /// The number of bytes.
     pub bytes: u64,
     part: Part,
 }
 
 impl Pull {
-    /// The node that asks.
+    /// The requesting node.
     pub fn node(&self) -> NodeId {
         NodeId((self.lane / PRIORITIES) as u16)
     }
 
-    /// Has the next `most` bytes written, at most, by `read`: from where in the source on, to where, and how many. How it ended, if it has.
+    /// Lets `read` fetch at most `most` bytes. `read` gets the offset in the source, the destination, and the length. Returns
+    /// how the put ended, if it has.
     pub fn step(&mut self, most: usize, read: impl FnOnce(u64, *mut u8, u64) -> bool) -> Option<Status> {
         let len = self.part.left.min(most);
         let at = self.bytes - self.part.left as u64;
-        // What is put later is seen later.
+        // Later puts must be seen later.
         fence(Ordering::Release);
         // SAFETY: `at + left` is within the region (Served::check), and `len` at most `left`; `memory` keeps it mapped.
         let target = unsafe { self.part.memory.ptr().add(self.part.at) };
@@ -64,7 +65,7 @@ impl Pull {
         (self.part.left == 0).then(|| self.part.stored())
     }
 
-    /// What is to be said of it.
+    /// The answer to this put.
     pub fn answer(&self, status: Status) -> Answer {
         Answer { lane: self.lane, life: self.life, id: self.id, what: What::Done(status) }
     }
@@ -73,18 +74,18 @@ impl Pull {
 /// Bytes of a region of this node.
 struct Part {
     memory: RegionMemory,
-    /// Where in the region they begin, or go on.
+    /// The offset in the region of the next byte.
     at: usize,
-    /// How many are left.
+    /// The number of bytes left.
     left: usize,
 }
 
 impl Part {
-    /// Stores the next bytes of a put. They are not more than are left.
+    /// Stores the next bytes of a put. The caller gives no more than are left.
     fn store(&mut self, payload: Payload<'_>) {
         let len = payload.len();
         debug_assert!(len <= self.left);
-        // What is put later is seen later, as between the puts of one thread over shared memory.
+        // Later puts must be seen later, as with puts of one thread over shared memory.
         fence(Ordering::Release);
         // SAFETY: `at + left` is within the region (Served::check) and `len` at most `left` (caller); `memory` keeps it mapped.
         unsafe { copy::inward(payload.as_ptr(), self.memory.ptr().add(self.at), len) };
@@ -92,7 +93,7 @@ impl Part {
         self.left -= len;
     }
 
-    /// How the put ended, all of which is stored.
+    /// The status of a put whose bytes are all stored.
     fn stored(&self) -> Status {
         if self.memory.is_cut() { Status::Cut } else { Status::Fine }
     }
@@ -105,11 +106,11 @@ struct Coming {
     part: Part,
 }
 
-/// An answer that is to be given.
+/// An answer to be sent.
 pub struct Answer {
-    /// By which lane it was asked for, and is answered.
+    /// The lane of the request, and of the answer.
     pub lane: usize,
-    /// The life of the node that asks.
+    /// The incarnation of the requesting node.
     pub life: Incarnation,
     id: u64,
     what: What,
@@ -122,7 +123,7 @@ enum What {
 }
 
 impl Answer {
-    /// How many bytes its next packet has, where one carries so many.
+    /// The length of the next packet in bytes, if a packet carries `packet` bytes.
     pub fn next_len(&self, packet: usize) -> usize {
         match &self.what {
             What::Done(_) => 0,
@@ -131,7 +132,7 @@ impl Answer {
         }
     }
 
-    /// Its next packet: the tag; the bytes, as many as [`next_len`](Self::next_len) said, come into `room`.
+    /// Makes the next packet and returns its tag. `room` gets its bytes, as many as [`next_len`](Self::next_len) returned.
     pub fn next(&self, len: usize, room: &mut Vec<u8>) -> u64 {
         room.clear();
         let status = match &self.what {
@@ -155,10 +156,10 @@ impl Answer {
         Word { step: Step::Done(status), id: self.id }.tag()
     }
 
-    /// After a packet of so many bytes. True if it was the last.
+    /// Notes that a packet of `len` bytes was sent. True if it was the last.
     pub fn sent(&mut self, len: usize) -> bool {
         match &mut self.what {
-            // Without bytes it was an error that was sent.
+            // No bytes: the packet was an error.
             What::Data(part) if len > 0 => {
                 part.at += len;
                 part.left -= len;
@@ -170,12 +171,12 @@ impl Answer {
 }
 
 impl Served {
-    /// Nothing yet, of this life of a node that has these regions.
+    /// An empty table for this incarnation of a node with these regions.
     pub fn new(regions: Arc<RegionTable>, life: Incarnation) -> Self {
         Self { regions, life, updates: None, coming: Vec::new(), answers: VecDeque::new(), pulls: VecDeque::new() }
     }
 
-    /// The region that a request means, if its key is one of ours.
+    /// The part of a region that a request names, if its key is valid.
     fn check(&self, request: &Request, writes: bool) -> Result<Part, Status> {
         let memory = self.regions.memory(request.number).filter(|memory| request.incarnation == self.life && memory.is_live());
         let memory = memory.ok_or(Status::Stale)?;
@@ -193,7 +194,7 @@ impl Served {
         Ok(Part { memory, at: request.offset as usize, left: request.bytes as usize })
     }
 
-    /// Puts that were given up are not told of: of those of one node that are under way the oldest goes, where there are too many.
+    /// Origins do not report puts that they gave up. If one node has too many incomplete puts, its oldest is dropped.
     fn make_room(&mut self, node: usize) {
         let is_its = |coming: &Coming| coming.lane / PRIORITIES == node;
         if self.coming.iter().filter(|coming| is_its(coming)).count() >= UNANSWERED_MAX
@@ -203,20 +204,20 @@ impl Served {
         }
     }
 
-    /// Whether as many answers wait for the node of a lane as are kept.
+    /// Whether the node of a lane has as many unsent answers as are kept.
     fn is_full(&self, lane: usize) -> bool {
         let its = || self.answers.iter().filter(|answer| answer.lane / PRIORITIES == lane / PRIORITIES);
         self.answers.len() >= UNANSWERED_MAX && its().count() >= UNANSWERED_MAX
     }
 
-    /// Somebody asks for a put or get.
+    /// Handles a request for a put or get.
     pub fn ask(&mut self, lane: usize, life: Incarnation, id: u64, writes: bool, payload: Payload<'_>) -> Verdict {
         if self.is_full(lane) {
             return Verdict::Refused;
         }
         self.make_room(lane / PRIORITIES);
         let Some((request, first)) = Request::decode(payload) else {
-            return Verdict::Broken("a put or get that does not say of what");
+            return Verdict::Broken("a put or get without a request");
         };
         if first.len() as u64 > if writes { request.bytes } else { 0 } {
             return Verdict::Broken("a put or get with more bytes than it says");
@@ -239,14 +240,14 @@ impl Served {
         Verdict::Taken
     }
 
-    /// Somebody asks for an update, which is done at once.
+    /// Handles a request for an update, which is done at once.
     pub fn update(&mut self, lane: usize, life: Incarnation, id: u64, payload: Payload<'_>) -> Verdict {
         if self.is_full(lane) {
             return Verdict::Refused;
         }
         let mut bytes = [0; UPDATE_BYTES];
         let Some((request, rest)) = Request::decode(payload).filter(|(_, rest)| rest.len() == UPDATE_BYTES) else {
-            return Verdict::Broken("an update that does not say of what");
+            return Verdict::Broken("an update without a request");
         };
         rest.copy_to(&mut bytes);
         let what = self.perform(&request, &bytes).unwrap_or_else(What::Done);
@@ -264,8 +265,8 @@ impl Served {
         if !at.is_multiple_of(left) {
             return Err(Status::Unaligned);
         }
-        // SAFETY: within the region (check), which `memory` keeps mapped and which begins at a page; all others write a cell by atomic instructions, or
-        // else as they may write anything into shared memory.
+        // SAFETY: within the region (check), which `memory` keeps mapped and which begins at a page. Correct nodes access a
+        // cell only by atomic instructions; a peer that does not is like any other that writes into shared memory.
         let old = unsafe { (updates.perform)(bytes, memory.ptr().add(at)) };
         if memory.is_cut() {
             return Err(Status::Cut);
@@ -273,7 +274,7 @@ impl Served {
         Ok(if update.fetch { What::Old(old) } else { What::Done(Status::Fine) })
     }
 
-    /// Somebody asks that this node fetches what is to be put.
+    /// Handles a request to fetch the bytes of a put.
     pub fn pull(&mut self, lane: usize, life: Incarnation, id: u64, payload: Payload<'_>) -> Verdict {
         let node = lane / PRIORITIES;
         let answers = self.answers.iter().filter(|answer| answer.lane / PRIORITIES == node).count();
@@ -285,7 +286,9 @@ impl Served {
             let words = [rest.u64_at(0).map(u64::from_le)?, rest.u64_at(8).map(u64::from_le)?];
             Some((request, Place::from_words(words).filter(|_| rest.len() == 16)?))
         });
-        let Some((request, source)) = decoded else { return Verdict::Broken("a put to be fetched that does not say from where") };
+        let Some((request, source)) = decoded else {
+            return Verdict::Broken("a put to be fetched without the place of its bytes");
+        };
         match self.check(&request, true) {
             Err(status) => self.answers.push_back(Answer { lane, life, id, what: What::Done(status) }),
             Ok(part) => self.pulls.push_back(Pull { lane, life, id, source, bytes: request.bytes, part }),
@@ -293,14 +296,14 @@ impl Served {
         Verdict::Taken
     }
 
-    /// More bytes of a put.
+    /// Handles further bytes of a put.
     pub fn more(&mut self, lane: usize, id: u64, payload: Payload<'_>) -> Verdict {
-        // Of one that was answered with an error: its origin did not know yet.
+        // An unknown put was answered with an error before its origin had sent everything.
         let is_its = |coming: &Coming| coming.lane == lane && coming.id == id;
         let Some(at) = self.coming.iter().position(is_its) else { return Verdict::Taken };
         let coming = &mut self.coming[at];
         if payload.is_empty() || payload.len() > coming.part.left {
-            return Verdict::Broken("bytes that its put does not have");
+            return Verdict::Broken("more bytes than the put has");
         }
         coming.part.store(payload);
         if coming.part.left == 0 {
@@ -310,7 +313,7 @@ impl Served {
         Verdict::Taken
     }
 
-    /// Forgets what a life of a node asked for.
+    /// Forgets the requests of an incarnation of a node.
     pub fn forget(&mut self, node: NodeId, life: Incarnation) {
         let is_its = |lane: usize, of: Incarnation| lane / PRIORITIES == node.index() && of == life;
         self.coming.retain(|coming| !is_its(coming.lane, coming.life));
@@ -318,7 +321,7 @@ impl Served {
         self.pulls.retain(|pull| !is_its(pull.lane, pull.life));
     }
 
-    /// Forgets everything.
+    /// Forgets all requests.
     pub fn clear(&mut self) {
         self.coming.clear();
         self.answers.clear();

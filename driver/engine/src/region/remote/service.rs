@@ -11,20 +11,20 @@ use crate::sync::op::Outcome;
 use crate::transfer::memory::Remote as Memory;
 use doorbell_fabric::{NodeId, PRIORITIES, PacketKind, Payload, Priority, Verdict};
 
-/// Bytes fetched of one put in one turn.
+/// The most bytes of one put that are fetched in one turn.
 const PULL_BYTES: usize = 128 << 10;
-/// Packets of one put or get, or answer, in one turn.
+/// The most packets of one operation or answer in one turn.
 const PACKETS: usize = 16;
-/// Packets up to so many bytes go together, where several are to be sent.
+/// Packets of up to this length are gathered, where several are to be sent.
 const SMALL_BYTES: usize = 256;
 
-/// How far something came.
+/// How much of an operation was sent.
 enum Step {
     /// All of it is in the lane.
     Whole,
-    /// So many packets are.
+    /// This many packets are in the lane.
     Partly(usize),
-    /// It can't be.
+    /// It can't be sent.
     Failed(Error),
 }
 
@@ -72,7 +72,7 @@ impl Service for Remote {
 }
 
 impl Remote {
-    /// Sends what is to be said to others.
+    /// Sends answers to other nodes.
     fn send_answers(&mut self, out: &mut Outbox<'_>) -> usize {
         let (mut work, mut at) = (0, 0);
         while at < self.served.answers.len() {
@@ -88,7 +88,7 @@ impl Remote {
                     continue;
                 }
                 Step::Whole => work += 1,
-                // There is nobody to be told.
+                // The requesting node is gone.
                 Step::Failed(_) => {}
             }
             self.served.answers.remove(at);
@@ -96,7 +96,7 @@ impl Remote {
         work
     }
 
-    /// Sends what is to be sent of puts, gets and updates of this node.
+    /// Sends packets of this node's puts, gets and updates.
     fn send_asks(&mut self, out: &mut Outbox<'_>) -> usize {
         out.retry();
         let (mut work, mut at) = (0, 0);
@@ -130,10 +130,10 @@ impl Remote {
         let Some(mut pull) = self.served.pulls.pop_front() else { return 0 };
         let peer = out.inbox((pull.node(), pull.life).into());
         let source = peer.and_then(|peer| Memory::of(pull.source, pull.bytes, &peer, &self.local, false));
-        // By the kernel: the origin does not wait until nobody fetches any more, when its put ends early.
+        // The kernel reads the bytes: when its put ends early, the origin does not wait for a fetch to finish.
         let read = |at, into, len: u64| match &source {
             Some(Memory::Private(peer, address)) => {
-                // SAFETY: so many bytes are writable there (Pull::step).
+                // SAFETY: that many bytes are writable there (Pull::step).
                 peer.reach().is_some_and(|reach| unsafe { reach.read_by_kernel(address + at, into, len as usize) }.is_ok())
             }
             // SAFETY: as above, and within the place (Memory::of).
@@ -166,7 +166,7 @@ fn send_answer(
             Err(_) => return Step::Partly(packets),
         };
         let len = answer.next_len(piece_bytes(packet));
-        // Not copied in vain.
+        // Check for room first, so that nothing is copied in vain.
         if len > SMALL_BYTES && !out.has_room(to, priority, len) {
             return Step::Partly(packets);
         }

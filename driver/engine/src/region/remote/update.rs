@@ -1,27 +1,28 @@
-//! Updates of cells, as far as the engine knows them: bytes that one node's atomics say to another's.
+//! Updates of cells as the engine sees them: bytes that one node's atomics send to another's.
 
-/// Bytes of an update.
+/// The length of an encoded update in bytes.
 pub const UPDATE_BYTES: usize = 40;
 
-/// An update that is to be asked for.
+/// An update to be requested.
 #[derive(Clone, Copy, Debug)]
 pub struct Update {
-    /// What the target's atomics are told.
+    /// The encoded update for the target's atomics.
     pub bytes: [u8; UPDATE_BYTES],
-    /// Bytes of the cell.
+    /// The size of the cell in bytes.
     pub cell: usize,
-    /// Whether the old value is wanted.
+    /// Whether the answer carries the old value.
     pub fetch: bool,
 }
 
-/// How a target does updates. Atomics say so when they are installed; a node without them knows no update.
+/// How a target does updates. Atomics set it when they are installed. A node without atomics does no update.
 #[derive(Clone, Copy)]
 pub struct Updates {
-    /// Reads what another node said. `None` if there is no such update, or this processor can't do it.
+    /// Decodes an update of another node. `None` if there is no such update, or this processor can't do it.
     pub read: fn(&[u8; UPDATE_BYTES]) -> Option<Update>,
-    /// Does an update that was read, and gives the old value.
+    /// Does a decoded update and returns the old value.
     ///
     /// # Safety
-    /// `cell` bytes are readable and writable there, and aligned to their number; all others access them by atomic instructions, too.
+    /// The pointer is to a readable and writable cell that is aligned to its size. All other code accesses it by atomic
+    /// instructions.
     pub perform: unsafe fn(&[u8; UPDATE_BYTES], *mut u8) -> [u8; 16],
 }

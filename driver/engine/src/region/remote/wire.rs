@@ -1,61 +1,61 @@
-//! What two engines say to each other about a put, get or update. Nothing here is believed before it was checked.
+//! The packets of puts, gets and updates between two engines. The contents are checked before they are used.
 
 use doorbell_fabric::{Incarnation, Payload};
 
-/// What a packet says, as its tag: a step in the upper byte, how it ended in the next, and which put, get or update.
+/// A packet's tag: a step in the upper byte, the status in the next, and the number of the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word {
-    /// What it is.
+    /// The kind of the packet.
     pub step: Step,
-    /// The number that its origin gave it, less than [`IDS`].
+    /// The number that the origin gave the operation, less than [`IDS`].
     pub id: u64,
 }
 
-/// As many puts, gets and updates of one node have numbers of their own.
+/// How many different numbers the operations of one node have.
 pub const IDS: u64 = 1 << 48;
 
 /// One step of a put, get or update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Asks for a put: a [`Request`], and perhaps the first of its bytes.
+    /// Requests a put: a [`Request`], and perhaps the first of its bytes.
     Put,
-    /// Asks for a get: a [`Request`].
+    /// Requests a get: a [`Request`].
     Get,
-    /// Asks for a put whose bytes the target fetches by itself: a [`Request`], and where they lie.
+    /// Requests a put whose bytes the target fetches: a [`Request`], and the place of the bytes.
     Pull,
-    /// The next bytes of the put that was asked for last.
+    /// The next bytes of a put.
     More,
     /// The next bytes of a get.
     Got,
-    /// How it ended, other than by the last bytes of a get.
+    /// The status of an operation that ended, other than by the last bytes of a get.
     Done(Status),
-    /// Asks for an update: a [`Request`], and an `AtomicRequest`.
+    /// Requests an update: a [`Request`], and an encoded update.
     Update,
     /// The update took place: the old value, of [`OLD_BYTES`].
     Old,
 }
 
-/// Bytes of an old value, those of its type first.
+/// The length of an old value in bytes; the value comes first.
 pub const OLD_BYTES: usize = 16;
 
 /// How a put, get or update ended at its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// All bytes are in their place.
+    /// All bytes are in place.
     Fine,
-    /// There is no such region any more.
+    /// The region no longer exists.
     Stale,
     /// The key has another secret.
     Forged,
-    /// It reaches beyond the region.
+    /// The request reaches beyond the region.
     OutOfRange,
     /// The region was truncated.
     Cut,
-    /// The bytes can't be fetched from where they lie.
+    /// The bytes can't be fetched from their place.
     Unreadable,
     /// No cell of this type begins there.
     Unaligned,
-    /// The target has no such operator of such a type.
+    /// The target has no such operator for this type.
     Unknown,
 }
 
@@ -71,7 +71,7 @@ const STATUSES: [Status; 8] = [
 ];
 
 impl Word {
-    /// As a tag.
+    /// Encodes it as a tag.
     pub fn tag(self) -> u64 {
         let (step, status) = match self.step {
             Step::Put => (1, 0),
@@ -86,7 +86,7 @@ impl Word {
         step << 56 | status << 48 | self.id
     }
 
-    /// From a tag; `None` if none of ours is like this.
+    /// Decodes a tag. `None` if it is malformed.
     pub fn from_tag(tag: u64) -> Option<Self> {
         let status = (tag >> 48) as u8;
         let step = match tag >> 56 {
@@ -105,26 +105,26 @@ impl Word {
     }
 }
 
-/// What is asked for: the part of a key that its owner has to check, and how many bytes.
+/// A request: the part of a key that its owner checks, and a length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The life that the key is of.
+    /// The incarnation that the key belongs to.
     pub incarnation: Incarnation,
-    /// Which region.
+    /// The number of the region.
     pub number: u32,
-    /// From the start of the region.
+    /// The offset from the start of the region, in bytes.
     pub offset: u64,
-    /// How many.
+    /// The number of bytes.
     pub bytes: u64,
-    /// As the key has it.
+    /// The secret of the key.
     pub secret: u64,
 }
 
 impl Request {
-    /// Bytes on the wire.
+    /// The encoded length in bytes.
     pub const BYTES: usize = 32;
 
-    /// As bytes.
+    /// Encodes it.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let words = [u64::from(self.number) | u64::from(self.incarnation.0) << 32, self.offset, self.bytes, self.secret];
         let mut bytes = [0; Self::BYTES];
@@ -134,7 +134,7 @@ impl Request {
         bytes
     }
 
-    /// From the begin of a payload, with what follows.
+    /// Decodes it from the beginning of a payload, and returns the rest of the payload.
     pub fn decode(payload: Payload<'_>) -> Option<(Self, Payload<'_>)> {
         let word = |index: usize| payload.u64_at(index * 8).map(u64::from_le);
         let name = word(0)?;
