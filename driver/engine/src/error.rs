@@ -1,4 +1,4 @@
-//! What can go wrong, in words for people and in facts for programs.
+//! The errors of this crate: texts for people, and fields for programs.
 
 #[cfg(not(loom))]
 mod faults;
@@ -15,36 +15,37 @@ use doorbell_udp::UdpError;
 /// The result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Whether an operation that failed may have taken place.
+/// Whether a failed operation may have taken place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Certainty {
-    /// It certainly did not take place: doing it again does it once.
+    /// It did not take place: a program can safely repeat it.
     DidNotHappen,
     /// It may or may not have taken place.
     Unknown,
 }
 
-/// Waits of which a time-out says that nothing happened, and that nothing will.
+/// Calls whose timeout means that nothing happened, and that nothing will.
 const MESSAGE_WAITS: [&str; 5] = ["send", "recv", "recv_with", "wait_for", "event"];
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no room for the message, or for another update, now. An ordinary result: receive something, wait for an update that was begun, or try again later.
+    /// There is no room now for the message, or for another update. This is an ordinary result: receive something, wait for a
+    /// pending update, or try again later.
     #[error(
         "no room for a message to node {node}: it has not read what it was sent; try again, receive first, or send with a deadline"
     )]
     Full {
-        /// The node it was for.
+        /// The target node.
         node: NodeId,
     },
     /// The deadline passed.
     #[error("{operation} did not complete by its deadline{}", of(.node))]
     Timeout {
-        /// Which call.
+        /// The name of the call.
         operation: &'static str,
-        /// The node it was about, if it was about one.
+        /// The node that the call concerns, if it concerns one.
         node: Option<NodeId>,
     },
     /// The request was cancelled.
@@ -53,106 +54,108 @@ pub enum Error {
     /// The peer is dead.
     #[error("node {node} ({incarnation}) died; take a new peer when it has joined again")]
     PeerDied {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// Which life of it.
+        /// Its incarnation.
         incarnation: Incarnation,
     },
     /// The peer left the domain.
     #[error("node {node} ({incarnation}) left the domain; take a new peer when it has joined again")]
     PeerLeft {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// Which life of it.
+        /// Its incarnation.
         incarnation: Incarnation,
     },
-    /// There is no such node now, and there was none.
-    #[error("no node {node} is attached to the domain; wait for it with wait_for, or see who is there with `doorbell ls`")]
+    /// No such node is attached now, and none was before.
+    #[error("no node {node} is attached to the domain; wait for it with wait_for, or list the attached nodes with `doorbell ls`")]
     NoSuchNode {
-        /// Which node.
+        /// The node.
         node: NodeId,
     },
-    /// The message is longer than the buffer. It is not lost: here it is.
+    /// The message is longer than the buffer. It is not lost: the error owns it.
     #[error("a message of {} bytes from node {} is longer than the buffer of {capacity}; it is in the error", .message.bytes.len(), .message.envelope.source)]
     Truncated {
         /// The whole message.
         message: Box<Message>,
-        /// Bytes of the buffer.
+        /// The length of the buffer in bytes.
         capacity: usize,
     },
-    /// The message is not of the size that was asked for. It is not lost: here it is.
-    #[error("a message of {} bytes from node {} is not of the type asked for, of {expected} bytes; it is in the error", .message.bytes.len(), .message.envelope.source)]
+    /// The message does not have the size of the requested type. It is not lost: the error owns it.
+    #[error("a message of {} bytes from node {} does not fit the requested type of {expected} bytes; it is in the error", .message.bytes.len(), .message.envelope.source)]
     WrongSize {
         /// The whole message.
         message: Box<Message>,
-        /// Bytes of the type, or of its elements.
+        /// The size of the type in bytes, or of its elements.
         expected: usize,
     },
-    /// All memory for loans is in use. An ordinary result: try again when readers have given something back.
+    /// All memory for loans is in use. This is an ordinary result: try again when readers have returned loans.
     #[error(
-        "no memory for a loan of {bytes} bytes: what is left of {limit} bytes is held, or too small; drop loans, have readers drop what they took, or raise the limit with loan_bytes"
+        "no memory for a loan of {bytes} bytes: the rest of {limit} bytes is in use, or too small; drop loans, let readers drop the messages they took, or raise the limit with loan_bytes"
     )]
     LoansOut {
-        /// Bytes that were asked for.
+        /// The requested bytes.
         bytes: usize,
         /// The most bytes that may be lent.
         limit: usize,
     },
-    /// The peer wrote something into shared memory that no peer should, or somebody truncated its. If it was a region, what lay there is
-    /// lost; else what it sends is read no further.
+    /// The peer wrote something into shared memory that no correct peer writes, or another process truncated its memory. If it
+    /// was a region, its contents are lost. Otherwise nothing more is read from the peer.
     #[error(
-        "shared memory of node {node} was damaged, by it or by another process: what lay there is lost; ask it for a key of another region, or wait until it joins anew"
+        "shared memory of node {node} was damaged, by that node or by another process, and its contents are lost; ask the node for a key of another region, or wait until it joins again"
     )]
     Damaged {
-        /// Which node.
+        /// The node.
         node: NodeId,
     },
-    /// Another process truncated this node's inbox, and with it what others sent. The node counts as dead to all of them from then on.
-    #[error("the inbox of this node ({node}) was truncated by another process; what others send is lost: leave, and join anew")]
+    /// Another process truncated this node's inbox, and the messages in it are lost. From then on the node counts as dead to
+    /// all others.
+    #[error("the inbox of this node ({node}) was truncated by another process; its messages are lost; leave, and join again")]
     Severed {
         /// This node.
         node: NodeId,
     },
-    /// A key can't be used like this. Nothing was copied.
+    /// The key can't be used like this. Nothing was copied, except after [`KeyFault::Stale`] in the middle of a long put.
     #[error("cannot {operation}{}: {why}", with_key(.node))]
     Key {
-        /// Which call.
+        /// The name of the call.
         operation: &'static str,
         /// The node that the key names, if it could be read.
         node: Option<NodeId>,
         /// What is wrong.
         why: KeyFault,
     },
-    /// A call on a key of the lock registry failed.
+    /// A call on a lock of the lock registry failed.
     #[cfg(not(loom))]
-    #[error("cannot {operation} the key '{key}': {why}")]
+    #[error("cannot {operation} the lock '{key}': {why}")]
     Lock {
-        /// Which call.
+        /// The name of the call.
         operation: &'static str,
-        /// The key's name.
+        /// The name of the lock.
         key: Box<str>,
-        /// Why not.
+        /// The reason.
         why: Box<LockFault>,
     },
     /// An atomic update did not take place.
     #[cfg(not(loom))]
     #[error(transparent)]
     NotPerformed(NotPerformed),
-    /// The lock of a cell was taken from an update that was under way: this node left or was abandoned meanwhile, or another process wrote over the lock.
+    /// Another owner took the lock of a cell in the middle of an update: this node left or was abandoned meanwhile, or another
+    /// process overwrote the lock.
     #[error(
-        "the lock of a cell in a region of node {node} was lost in the middle of an update: this node left meanwhile, or another process wrote over the lock; read the cell to see whether the update took place"
+        "the lock of a cell in a region of node {node} was lost in the middle of an update: this node left meanwhile, or another process overwrote the lock; read the cell to see whether the update took place"
     )]
     LockLost {
         /// The node that has the region.
         node: NodeId,
     },
-    /// A team can't go on together.
+    /// The members of a team can't continue together.
     #[cfg(not(loom))]
     #[error("cannot {operation}: {why}")]
     Team {
-        /// Which call.
+        /// The name of the call.
         operation: &'static str,
-        /// Why not.
+        /// The reason.
         why: TeamFault,
     },
     /// A call about a device failed.
@@ -161,48 +164,48 @@ pub enum Error {
     Device {
         /// Which call.
         operation: &'static str,
-        /// The device's name.
+        /// The name of the device.
         device: Box<str>,
-        /// Why not.
+        /// The reason.
         why: Box<DeviceFault>,
     },
-    /// It can't be done here.
+    /// The operation is not possible here.
     #[error("cannot {operation}: {why}")]
     Unsupported {
-        /// What.
+        /// The name of the operation.
         operation: &'static str,
-        /// Why not, and what to do instead.
+        /// The reason, and what to do instead.
         why: &'static str,
     },
-    /// This process is a fork of the one that joined. Nodes do not survive a fork.
+    /// This process is a fork of the one that joined. A node does not survive a fork.
     #[error("this process was forked from the one that joined the domain; join again in the child")]
     Forked,
-    /// Called from within a callback that this thread runs: what reads a message, combines vectors, or watches a team.
-    #[error("{operation} was called from within a callback, as recv_with or a reduction; return from it first")]
+    /// The call was made within a callback that this thread runs: one that reads a message, reduces vectors, or watches a team.
+    #[error("{operation} was called within a callback, such as recv_with or a reduction; return from the callback first")]
     Reentrant {
-        /// Which call.
+        /// The name of the call.
         operation: &'static str,
     },
-    /// Something is under way, and this call can't wait for its end.
-    #[error("{operation} ended before the answer came, and nobody knows whether it took place; wait for it outside of callbacks")]
+    /// The operation was begun, and this call can't wait for its end.
+    #[error("{operation} ended before the answer came, so it may or may not have taken place; wait for it outside of callbacks")]
     Abandoned {
-        /// Which call.
+        /// The name of the call.
         operation: &'static str,
     },
     /// The node has left.
     #[error("this node has left its domain")]
     Closed,
-    /// A parameter is out of range.
+    /// A parameter is invalid.
     #[error("{what}")]
     Invalid {
-        /// What is wrong with it and what would be right.
+        /// What is wrong with it, and what would be right.
         what: String,
     },
     /// Joining, leaving or finding a peer failed.
     #[cfg(not(loom))]
     #[error(transparent)]
     Shm(Box<ShmError>),
-    /// The network can't be taken part in.
+    /// Taking part in the network failed.
     #[cfg(not(loom))]
     #[error(transparent)]
     Udp(Box<UdpError>),
@@ -212,11 +215,11 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyFault {
-    /// The region was withdrawn, or belongs to a former life of its node.
-    #[error("its region was withdrawn, or its node has another life now; ask the owner for a new key")]
+    /// The region was withdrawn, or belongs to an earlier incarnation of its node.
+    #[error("its region was withdrawn, or its node has another incarnation now; ask the owner for a new key")]
     Stale,
-    /// There are more elements than the key reaches, or it reaches beyond its region.
-    #[error("there are more elements than the key reaches; use fewer, or a key to more")]
+    /// The call has more elements than the key covers, or the key reaches beyond its region.
+    #[error("there are more elements than the key covers; use fewer, or a key that covers more")]
     OutOfRange,
     /// The key may only read.
     #[error("the key may only read; ask the owner for one that may write")]
@@ -224,14 +227,14 @@ pub enum KeyFault {
     /// The key is for elements of another size or alignment.
     #[error("the key is for elements of another size or alignment; read it as the type that the owner made the region of")]
     WrongType,
-    /// It is no key, or none that the owner of the region made.
-    #[error("it is no key that the owner of the region made; see that its bytes arrived whole, and as they were sent")]
+    /// The bytes are no key, or not one that the owner of the region made.
+    #[error("the owner of the region made no such key; check that its bytes arrived complete and unchanged")]
     Forged,
-    /// There is no such node in this domain.
-    #[error("the domain has no such node; see that the key is of this domain, and whether its owner has left")]
+    /// The domain has no such node.
+    #[error("the domain has no such node; check that the key belongs to this domain, and whether its owner has left")]
     Unknown,
-    /// It is a key of another node than that of the peer.
-    #[error("it is a key of another node than that of the peer; use a peer of that node, or the call of Node")]
+    /// The key belongs to another node than the peer.
+    #[error("the key belongs to another node than the peer; use a peer of that node, or the call of Node")]
     OtherNode,
 }
 
@@ -244,7 +247,7 @@ fn of(node: &Option<NodeId>) -> String {
 }
 
 impl Error {
-    /// Whether the same call may succeed later without anybody changing the program.
+    /// Whether the same call may succeed later without a change of the program.
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Full { .. } | Error::Timeout { .. } | Error::NoSuchNode { .. } | Error::LoansOut { .. } => true,
@@ -260,11 +263,11 @@ impl Error {
         }
     }
 
-    /// Whether the operation may have taken place all the same. It is [`Unknown`](Certainty::Unknown) of every error that does not say for certain that
-    /// nothing happened: a caller that does the operation again must not do it twice.
+    /// Whether the operation may have taken place in spite of the error. [`Unknown`](Certainty::Unknown) unless the error means
+    /// for certain that nothing happened. A caller that repeats the operation after `Unknown` may do it twice.
     pub fn certainty(&self) -> Certainty {
         let is_certain = match self {
-            // Each of these is said before anything is begun.
+            // Each of these is returned before anything is begun.
             Error::Full { .. }
             | Error::NoSuchNode { .. }
             | Error::LoansOut { .. }
@@ -274,9 +277,10 @@ impl Error {
             | Error::Invalid { .. } => true,
             #[cfg(not(loom))]
             Error::NotPerformed(_) => true,
-            // A message that ran out of time is taken back. A collective, a request to another node, or a stream has left something behind.
+            // A message that times out is withdrawn. A collective, a request to another node or a stream has left effects
+            // behind.
             Error::Timeout { operation, .. } => MESSAGE_WAITS.contains(operation),
-            // A region may be withdrawn in the middle of a long put; all else is seen before the first byte.
+            // A region may be withdrawn in the middle of a long put; all other faults are found before the first byte.
             Error::Key { why, .. } => *why != KeyFault::Stale,
             #[cfg(not(loom))]
             Error::Lock { why, .. } => match **why {
@@ -298,13 +302,13 @@ impl Error {
                 | DeviceFault::TooSmall { .. } => true,
                 DeviceFault::Absent | DeviceFault::Damaged => false,
             },
-            // A call that waits when its own node leaves is told `Closed`, too: what it asked for may have been under way.
+            // A waiting call also gets `Closed` when its own node leaves, and its operation may have been pending.
             _ => false,
         };
         if is_certain { Certainty::DidNotHappen } else { Certainty::Unknown }
     }
 
-    /// The node that the error is about, if it is about one.
+    /// The node that the error concerns, if it concerns one.
     pub fn node(&self) -> Option<NodeId> {
         match self {
             Error::Full { node }
@@ -439,9 +443,9 @@ mod tests {
             timeout("allreduce"),
             timeout("a request to an I/O node"),
             timeout("put"),
-            // A collective that was given up says so, too.
+            // A collective that was given up returns this, too.
             Error::Cancelled,
-            // The message was taken: the same call takes another.
+            // The message was taken, so the same call would take another.
             Error::Truncated { message: message(), capacity: 0 },
             Error::WrongSize { message: message(), expected: 1 },
             Error::Closed,

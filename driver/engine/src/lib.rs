@@ -1,17 +1,18 @@
-//! The engine of Doorbell: what carries messages, transfers, loans, puts and gets between nodes, and the packets of services.
+//! The engine of Doorbell. It moves messages, transfers, loans, puts and gets between nodes, and the packets of services.
 //!
-//! Programs use the crate `doorbell`, which shows what is for them. This crate shows services what they need beside that: they register for a class
-//! of packets ([`message::service`]), and their calls enter the engine ([`node::Shared`]).
+//! Programs use the crate `doorbell`, which re-exports what they need. Services use this crate: they register for a class of
+//! packets ([`message::service`]), and their calls enter the engine ([`node::Shared`]).
 //!
-//! The rooms, from the bottom up:
+//! The modules, from the bottom up:
 //!
-//! 1. [`mode`]: by which fabric, link and protocol data goes: asked for, watched, and chosen. [`error`].
-//! 2. [`sync`]: which thread turns the engine, which waits, and how.
-//! 3. [`board`]: what a node shows of itself. [`links`]: what leads to other nodes. [`memory`]: keys and mapped regions.
-//! 4. [`message`]: which receive accepts which message, send queues, the pool; packets of services. [`transfer`]: large messages.
-//! 5. [`turn`]: the engine, which takes what arrives to where it is wanted.
-//! 6. [`drive`]: what the handles of a node share, the wait loop, and the poller.
-//! 7. [`node`]: [`Node`] and [`Peer`], what a program calls; [`region`], [`counter`] and [`loan`] beside them.
+//! 1. [`mode`]: the fabric, link and protocol of each message: requested, observed, chosen. [`error`].
+//! 2. [`sync`]: which thread turns the engine, which threads wait, and how.
+//! 3. [`board`]: what a node publishes about itself. [`links`]: connections to other nodes. [`memory`]: keys and mapped
+//!    regions.
+//! 4. [`message`]: matching of receives and messages, send queues, the pool; packets of services. [`transfer`]: large messages.
+//! 5. [`turn`]: the engine, which brings what arrives to its receiver.
+//! 6. [`drive`]: the state that the handles of a node share, the wait loop, and the poller.
+//! 7. [`node`]: [`Node`] and [`Peer`], which programs call; [`region`], [`counter`] and [`loan`] beside them.
 
 #[cfg(not(loom))]
 pub mod board;

@@ -1,124 +1,129 @@
-//! What is wrong with a thing that an operation is about: a key, a lock, a team, a device, a cell.
+//! What can be wrong with the object of an operation: a key, a lock, a team, a device, a cell.
 
 use doorbell_fabric::NodeId;
 use doorbell_shm::keys::{OwnerId, Value};
 use std::fmt;
 
-/// Why a team can't go on together.
+/// Why the members of a team can't continue together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum TeamFault {
-    /// Another member called something else, with another root, or with another number of elements; or it divides the team's memory in another way.
+    /// Another member made another call, or used another root or number of elements, or divides the team's memory differently.
     #[error(
-        "node {node} called something else, or with another root or length; all members make the same calls in the same order"
+        "node {node} made another call, or used another root or length; all members must make the same calls in the same order"
     )]
     Mismatch {
         /// The member.
         node: NodeId,
     },
-    /// Another member does nothing for the team any more: it dropped it, shrinks it, or gave an operation up.
-    #[error("node {node} gave the team up, or an operation of it; shrink the team, or form another one")]
+    /// Another member no longer takes part: it dropped the team, is shrinking it, or gave up an operation.
+    #[error("node {node} dropped the team or gave up one of its operations; shrink the team, or form another one")]
     GaveUp {
         /// The member.
         node: NodeId,
     },
-    /// The reduction of the application panicked, here.
-    #[error("the reduction panicked, so the result is lost; mend it, and shrink the team or form another one")]
+    /// The application's reduction panicked on this node.
+    #[error("the reduction panicked, so the result is lost; correct it, and shrink the team or form another one")]
     Panicked,
-    /// So many operations of the team are under way at this member that no more are kept. This one was not begun; the others do not know of it.
-    #[error("{most} operations of it are under way here, and no more are kept; wait for one of them, and call again")]
+    /// The most pending operations of the team that this member keeps. This operation was not begun, and the other members do
+    /// not know of it.
+    #[error("{most} operations of the team are pending on this node, which is the most; wait for one of them, and call again")]
     Full {
-        /// How many there may be.
+        /// The most pending operations.
         most: usize,
     },
-    /// This member gave an operation up: by a time-out, or as it shrinks the team.
-    #[error("its members are out of step, as one gave an operation up; shrink the team, or form another one")]
+    /// This member gave up an operation, because of a timeout or to shrink the team.
+    #[error("the members are out of step because this node gave up an operation; shrink the team, or form another one")]
     OutOfStep,
 }
 
-/// What is wrong with a device, or with what is asked of it.
+/// What is wrong with a device, or with a request to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceFault {
     /// No living process is attached to a device of this name.
     #[error(
-        "no living process is attached to it; see that the name is right, that somebody attaches before others send, and after the last has left, once one is attached again, open it anew"
+        "no living process is attached to it; check the name, attach a process before others send, and open the device again if all its processes had left"
     )]
     Absent,
     /// A living thread has this id.
-    #[error("{owner} is thread {thread} of it already; take another id, or drop the other one first")]
+    #[error("{owner} already is thread {thread} of it; take another id, or drop that thread first")]
     Taken {
         /// The thread id.
         thread: u32,
-        /// Who has it.
+        /// The owner of the id.
         owner: OwnerId,
     },
-    /// It serves as many threads as it can.
-    #[error("it serves {threads} threads, and no more can be; have whoever makes it allow more, with DeviceBuilder::threads")]
+    /// The device has as many threads as it can serve.
+    #[error(
+        "it already serves {threads} threads, which is its limit; let the process that creates it allow more, with DeviceBuilder::threads"
+    )]
     Crowded {
-        /// How many.
+        /// The most threads.
         threads: usize,
     },
-    /// All its lanes are taken, or this node has as many as are left for others.
+    /// All its lanes are taken, or the rest is reserved for other nodes.
     #[error(
-        "of its {senders} lanes none is left for this node, which gets another as long as more are free than it has; drop a sender, or have the process that makes it allow more, with DeviceBuilder::senders"
+        "none of its {senders} lanes is left for this node: a node gets another lane only while more lanes are free than it has; drop a sender, or let the process that creates the device allow more, with DeviceBuilder::senders"
     )]
     NoLane {
-        /// How many there are.
+        /// The number of lanes.
         senders: usize,
     },
-    /// The message is longer than any of this device. It was not sent.
+    /// The message is longer than the device allows. It was not sent.
     #[error(
-        "a message of {len} bytes is longer than the {max} it takes; send it in parts, put it into a region, or have whoever makes it allow more, with DeviceBuilder::message_max"
+        "a message of {len} bytes is longer than the {max} it takes; send it in parts, put it into a region, or let the process that creates the device allow more, with DeviceBuilder::message_max"
     )]
     TooLong {
-        /// Bytes of the message.
+        /// The length of the message in bytes.
         len: usize,
-        /// Bytes of the longest.
+        /// The most bytes of a message.
         max: usize,
     },
-    /// The buffer is shorter than the message, which is not lost: the next call with a longer buffer gets it.
-    #[error("the next message has {len} bytes, and the buffer {capacity}; it is not lost: call again with a longer one")]
+    /// The buffer is shorter than the message. The message is not lost: the next call with a longer buffer gets it.
+    #[error(
+        "the next message has {len} bytes, but the buffer only {capacity}; the message is kept: call again with a longer buffer"
+    )]
     TooSmall {
-        /// Bytes of the message.
+        /// The length of the message in bytes.
         len: usize,
-        /// Bytes of the buffer.
+        /// The length of the buffer in bytes.
         capacity: usize,
     },
-    /// Somebody wrote over it, or truncated it.
-    #[error("another process wrote over its memory or truncated it; all should detach, and attach anew")]
+    /// Another process overwrote or truncated its memory.
+    #[error("another process overwrote or truncated its memory; let all processes detach and attach again")]
     Damaged,
 }
 
-/// Why a call on a key failed.
+/// Why a call on a lock failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockFault {
-    /// Somebody destroyed it.
-    #[error("it was destroyed; look it up again, or make it anew")]
+    /// The lock was destroyed.
+    #[error("it was destroyed; look it up again, or create it again")]
     Destroyed,
-    /// There is none of this name.
-    #[error("there is none of this name; make it with init_key, or see `doorbell ls --locks`")]
+    /// No lock has this name.
+    #[error("no lock has this name; create it with init_key, or see `doorbell ls --locks`")]
     Unknown,
-    /// The caller does not have it.
-    #[error("it is not yours but {0}; who holds nothing cannot unlock")]
+    /// The caller does not hold the lock.
+    #[error("you do not hold it (its value is {0}); only its holder can unlock it or change it")]
     NotYours(Value),
-    /// The caller has it already.
-    #[error("you hold it already; a key is not locked twice")]
+    /// The caller already holds the lock.
+    #[error("you hold it already; a holder can't lock it a second time")]
     AlreadyYours,
     /// The value was not the expected one.
     #[error("its value is {0}, not the expected one; read it and decide again")]
     Otherwise(Value),
-    /// It is locked by the module.
-    #[error("it is locked by the module; wait until somebody calls unlock_all")]
+    /// The lock is frozen by its module.
+    #[error("it is locked by the module; wait until unlock_all is called")]
     Barred,
-    /// To wait for it would be for ever.
-    #[error("to wait for it would never end: {0}")]
+    /// The wait would be a deadlock.
+    #[error("waiting for it would be a deadlock: {0}")]
     Circle(Circle),
-    /// The home of the registry could not do it.
-    #[error("its home says: {0}")]
+    /// The coordinator of the lock registry could not do it.
+    #[error("the coordinator refused: {0}")]
     Home(String),
-    /// Others use it.
+    /// Other nodes use the lock.
     #[error("nodes {} have not released it; wait until they have", words(.0))]
     InUse(Vec<NodeId>),
 }
@@ -127,10 +132,10 @@ fn words(nodes: &[NodeId]) -> String {
     nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Who waits for whom, all around: each of them waits for a key that the next one has, and the last one's key is the first one's.
+/// A deadlock: each owner waits for a lock that the next one holds, and the last one waits for a lock of the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Circle {
-    /// Who waits, and the name of the key it waits for.
+    /// The waiting owners, each with the name of the lock it waits for.
     pub waits: Vec<(OwnerId, String)>,
 }
 
@@ -144,16 +149,16 @@ impl fmt::Display for Circle {
     }
 }
 
-/// Why an update did not take place. The cell is as others left it.
+/// Why an update did not take place. It left the cell unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum NotPerformed {
-    /// The condition was false of its value.
+    /// The condition was false for the cell's value.
     #[error("the update was declined: its condition was not true of the cell's value")]
     Declined,
-    /// Others were faster at each attempt.
-    #[error("others updated the cell at each of the attempts that were allowed; try again, or allow more")]
+    /// Other threads updated the cell during each attempt.
+    #[error("other threads updated the cell during each of the allowed attempts; try again, or allow more")]
     Attempts,
-    /// `attempts(n)` with an `n` that was 0.
-    #[error("no attempt was allowed, so the cell was not looked at; allow one or more")]
+    /// `attempts(n)` with `n` = 0.
+    #[error("no attempt was allowed, so the cell was not read; allow one or more")]
     NoAttempt,
 }

@@ -1,4 +1,4 @@
-//! Some of the links of a network between two nodes.
+//! A set of the links of a network between two nodes.
 
 use super::LINKS_MAX;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 /// The most links of a network between two nodes.
 pub(crate) const NETWORK_LINKS: usize = LINKS_MAX - 1;
 
-/// Some of the links of a network, by their numbers, which are below 4. Written `1+2`, and `-` if it is none.
+/// A set of the links of a network, by their numbers, which are below 4. Written `1+2`; the empty set is written `-`.
 ///
 /// ```
 /// # use doorbell::mode::Links;
@@ -17,47 +17,47 @@ pub(crate) const NETWORK_LINKS: usize = LINKS_MAX - 1;
 pub struct Links(u8);
 
 impl Links {
-    /// None of them.
+    /// The empty set.
     pub const NONE: Links = Links(0);
     const ALL: u8 = (1 << NETWORK_LINKS) - 1;
 
-    /// This one, too. There is none with a number of 4 or more.
+    /// The set with this link added. A number of 4 or more adds nothing.
     pub const fn with(self, link: u8) -> Self {
         if link < 8 { Self((self.0 | 1 << link) & Self::ALL) } else { self }
     }
 
-    /// All but this one.
+    /// The set without this link.
     pub const fn without(self, link: u8) -> Self {
         if link < 8 { Self(self.0 & !(1 << link)) } else { self }
     }
 
-    /// Whether this is one of them.
+    /// Whether the set contains this link.
     pub const fn has(self, link: u8) -> bool {
         link < 8 && self.0 & 1 << link != 0
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// How many there are.
+    /// The number of links.
     pub const fn len(self) -> usize {
         self.0.count_ones() as usize
     }
 
-    /// Their numbers, the lowest first.
+    /// The numbers of the links, the lowest first.
     pub fn iter(self) -> impl Iterator<Item = u8> {
         (0..NETWORK_LINKS as u8).filter(move |link| self.has(*link))
     }
 
-    /// A bit for each, below 16.
+    /// One bit for each link; below 16.
     #[cfg(not(loom))]
     pub(crate) const fn bits(self) -> u8 {
         self.0
     }
 
-    /// Of such bits; others mean nothing.
+    /// The set with these bits; higher bits are ignored.
     #[cfg(not(loom))]
     pub(crate) const fn of_bits(bits: u8) -> Self {
         Self(bits & Self::ALL)

@@ -1,4 +1,4 @@
-//! How messages went, counted and shown.
+//! Counts of messages by mode, and their publication on the board.
 
 use super::{Fabric, ModeRequest, Modes, MovedBytes, Protocol, Reason, Receipt, Refusal};
 use doorbell_fabric::sync::{AtomicU64, Ordering};
@@ -7,26 +7,26 @@ use doorbell_shm::board::{DecisionRecord, DecisionRing, Home, ModeParts, ModeTal
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Of so many steered sends that wait, one is timed.
+/// One of this many steered sends that wait is timed.
 const SAMPLE_EVERY: u64 = 16;
 
-/// Where it is counted how the messages of a node went.
+/// Counts how the messages of a node went.
 #[derive(Debug)]
 pub struct ModeLog {
     tallies: ModeTallies,
     ring: DecisionRing,
     home: Home,
-    /// Changes of the tallies so far, and those that are shown.
+    /// The number of changes of the tallies, and how many of them the board shows.
     changes: AtomicU64,
     shown: AtomicU64,
-    /// Steered sends so far.
+    /// The number of steered sends so far.
     sends: AtomicU64,
 }
 
 impl ModeLog {
     #[inline]
     fn changed(&self) {
-        // One thread at a time, or about right.
+        // Only one thread changes the tallies at a time; a lost change would do little harm.
         self.changes.store(self.changes.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
@@ -44,7 +44,7 @@ fn outcome(reason: &Reason) -> ModeWord {
 }
 
 impl Modes {
-    /// It is the modes of the node that this board belongs to.
+    /// Connects this log to the node of a board.
     pub(crate) fn belong(&self, home: Home) {
         let log = || {
             let (ring, tallies) = (DecisionRing::new(home.clone()), ModeTallies::default());
@@ -54,7 +54,7 @@ impl Modes {
         self.log.get_or_init(log);
     }
 
-    /// A message goes this way. The caller has the engine.
+    /// Counts a message that takes this mode. The caller has the engine.
     #[inline]
     pub fn note(&self, receipt: &Receipt) {
         let Some(log) = self.log.get() else { return };
@@ -64,7 +64,7 @@ impl Modes {
         }
     }
 
-    /// A message goes this way, of which another may have been noted before: it had to wait, and it was decided anew.
+    /// Counts a message that had to wait and was decided again, in place of the earlier count.
     #[inline]
     pub fn note_instead(&self, before: Option<&Receipt>, receipt: &Receipt) {
         if let Some(before) = before {
@@ -78,7 +78,7 @@ impl Modes {
         self.note(receipt);
     }
 
-    /// A message is over: the receipt that says how its bytes were moved, of which the counts are from now on. The caller has the engine.
+    /// Counts a message as finished, by how its bytes were moved, and returns its final receipt. The caller has the engine.
     pub fn settle(&self, before: &Receipt, moved: MovedBytes) -> Receipt {
         let after = before.settled(moved);
         let Some(log) = self.log.get().filter(|_| (before.used, before.reason) != (after.used, after.reason)) else {
@@ -96,7 +96,7 @@ impl Modes {
         after
     }
 
-    /// What is asked for can't be: there is an error, and no receipt.
+    /// Counts a request that can't be met: the call returns an error and no receipt.
     pub fn note_refused(&self, requested: &ModeRequest) {
         let Some(log) = self.log.get() else { return };
         log.tallies.add(ModeWord::Requested(requested.fabric.map(|fabric| fabric as u8)), 1);
@@ -104,7 +104,7 @@ impl Modes {
         log.changed();
     }
 
-    /// A message for which there was no room: it does not go.
+    /// Takes back the count of a message for which there was no room.
     #[cold]
     pub(crate) fn forget(&self, receipt: &Receipt) {
         if let Some(log) = self.log.get() {
@@ -112,7 +112,7 @@ impl Modes {
         }
     }
 
-    /// A steered send begins that waits: when, if it is one that is timed.
+    /// Begins a steered send that waits. Returns the time if it is one that is sampled.
     #[inline]
     pub fn begin_sample(&self) -> Option<Instant> {
         let log = self.log.get()?;
@@ -121,7 +121,7 @@ impl Modes {
         sends.is_multiple_of(SAMPLE_EVERY).then(world::now)
     }
 
-    /// How long a send took.
+    /// Records how long a send took.
     #[cold]
     pub fn observe(&self, receipt: &Receipt, took: Duration) {
         if let Some(policy) = &self.policy {
@@ -130,13 +130,13 @@ impl Modes {
         let Some(log) = self.log.get() else { return };
         let (fabric, protocol) = (receipt.used.fabric as u8, receipt.used.protocol as u8);
         let class = ModeWord::size_class(receipt.len);
-        // Any thread: together they are off by a sample now and then, and a mean of them by as little.
+        // Any thread may do this. The two words may disagree by a sample now and then, which changes a mean by as little.
         log.tallies.add(ModeWord::Samples(fabric, protocol, class), 1);
         log.tallies.add(ModeWord::Nanoseconds(fabric, protocol, class), took.as_nanos() as u64);
         log.changed();
     }
 
-    /// Shows the counts, if they have changed.
+    /// Publishes the counts, if they have changed.
     pub(crate) fn show(&self) {
         let Some(log) = self.log.get() else { return };
         let changes = log.changes.load(Ordering::Relaxed);
@@ -147,7 +147,7 @@ impl Modes {
     }
 }
 
-/// A decision as the board keeps it.
+/// A decision in the board's format.
 fn record(receipt: &Receipt) -> DecisionRecord {
     let Receipt { to, call, len, in_region, requested, used, beside, reason, .. } = *receipt;
     DecisionRecord {
@@ -172,7 +172,7 @@ fn parts(request: ModeRequest) -> ModeParts {
     }
 }
 
-/// What was seen, and what it was compared with.
+/// The observed figure, and its limit.
 fn figures(reason: &Reason) -> [u64; 2] {
     match *reason {
         Reason::Queue { depth, limit } => [depth.into(), limit.into()],

@@ -1,55 +1,56 @@
-//! How long messages took, by fabric, memory, protocol and size class: words that threads write without waiting for each other.
+//! Mean durations of messages, by fabric, memory, protocol and size class: words that threads write without waiting for each
+//! other.
 
 use super::{Fabric, Protocol};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Size classes are powers of two; the last one is of all that is longer.
+/// Size classes are powers of two. The last class contains all longer messages.
 const CLASSES: usize = 40;
 const KINDS: usize = 4;
-/// A mean of fewer samples says nothing.
+/// The fewest samples of a meaningful mean.
 const SAMPLES_LEAST: u64 = 16;
-/// The other protocol has to be faster by so many percent.
+/// The other protocol must be faster by this many percent.
 const GAIN: u64 = 15;
-/// A sample counts for one of so many, from the first so many on.
+/// From this many samples on, a sample has a weight of one in this many.
 const WEIGHT: u64 = 16;
-/// Means are kept in parts of a nanosecond, so that a small difference divided by the weight is not nothing.
+/// Means are kept in fractions of a nanosecond, so that a small difference divided by the weight is not rounded to zero.
 const PARTS: u64 = 16;
 const SAMPLES_BITS: u32 = 20;
 const SAMPLES_MASK: u64 = (1 << SAMPLES_BITS) - 1;
 const MEAN_MOST: u64 = u64::MAX >> SAMPLES_BITS;
-/// Of the word of a class: which of both is the faster one, as far as is known.
+/// A class's word says which of the two protocols is the faster one, as far as is known.
 const PREFERRED: u64 = 3;
 const TRANSFER: u64 = 1;
 const DMA: u64 = 2;
 const COUNT_SHIFT: u32 = 2;
 
-/// How long messages of a kind took.
+/// The mean duration of messages of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mean {
-    /// By which kind of fabric.
+    /// The kind of fabric.
     pub fabric: Fabric,
-    /// From a region, or from private memory.
+    /// True if the messages lay in a region, false if in private memory.
     pub in_region: bool,
-    /// By which protocol.
+    /// The protocol.
     pub protocol: Protocol,
-    /// The shortest message of the size class, a power of two; the longest is shorter than twice as long. In bytes.
+    /// The shortest message of the size class in bytes, a power of two. All messages of the class are shorter than twice this.
     pub bytes: u64,
-    /// The mean in nanoseconds, in which late messages weigh more.
+    /// The mean in nanoseconds. Recent messages weigh more.
     pub ns: u64,
-    /// How many messages it is of; the figure stops at a million.
+    /// The number of messages in the mean; it stops at a million.
     pub samples: u64,
 }
 
-/// What the means say of a message.
+/// The conclusion from the means for a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// As usual.
+    /// Use the usual protocol.
     Usual,
-    /// The other protocol was seen to be faster: in nanoseconds.
+    /// Use the other protocol, which was faster: means in nanoseconds.
     Other { usual: u32, other: u32 },
-    /// The one that it would not be, to know how long it takes.
+    /// Use the slower protocol once, to measure it.
     Trial { is_other: bool },
 }
 
@@ -62,7 +63,7 @@ pub(super) struct Kind {
 }
 
 pub(super) struct Means {
-    /// Mean and number of samples in one word, so that they belong together.
+    /// Mean and number of samples are in one word, so that they belong together.
     means: Box<[AtomicU64]>,
     classes: Box<[AtomicU64]>,
 }
@@ -84,24 +85,24 @@ impl Means {
         &self.means[kind.class() * Protocol::ALL.len() + protocol as usize]
     }
 
-    /// Two threads at once may lose one of two samples.
+    /// If two threads add at once, one of the samples may be lost.
     pub fn add(&self, kind: &Kind, protocol: Protocol, took: Duration) {
         let word = self.word(kind, protocol);
         let (mean, samples) = unpack(word.load(Ordering::Relaxed));
         let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).saturating_mul(PARTS);
-        // A process that was stopped says nothing of the protocol.
+        // The time of a process that was stopped tells nothing about the protocol.
         let most = if samples < SAMPLES_LEAST { MEAN_MOST } else { mean.saturating_mul(2).min(MEAN_MOST) };
         let weight = (samples + 1).min(WEIGHT);
         let mean = (mean * (weight - 1) + took.min(most)) / weight;
         word.store(mean << SAMPLES_BITS | (samples + 1).min(SAMPLES_MASK), Ordering::Relaxed);
     }
 
-    /// Which protocol a message takes that could take both, and would usually take `usual`; one of them is transfer. With one message of
-    /// so many (none if 0) it is the other one.
+    /// Which protocol a message takes that could take both, and usually takes `usual`. One of the two is transfer. One of
+    /// `every` messages takes the other one; with 0, none does.
     pub fn weigh(&self, kind: &Kind, usual: Protocol, other: Protocol, every: u32) -> Verdict {
         let known = |protocol| unpack(self.word(kind, protocol).load(Ordering::Relaxed));
         let ((usual_mean, usual_samples), (other_mean, other_samples)) = (known(usual), known(other));
-        // Nobody measures.
+        // No durations are reported.
         if usual_samples < SAMPLES_LEAST {
             return Verdict::Usual;
         }
@@ -130,7 +131,7 @@ impl Means {
         Verdict::Other { usual: ns(usual_mean), other: ns(other_mean) }
     }
 
-    /// All that are known.
+    /// All known means.
     pub fn all(&self) -> Vec<Mean> {
         let mean = |(at, word): (usize, &AtomicU64)| {
             let (mean, samples) = unpack(word.load(Ordering::Relaxed));
@@ -199,7 +200,7 @@ mod tests {
         found.sort_by_key(|mean| mean.ns);
         assert_eq!(found, all);
         let count = all.len();
-        // What is longer than the last class is in it, and nothing is shorter than the first.
+        // The last class has all longer messages, and the first all shorter ones.
         means.add(&Kind { len: u64::MAX, ..KIND }, Protocol::Put, Duration::MAX);
         means.add(&Kind { len: 0, ..KIND }, Protocol::Put, Duration::ZERO);
         assert_eq!(means.all().len(), count);
@@ -231,7 +232,7 @@ mod tests {
             let is_trial = |_: &usize| means.weigh(&KIND, usual, other, every) == Verdict::Trial { is_other: true };
             (0..640).filter(is_trial).count()
         };
-        assert_eq!(trials(64), 0, "while nobody measures");
+        assert_eq!(trials(64), 0, "while nothing is measured");
         add(&means, usual, 1000, 100);
         assert_eq!((trials(64), trials(0), trials(1)), (10, 0, 640));
         add(&means, other, 500, 100);
@@ -253,7 +254,7 @@ mod tests {
                 changes += usize::from(std::mem::discriminant(&now) != std::mem::discriminant(&last));
                 last = now;
             }
-            // A first guess from few samples may be wrong, and is put right once.
+            // A first guess from few samples may be wrong, and is corrected once.
             prop_assert!(changes <= 2, "{changes} changes");
         }
     }

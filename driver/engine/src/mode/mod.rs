@@ -1,27 +1,28 @@
-//! Modes: how data goes, asked for and chosen.
+//! Modes: how data goes, as requested and as chosen.
 //!
-//! A **mode** is a fabric, one of its links, and a protocol: shared memory transfer, DMA put, remote get. Each call has a default mode
-//! (`send`: shared memory transfer; `put`: DMA put), a program may [ask](ModeRequest) for another, fully or in part, and a [`Policy`] decides from
-//! what is [seen](LinkFigures) at this moment whether to do as asked. The [`Receipt`] of a message says what was asked for, what was
-//! decided, why, with the figures, and which protocol moved how many of its bytes.
+//! A **mode** is a fabric, one of its links, and a protocol: shared memory transfer, DMA put, remote get. Each call has a
+//! default mode (`send`: shared memory transfer; `put`: DMA put). A program may [request](ModeRequest) another, completely or
+//! in part. A [`Policy`] decides from the present [state of the links](LinkFigures) whether to follow the request. The
+//! [`Receipt`] of a message tells what was requested, what was decided and why, with the figures, and which protocol moved how
+//! many of its bytes.
 //!
-//! A node without a policy does as it always does, and the path of a small message is the same; what is asked for by name is done then, or
-//! is an error.
+//! A node without a policy needs no decisions, and the path of a small message is as short as ever. A request by name is then
+//! followed, or is an error.
 //!
-//! [`Thresholds`] is the policy that there is:
+//! [`Thresholds`] is the policy that comes with Doorbell:
 //!
 //! ```
 //! use doorbell::mode::{Dma, Fabric, Thresholds};
-//! // What `doorbell tune` found here, and queues of another length.
+//! // The lengths that `doorbell tune` found here, and other queue limits.
 //! let policy = Thresholds::tuned().depth_high(512).depth_low(256);
-//! // From regions always by DMA where that is possible, and what is asked for by name is done, whatever waits there.
+//! // Always use DMA from regions where possible, and follow each request by name, however long the queues are.
 //! let strict = Thresholds::new().dma(Fabric::Shm, true, Dma::From(0)).strict(true);
 //! ```
 //!
-//! A long message may go by several links of a network at once, a part of it by each: [`Decision::beside`] says by which.
+//! A long message may go over several links of a network at once, with a part of it on each: [`Decision::beside`] names them.
 //!
-//! Messages keep their order whatever modes they take: each has its number among those of its pair of nodes and priority, and the
-//! target takes what comes by several links in the order of the numbers.
+//! Messages keep their order whatever modes they take. Each message has a number among those of its two nodes and priority, and
+//! the target delivers what comes over several links in the order of the numbers.
 
 mod links;
 #[cfg(not(loom))]

@@ -1,4 +1,4 @@
-//! What is seen of the modes of a node, and of a domain.
+//! The published state of the modes of a node, and of a domain.
 
 use super::{Call, Fabric, LINKS_MAX, Links, Mode, ModeRequest, Protocol, Reason, Receipt, Refusal};
 use doorbell_fabric::{Incarnation, NodeId};
@@ -9,10 +9,11 @@ use doorbell_shm::space::Space;
 
 pub use doorbell_shm::board::SIZE_CLASSES;
 
-/// What a node shows of its links and of how its messages went.
+/// What a node publishes about its links and about how its messages went.
 ///
-/// Of [this node](crate::Node::monitor) it is fresh. Of another it is what lies on its board: nodes show it when they sleep, leave or look at it
-/// themselves, and every 50 ms while they wait or poll. A board has room for 64 links; further ones are not seen.
+/// For [this node](crate::Node::monitor) it is up to date. For another node it is read from its board. A node updates its board
+/// when it sleeps, when it leaves, when it reads its own monitor, and every 50 ms while it waits or polls. A board has room for
+/// 64 links; further links are not shown.
 ///
 /// ```
 /// use doorbell::mode::{Fabric, ModeMonitor, ModeRequest, Protocol};
@@ -33,97 +34,98 @@ pub use doorbell_shm::board::SIZE_CLASSES;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ModeMonitor {
-    /// Whose it is.
+    /// The node.
     pub node: NodeId,
-    /// Which life of that node.
+    /// Its incarnation.
     pub incarnation: Incarnation,
-    /// The links by which it has sent something, by node, fabric and link.
+    /// The links over which it has sent something, by node, fabric and link.
     pub links: Vec<LinkShown>,
-    /// How its messages went. Counted are those that were steered: for which a mode was asked, by the call or by the node's defaults, or
-    /// about which a policy decided; puts and gets among them.
+    /// Counts of the node's steered messages, including puts and gets. A message is steered if the call or the node's defaults
+    /// requested a mode, or if a policy decided.
     pub counts: ModeCounts,
-    /// The latest decisions that were other than as asked or as is usual, oldest first; up to 32.
+    /// The latest decisions that departed from the request or the default, oldest first; up to 32.
     pub decisions: Vec<DecisionShown>,
 }
 
-/// A link by which a node sends to another, all priorities together.
+/// A link over which a node sends to another, all priorities together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LinkShown {
-    /// To which node.
+    /// The target node.
     pub node: NodeId,
-    /// To which life of it.
+    /// The target's incarnation.
     pub incarnation: Incarnation,
     /// Its kind of fabric.
     pub fabric: Fabric,
-    /// Which of that kind, from 0.
+    /// Its number within that kind, from 0.
     pub link: u8,
-    /// Messages and other packets that the target has not taken yet, as far as is known: in shared memory up to a quarter of the lane may
-    /// have been taken since.
+    /// Messages and other packets that the target has not taken yet, as far as is known. In shared memory the target may have
+    /// taken up to a quarter of the lane since.
     pub depth: u32,
-    /// Messages that wait in the sending node, for room on this link.
+    /// Messages that wait in the sending node for room on this link.
     pub queued: u32,
-    /// Bytes that the target has not taken yet; in shared memory those that fit into a cell are not counted.
+    /// Bytes that the target has not taken yet. In shared memory, messages that fit into a cell are not counted.
     pub bytes: u64,
-    /// The bytes that there is room for.
+    /// The room in bytes.
     pub room: u64,
-    /// What part of the memory holds what was written and not yet read, in thousandths: of its lanes, that of the fullest.
+    /// The part of the memory that is written and not yet read, in thousandths. If the link has several lanes, that of the
+    /// fullest.
     pub occupancy: u16,
-    /// DMA transfers that are not complete, those of which the link carries a part included.
+    /// DMA transfers that are not complete, including those of which the link carries only a part.
     pub transfers: u32,
-    /// Messages sent by it so far to this life.
+    /// Messages sent over it so far to this incarnation.
     pub messages: u64,
-    /// Their bytes, those moved by DMA included.
+    /// Their bytes, including those moved by DMA.
     pub bytes_sent: u64,
 }
 
-/// How messages went, of one node or of several: counts since they joined.
+/// Counts of how the messages of one node or of several went since they joined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModeCounts(ModeFigures);
 
-/// Sampled latencies: of each 16th steered send that waits, the time from the call until it returned.
+/// Sampled latencies. Each 16th steered send that waits is timed, from the call until it returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LatencySum {
-    /// How many were sampled.
+    /// The number of samples.
     pub samples: u64,
-    /// What they took together, in nanoseconds.
+    /// The sum of the samples, in nanoseconds.
     pub ns: u64,
 }
 
 /// A decision, and when it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecisionShown {
-    /// Its number: the first of a node has 1.
+    /// Its number. The first decision of a node has 1.
     pub number: u64,
-    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// The time in nanoseconds of `CLOCK_MONOTONIC`.
     pub time_ns: u64,
-    /// What was asked for, what was done, and why. A board has no room for words: why something was not possible, only the receipt says.
-    /// It has none for bytes either: [`Receipt::moved`] is `None`.
+    /// The request, the decision, and the reason. A board has no room for texts, so only the message's own receipt tells why
+    /// something was not possible. Nor has it room for bytes: [`Receipt::moved`] is `None`.
     pub receipt: Receipt,
 }
 
-/// What the links of one kind have to do, on average; zeros without links.
+/// The mean load of the links of one kind; zeros without links.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkMeans {
-    /// How many links there are.
+    /// The number of links.
     pub links: usize,
-    /// Messages and packets that their targets have not taken yet.
+    /// The mean number of messages and packets that the targets have not taken yet.
     pub depth: f64,
-    /// Messages that wait in the sending nodes.
+    /// The mean number of messages that wait in the sending nodes.
     pub queued: f64,
-    /// Their occupancy, in thousandths.
+    /// The mean occupancy, in thousandths.
     pub occupancy: f64,
 }
 
-/// What several nodes show, together.
+/// The combined state of several nodes.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct ModeAggregate {
-    /// Of how many nodes.
+    /// The number of nodes.
     pub nodes: usize,
     /// The sums of their counts.
     pub counts: ModeCounts,
-    /// Of each kind: how many, and sums of depths, queues and occupancies.
+    /// By kind of link: the number, and the sums of depths, queues and occupancies.
     links: [[u64; 4]; Fabric::ALL.len()],
 }
 
@@ -141,13 +143,13 @@ impl ModeMonitor {
         Self { node, incarnation, links, counts: ModeCounts(counts), decisions }
     }
 
-    /// What a board shows. Nothing there is trusted: what no node writes is left out.
+    /// Reads a copy of a board. Its contents are not trusted: values that no correct node writes are left out.
     pub fn of(board: &BoardCopy) -> Self {
         Self::new(board.node(), board.incarnation(), board.links(), board.modes(), board.decisions())
     }
 
-    /// What all nodes of a domain show that have a board in this space, by node: those that are dead and not removed, too. Copies their boards,
-    /// and asks nobody.
+    /// The state of all nodes of a domain with a board in this space, by node, including dead nodes that were not removed.
+    /// Copies their boards and asks no node.
     ///
     /// # Errors
     /// The space can't be read.
@@ -157,7 +159,7 @@ impl ModeMonitor {
         Ok(nodes.filter_map(|node| node.board.as_ref()).map(Self::of).collect())
     }
 
-    /// Several nodes together: sums of counts, and means over links of a kind.
+    /// Combines several nodes: sums of counts, and means over the links of a kind.
     pub fn aggregate<'a>(nodes: impl IntoIterator<Item = &'a ModeMonitor>) -> ModeAggregate {
         let mut all = ModeAggregate::default();
         for node in nodes {
@@ -192,35 +194,37 @@ impl LinkShown {
 }
 
 impl ModeCounts {
-    /// Messages for which this kind of fabric was asked for, or none.
+    /// Messages for which this kind of fabric was requested; with `None`, those for which none was.
     pub fn requests(&self, fabric: Option<Fabric>) -> u64 {
         self.0.get(ModeWord::Requested(fabric.map(|fabric| fabric as u8)))
     }
 
-    /// Messages that took this mode, whatever the link: those that are over, by the protocol that moved most of their bytes.
+    /// Messages that took this mode, on any link. A finished message counts for the protocol that moved most of its bytes.
     pub fn messages(&self, fabric: Fabric, protocol: Protocol) -> u64 {
         self.0.get(ModeWord::Used(fabric as u8, protocol as u8))
     }
 
-    /// Messages that went as asked, or as is usual. One that was begun as asked, and that another protocol moved, counts as
-    /// [`Refusal::Unavailable`] when it is over.
+    /// Messages that went as requested, or by default. A message that was begun as requested, but was moved by another
+    /// protocol, counts as [`Refusal::Unavailable`] when it is finished.
     pub fn honoured(&self) -> u64 {
         self.0.get(ModeWord::Honoured)
     }
 
-    /// Messages that did not, for this kind of reason. Those that could not go at all count as [`Refusal::Unavailable`].
+    /// Messages that did not go as requested, for this kind of reason. Those that could not go at all count as
+    /// [`Refusal::Unavailable`].
     pub fn refused(&self, refusal: Refusal) -> u64 {
         self.0.get(ModeWord::Refused(refusal as u8))
     }
 
-    /// Latencies of a mode, whatever the length.
+    /// Latencies of a mode, for all lengths.
     pub fn latency(&self, fabric: Fabric, protocol: Protocol) -> LatencySum {
         (0..SIZE_CLASSES).map(|class| self.latency_of(fabric, protocol, class)).fold(LatencySum::default(), |sum, more| {
             LatencySum { samples: sum.samples.saturating_add(more.samples), ns: sum.ns.saturating_add(more.ns) }
         })
     }
 
-    /// Latencies of a mode, of messages of one class of lengths, below [`SIZE_CLASSES`]: up to 64 bytes, up to 256, and so on by fours.
+    /// Latencies of a mode, for messages of one class of lengths. `class` is below [`SIZE_CLASSES`]. The classes reach up to 64
+    /// bytes, up to 256, and so on by factors of four.
     pub fn latency_of(&self, fabric: Fabric, protocol: Protocol, class: usize) -> LatencySum {
         let (fabric, protocol, class) = (fabric as u8, protocol as u8, class.min(usize::from(u8::MAX)) as u8);
         let get = |word| self.0.get(word);
@@ -230,14 +234,14 @@ impl ModeCounts {
         }
     }
 
-    /// The longest messages of a class of lengths, in bytes; `u64::MAX` for the last.
+    /// The length in bytes of the longest messages of a class; `u64::MAX` for the last class.
     pub fn class_bytes(class: usize) -> u64 {
         ModeWord::class_bytes(class.min(usize::from(u8::MAX)) as u8)
     }
 }
 
 impl LatencySum {
-    /// The mean, in nanoseconds; `None` without samples.
+    /// The mean in nanoseconds; `None` without samples.
     pub fn mean_ns(&self) -> Option<u64> {
         self.ns.checked_div(self.samples)
     }
@@ -286,7 +290,7 @@ fn request(parts: ModeParts) -> Option<ModeRequest> {
     })
 }
 
-/// The reason of a number, with its figures.
+/// Decodes a reason from its number and figures.
 fn why(number: u8, [seen, limit]: [u64; 2]) -> Option<Reason> {
     let word = |value: u64| u32::try_from(value).ok();
     let share = |value: u64| u16::try_from(value).ok();

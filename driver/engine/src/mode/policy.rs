@@ -1,106 +1,106 @@
-//! Who decides.
+//! The policy that decides about modes.
 
 use super::{Call, Fabric, LinkFigures, Links, Mode, ModeRequest, Protocol, Reason, Receipt};
 use doorbell_fabric::NodeId;
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// One of the links by which a message could go.
+/// A link that could carry the message.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkView {
     /// Its kind of fabric.
     pub fabric: Fabric,
-    /// Which of that kind.
+    /// Its number within that kind.
     pub link: u8,
-    /// Which protocols this message could take on it.
+    /// The protocols that this message could take on it, by [`Protocol`].
     pub protocols: [bool; 4],
-    /// What the driver would do with a message of this length, in memory of this kind, if nothing was asked for.
+    /// The protocol that the driver would use for a message of this length, in memory of this kind, without a request.
     pub advice: Protocol,
-    /// The length from which on that may be another than the default of the call, in bytes.
+    /// The length in bytes from which `advice` may differ from the call's default protocol.
     pub large: u64,
-    /// What is seen of it.
+    /// Its present load.
     pub figures: LinkFigures,
-    /// A word of the policy's own, kept for this link between questions; 0 at first.
+    /// A word that belongs to the policy, kept for this link between questions; 0 at first.
     pub word: u64,
 }
 
-/// What is to be decided.
+/// A question to the policy.
 #[derive(Debug)]
 pub struct Question<'a> {
-    /// To whom.
+    /// The target node.
     pub to: NodeId,
-    /// By which call.
+    /// The kind of call.
     pub call: Call,
-    /// How many bytes.
+    /// The length in bytes.
     pub len: u64,
-    /// Whether they lie in a region of this node.
+    /// Whether the bytes lie in a region of this node.
     pub in_region: bool,
-    /// What the caller asked for by name, and the node's own defaults for this call.
+    /// What the caller requested by name, completed by the node's defaults for this call.
     pub asked: ModeRequest,
-    /// That, with the default protocol of the call where none is named.
+    /// `asked`, completed by the call's default protocol.
     pub requested: ModeRequest,
-    /// The links there are, at least one: shared memory first, if there is any.
+    /// The possible links, at least one. Shared memory comes first, if there is any.
     pub links: &'a mut [LinkView],
 }
 
-/// What was decided.
+/// The policy's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// How it goes.
+    /// The mode of the message.
     pub mode: Mode,
-    /// Links that carry parts of it beside that of `mode`: of a network, for a message that is put. Of others the driver takes no notice, nor of
-    /// links that are not there or can't put it.
+    /// Further links of a network that each carry a part of a message that is put, beside the link of `mode`. The driver
+    /// ignores other links, links that do not exist, and links that can't put the message.
     pub beside: Links,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
 impl Decision {
-    /// A message goes by one link as a whole.
+    /// A decision for one link that carries the whole message.
     pub fn new(mode: Mode, reason: Reason) -> Self {
         Self { mode, beside: Links::NONE, reason }
     }
 
-    /// These carry parts of it, too.
+    /// Lets further links carry parts of the message.
     pub fn also_by(self, links: Links) -> Self {
         Self { beside: links, ..self }
     }
 }
 
-/// Decides how messages go. Called by whichever thread sends, for each message, with the engine entered: it may neither block nor call the
-/// node, and its time is the message's.
+/// Decides the mode of each message. The sending thread, or another that turns the engine, calls it for each message with the
+/// engine entered. It must not block and must not call the node. Its duration adds to the message's latency.
 ///
-/// A decision for what can't be done is not followed: then the message goes as the driver would have it.
+/// If a decision is impossible, the message goes as without a policy.
 pub trait Policy: Send + Sync + Debug {
-    /// Whether a message of `len` bytes that asks for nothing goes by shared memory transfer on this link, which is shared memory, whatever other
-    /// links have to do. Then [`choose`](Self::choose) is not asked, and a small message takes two thirds of the instructions. False if nothing is
-    /// said: a policy that wraps another one has to pass it on.
+    /// Whether a message of `len` bytes without a request always takes a shared memory transfer on this link, whatever the load
+    /// of other links. The link is shared memory. If true, [`choose`](Self::choose) is not called, and a small message takes
+    /// two thirds of the instructions. The default is false; a policy that wraps another one must forward this call.
     fn is_settled(&self, _link: &LinkView, _len: u64) -> bool {
         false
     }
 
-    /// How a message is to go.
+    /// Decides the mode of a message.
     fn choose(&self, question: &mut Question<'_>) -> Decision;
 
-    /// How long one took, from the call until its bytes were free again: of some messages, and of all that went as they did for a
-    /// [trial](Reason::Trial).
+    /// Reports how long a message took, from the call until its bytes were free again. Called for a sample of the messages, and
+    /// for every [trial](Reason::Trial).
     fn observe(&self, _receipt: &Receipt, _took: Duration) {}
 }
 
 impl LinkView {
-    /// This link with a protocol, if the message could take it.
+    /// The mode of this link with a protocol, if the message could take it.
     pub fn mode(&self, protocol: Protocol) -> Option<Mode> {
         self.protocols[protocol as usize].then_some(Mode { fabric: self.fabric, link: self.link, protocol })
     }
 
-    /// Whether a request leaves this link open.
+    /// Whether a request permits this link.
     pub fn is_allowed(&self, request: &ModeRequest) -> bool {
         request.fabric.is_none_or(|fabric| fabric == self.fabric) && request.link.is_none_or(|link| link == self.link)
     }
 }
 
 impl Question<'_> {
-    /// What the driver does without a policy: what was asked for, and what was left open as is usual. `None`: it can't be done.
+    /// The decision without a policy: the request, completed by the defaults. `None`: it is impossible.
     pub fn honoured(&self) -> Option<Decision> {
         let mode = |link: &LinkView| link.mode(self.asked.protocol.unwrap_or(link.advice)).map(|mode| (mode, link.large));
         let (mode, limit) = self.links.iter().filter(|link| link.is_allowed(&self.requested)).find_map(mode)?;

@@ -1,62 +1,63 @@
-//! Why a message went as it did.
+//! The reason for a message's mode.
 
 use std::fmt;
 
-/// Why a message went as it did.
+/// The reason for a message's mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// As the caller asked.
+    /// The caller requested it.
     Requested,
-    /// As the call does by default.
+    /// It is the call's default.
     Default,
-    /// The queue of the link that was asked for is too long: so many wait, of so many that may.
+    /// The queue of the requested link is too long.
     Queue {
-        /// How many were not taken yet, or how many transfers were not complete.
+        /// How many packets were not taken yet, or how many transfers were not complete.
         depth: u32,
-        /// How many may be.
+        /// The limit.
         limit: u32,
     },
-    /// The shared memory of the link that was asked for is too full: in thousandths of all.
+    /// The memory of the requested link is too full.
     Occupancy {
-        /// What part of it was not read yet.
+        /// The unread part of the memory, in thousandths.
         occupancy: u16,
-        /// What part may be.
+        /// The limit, in thousandths.
         limit: u16,
     },
-    /// The message is so long that another protocol is faster.
+    /// At this length another protocol is faster.
     Size {
-        /// Bytes from which on that is so.
+        /// The length in bytes from which it is faster.
         limit: u64,
     },
-    /// Other links of the same kind have less to do.
+    /// Another link of the same kind has less to do.
     Balance {
-        /// Bytes that wait on the link that was asked for.
+        /// Bytes that wait on the requested link.
         bytes: u64,
-        /// On the one that was taken.
+        /// Bytes that wait on the chosen link.
         instead: u64,
     },
-    /// The other protocol was seen to be faster for messages of this size: in nanoseconds.
+    /// The other protocol was faster for messages of this size: means in nanoseconds.
     Latency {
-        /// The mean of the one that was asked for.
+        /// The mean of the requested protocol.
         asked: u32,
-        /// Of the one that was taken.
+        /// The mean of the chosen protocol.
         instead: u32,
     },
-    /// The other protocol is tried now and then, to know how long it takes: with one of so many messages of this size.
+    /// A trial: now and then the other protocol is used, to measure it.
     Trial {
-        /// Of how many.
+        /// One of this many messages of the size is a trial.
         every: u32,
     },
-    /// Another link to that node moves long messages: both processors have other bytes to copy, and by DMA these are copied once.
+    /// Another link to that node moves long messages, so both processors already copy other bytes. By DMA, the bytes of this
+    /// message are copied only once.
     AtWork,
-    /// What was asked for can't be done for this message, and why.
+    /// The request can't be followed for this message; the text tells why.
     Unavailable(&'static str),
-    /// The link that was asked for has too much to do, and all others as well.
+    /// The requested link has too much to do, and so have all others.
     AllBusy,
 }
 
-/// The kinds of reasons for which a message does not go as it was asked for.
+/// The kinds of reasons for which a message does not go as requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -81,7 +82,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// All of them.
+    /// All kinds.
     pub const ALL: &[Refusal] = &[
         Refusal::Queue,
         Refusal::Occupancy,
@@ -94,14 +95,14 @@ impl Refusal {
         Refusal::AllBusy,
     ];
 
-    /// Its name in output: `all_busy`.
+    /// Its name in output, for example `all_busy`.
     pub const fn word(self) -> &'static str {
         ["queue", "occupancy", "size", "balance", "latency", "trial", "at_work", "unavailable", "all_busy"][self as usize]
     }
 }
 
 impl Reason {
-    /// For what kind of reason the message did not go as it was asked for; `None`: it did, or as is usual.
+    /// The kind of reason for which the message did not go as requested. `None`: it went as requested or by default.
     pub fn refusal(&self) -> Option<Refusal> {
         match self {
             Reason::Requested | Reason::Default => None,

@@ -1,50 +1,51 @@
-//! How a message went: what was asked for, what was decided, and what moved its bytes.
+//! The receipt of a message: what was requested, what was decided, and what moved its bytes.
 
 use super::{Call, Fabric, Links, Mode, ModeRequest, Protocol, Reason};
 use doorbell_fabric::NodeId;
 use std::fmt;
 
-/// Bytes of a message, by what moved them.
+/// The bytes of a message, by what moved them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct MovedBytes {
-    /// As packets through the lane of a link: memory FIFO.
+    /// Bytes that went as packets through the lane of a link: memory FIFO.
     pub fifo: u64,
-    /// Written by the origin to where the target said: put. By a network, stored there by the session.
+    /// Bytes that the origin wrote to the address that the target gave: put. Over a network, the session stored them there.
     pub put: u64,
-    /// Fetched by the node that wanted them: pulled.
+    /// Bytes that the target fetched: pulled.
     pub pulled: u64,
 }
 
-/// How a message went, and why so.
+/// How a message went, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Receipt {
-    /// To whom.
+    /// The target node.
     pub to: NodeId,
-    /// By which call.
+    /// The kind of call.
     pub call: Call,
-    /// How many bytes.
+    /// The length in bytes.
     pub len: u64,
-    /// Whether they lay in a region of this node.
+    /// Whether the bytes lay in a region of this node.
     pub in_region: bool,
-    /// What was asked for, the call's defaults included.
+    /// The request, completed by the call's defaults.
     pub requested: ModeRequest,
-    /// The mode by which it was begun.
+    /// The mode with which it was begun.
     pub decided: Mode,
-    /// The mode that moved it: once [`moved`](Self::moved) is known, the protocol that moved most of its bytes; `both` if some were put and
-    /// some pulled. The target has a say in that: it may neither let this node put nor fetch anything, and then the bytes go by memory FIFO
-    /// (`transfer`). While the message is under way, and for one without bytes, the mode by which it was begun.
+    /// The mode that moved the message. Once [`moved`](Self::moved) is known, its protocol is the one that moved most of the
+    /// bytes, or `both` if some were put and some pulled. It may differ from `decided`: if the target neither permits a put nor
+    /// fetches, the bytes take the memory FIFO (`transfer`). For a pending message, and for one without bytes, it equals
+    /// `decided`.
     pub used: Mode,
-    /// What moved its bytes. `None` while it is under way, and if it was taken back.
+    /// What moved the bytes. `None` for a pending message, and for one that was withdrawn.
     pub moved: Option<MovedBytes>,
-    /// Links of the same kind that were offered parts of it beside that of `used`. Where the target has not all of them, those that it has carry
-    /// parts; where one can't carry its part, the link of `used` does.
+    /// Further links of the same kind that were to carry parts, beside the link of `used`. If the target lacks some of them,
+    /// only the others carry parts. If a link can't carry its part, the link of `used` does.
     pub beside: Links,
-    /// Why it was begun so; [`Unavailable`](Reason::Unavailable) if it was begun as asked, and another protocol moved it.
+    /// Why it was begun so. [`Unavailable`](Reason::Unavailable) if it was begun as requested, but another protocol moved it.
     pub reason: Reason,
 }
 
 impl MovedBytes {
-    /// All of them by one protocol. `both` is none: it says nothing of who moved how many.
+    /// All bytes by one protocol. Nothing for `both`, which does not tell how many each side moved.
     pub(crate) fn all_by(protocol: Protocol, len: u64) -> Self {
         let none = Self::default();
         match protocol {
@@ -54,12 +55,12 @@ impl MovedBytes {
         }
     }
 
-    /// How many were moved.
+    /// The number of bytes moved.
     pub fn total(&self) -> u64 {
         self.fifo + self.put + self.pulled
     }
 
-    /// The protocol that moved most of them: `both` if some were put and some pulled. `None` if there were none.
+    /// The protocol that moved most of the bytes; `both` if some were put and some pulled. `None` if there were none.
     pub fn protocol(&self) -> Option<Protocol> {
         let Self { fifo, put, pulled } = *self;
         Some(match () {
@@ -73,16 +74,16 @@ impl MovedBytes {
 }
 
 impl Receipt {
-    /// Of a message that was sent: one that was begun as a transfer went by memory FIFO.
+    /// The receipt of a message that was sent: if it was begun as a transfer, the memory FIFO moved it.
     pub(crate) fn sent(self) -> Self {
         let is_by_lane = self.moved.is_none() && self.decided.protocol == Protocol::Transfer;
         if is_by_lane { Self { moved: Some(MovedBytes::all_by(Protocol::Transfer, self.len)), ..self } } else { self }
     }
 
-    /// Of a message that is over, whose bytes were moved so.
+    /// The receipt of a finished message whose bytes were moved in this way.
     pub(crate) fn settled(self, moved: MovedBytes) -> Self {
         let (begun, used) = (self.decided.protocol, moved.protocol().unwrap_or(self.decided.protocol));
-        // Both ends were at it; which of them was faster is no other mode than the one that was asked for.
+        // With `both`, the two ends race; which of them moved more bytes does not count as a change of mode.
         let is_as_begun = used == begun || begun == Protocol::Both && used != Protocol::Transfer;
         let mode = Mode { protocol: used, ..self.used };
         let was_honoured = self.reason.refusal().is_none();
@@ -94,7 +95,7 @@ impl Receipt {
                 (Protocol::Put, Fabric::Shm) => {
                     "the target did not let this node put most of it, as a receive without a deadline does"
                 }
-                (Protocol::Put, Fabric::Udp) => "the target did not ask for most of it in time",
+                (Protocol::Put, Fabric::Udp) => "the target did not request most of it in time",
                 _ => "the target neither let this node put most of it, nor fetched it in time",
             })
         };
@@ -156,7 +157,7 @@ mod tests {
             let receipt = begun(words, asked).settled(moved);
             assert_eq!((receipt.used.protocol, receipt.moved), (used, Some(moved)), "{words}: {receipt}");
             assert_eq!(receipt.reason.refusal().is_none(), is_as_asked, "{words}: {receipt}");
-            // A lane is no guess about a message that was begun otherwise.
+            // The lane does not tell how a message with another mode was moved.
             assert_eq!(begun(words, asked).sent().moved, None);
         }
         let refused = Receipt { reason: Reason::AllBusy, ..begun("shm/0/put", "put") };

@@ -1,51 +1,56 @@
-//! The policy that there is: thresholds for queues and for shared memory, and what was measured.
+//! The policy that comes with Doorbell: limits for queues and memory, and measured lengths.
 
 use super::means::{Kind, Mean, Means, Verdict};
 use super::{Call, Decision, Dma, Fabric, LinkView, Links, Mode, Policy, Protocol, Question, Reason, Receipt, Tune};
 use std::time::Duration;
 
-/// Bits of a link's word: too many packets, too much memory in use, too many transfers; the link that was last chosen of its kind; one that moves
-/// long messages.
+/// Bits of a link's word: too many packets; too much memory in use; too many transfers; the latest chosen link of its kind; a
+/// link that moves long messages.
 const QUEUE: u64 = 1;
 const MEMORY: u64 = 2;
 const TRANSFERS: u64 = 4;
 const LATEST: u64 = 8;
 const AT_WORK: u64 = 16;
 
-/// What an RTS takes of a lane is less than what a message of so many bytes takes.
+/// An RTS takes less room in a lane than a message of this length.
 const LARGE: u64 = (32 << 10) + 1;
-/// Thousandths of a lane of shared memory that may have been read since: a limit below them would never be reached again.
+/// The thousandths of a shared-memory lane that may have been read without notice: a limit below would never be reached again.
 const UNSEEN: u16 = 250;
-/// Observations change what is done within this factor of the length at which a DMA begins to be faster.
+/// Observations change the choice only within this factor of the length at which DMA becomes faster.
 const NEAR: u64 = 4;
-/// A shorter message is through one link before a second one is worth its words.
+/// A shorter message has passed one link before a second one is worth its packets.
 const STRIPE_LEAST: u64 = 1 << 20;
-/// DMA protocols in the order in which they are tried where the driver advises none.
+/// The order in which DMA protocols are tried if the driver advises none.
 const DMAS: [Protocol; 3] = [Protocol::Both, Protocol::Get, Protocol::Put];
 
-/// Honours what is asked for unless the link has too much to do, and otherwise looks for another protocol, another link, another fabric.
+/// Follows a request unless the link has too much to do. Otherwise looks for another protocol, another link, another fabric.
 ///
-/// A link has too much to do when more packets wait than `depth_high`, or more of its memory is in use than `occupancy_high`, and the target has
-/// taken none for `stalled_after`; and until both have fallen to `depth_low` and `occupancy_low`; for DMA protocols, in the same way, by
-/// transfers that are not complete. What is done then, and only by ways that have not too much to do themselves:
+/// A link has too much to do when more packets wait than `depth_high`, or more of its memory is in use than `occupancy_high`,
+/// and the target has taken nothing for `stalled_after`. It stays so until both have fallen to `depth_low` and `occupancy_low`.
+/// For DMA protocols, the number of incomplete transfers counts in the same way. The policy then chooses, only among modes that
+/// do not have too much to do themselves:
 ///
-/// 1. Another protocol on the same link that takes less of what is scarce: a large message goes by DMA where a lane is full, and through
-///    the lane where transfers stand in a queue, if it fits. A put or get that the calling thread copies stands in no queue, and stays: any
-///    other way would wait for the target.
+/// 1. Another protocol on the same link that uses less of the scarce resource. A large message goes by DMA if a lane is full,
+///    and through the lane if too many transfers are pending, provided that it fits. A put or get that the calling thread
+///    copies is in no queue and stays as it is: every other mode would wait for the target.
 /// 2. Another link of the same kind.
 /// 3. Another fabric.
-/// 4. As asked for, all the same.
+/// 4. The requested mode all the same.
 ///
-/// A message that is put by a network goes by all its links at once if it is [long](Self::stripe_least), and no link was asked for by number.
+/// A [long](Self::stripe_least) message that is put over a network goes over all its links at once, unless a link was requested
+/// by number.
 ///
-/// A message above 32 KiB goes by DMA also while another link to that node has several transfers under way, and until it has none, but not below a length of [`dma`](Self::dma):
-/// then both processors have other bytes to copy, and these are copied once.
+/// A message above 32 KiB also goes by DMA if another link to that node has several pending transfers, until that link has
+/// none, but not below a length set with [`dma`](Self::dma). Both processors then have other bytes to copy, and DMA copies this
+/// message only once.
 ///
-/// Where no link is asked for by number, messages stay with the one that was taken last until another has clearly less to do. Where no
-/// protocol is asked for, the driver's advice is followed, but for the lengths that were [tuned](Self::tuned), and but for what was seen
-/// to be faster: near the length at which DMA begins to be faster (a quarter to four times), one message of 64 goes the other way.
+/// If no link is requested by number, messages stay on the link that was used last until another has clearly less to do. If no
+/// protocol is requested, the driver's advice is followed, with two exceptions: [tuned](Self::tuned) lengths, and a protocol
+/// that was observed to be faster. Near the length at which DMA becomes faster (a quarter to four times), one message of 64
+/// takes the other protocol as a trial.
 ///
-/// Shared by several nodes it judges each by its own figures, and counts what is observed of all of them together.
+/// Several nodes may share the policy. It judges each node by that node's own figures, and combines the observed durations of
+/// all.
 #[derive(Debug)]
 pub struct Thresholds {
     depth: Band<u32>,
@@ -61,7 +66,7 @@ pub struct Thresholds {
     means: Means,
 }
 
-/// Too much above the one, and no longer too much at the other.
+/// A figure above `high` is too much, until it has fallen to `low`.
 #[derive(Clone, Copy, Debug)]
 struct Band<T> {
     high: T,
@@ -69,7 +74,7 @@ struct Band<T> {
 }
 
 impl<T: Ord + Copy> Band<T> {
-    /// The limit for a figure that was, or was not, too much before.
+    /// The limit for a figure, which depends on whether it was too much before.
     fn in_force(&self, was: bool) -> T {
         if was { self.low.min(self.high) } else { self.high }
     }
@@ -78,7 +83,7 @@ impl<T: Ord + Copy> Band<T> {
         figure > self.in_force(was)
     }
 
-    /// The limit that a figure is above that is too much.
+    /// The limit that a figure exceeds that is too much.
     fn limit(&self, figure: T) -> T {
         self.in_force(figure <= self.high)
     }
@@ -91,7 +96,7 @@ impl Default for Thresholds {
 }
 
 impl Thresholds {
-    /// The driver's own lengths, and limits that a link reaches only when its target can't keep up.
+    /// A policy with the driver's own lengths, and with limits that a link reaches only if its target can't keep up.
     pub fn new() -> Self {
         Self {
             depth: Band { high: 768, low: 384 },
@@ -107,100 +112,104 @@ impl Thresholds {
         }
     }
 
-    /// The same, with the lengths that `doorbell tune` found on this machine, if it was there. Reads a file: see [`Tune::load`].
+    /// As [`new`](Self::new), with the lengths that `doorbell tune` measured on this machine, if it has run. Reads a file: see
+    /// [`Tune::load`].
     pub fn tuned() -> Self {
         Tune::load().map_or_else(Self::new, |tune| Self::new().with(&tune))
     }
 
-    /// With the lengths of a measurement.
+    /// Sets the lengths of a measurement.
     pub fn with(self, tune: &Tune) -> Self {
         tune.found.iter().fold(self, |policy, found| policy.dma(found.fabric, found.in_region, found.dma))
     }
 
-    /// More packets than these that the target has not taken are too many: 768 if nothing is said. Of shared memory no fewer than what may
-    /// have been taken without a word, which is a quarter of the lane.
+    /// Sets how many untaken packets a link may have; more are too many. The default is 768. For shared memory, at least a
+    /// quarter of the lane is used, since the target may have taken so many without notice.
     pub fn depth_high(self, packets: u32) -> Self {
         Self { depth: Band { high: packets, ..self.depth }, ..self }
     }
 
-    /// That they are too many no longer at so many: 384 if nothing is said, and `depth_high` at most.
+    /// Sets the number of untaken packets at which a link no longer has too many. The default is 384; at most `depth_high`.
     pub fn depth_low(self, packets: u32) -> Self {
         Self { depth: Band { low: packets, ..self.depth }, ..self }
     }
 
-    /// More DMA transfers than these that are not complete are too many: 16 if nothing is said.
+    /// Sets how many incomplete DMA transfers a link may have; more are too many. The default is 16.
     pub fn transfers_high(self, transfers: u32) -> Self {
         Self { transfers: Band { high: transfers, ..self.transfers }, ..self }
     }
 
-    /// That they are too many no longer at so many: 8 if nothing is said, and `transfers_high` at most.
+    /// Sets the number of incomplete transfers at which a link no longer has too many. The default is 8; at most
+    /// `transfers_high`.
     pub fn transfers_low(self, transfers: u32) -> Self {
         Self { transfers: Band { low: transfers, ..self.transfers }, ..self }
     }
 
-    /// Memory of which more is in use is too full, in thousandths: 750 if nothing is said. No less than 251 is taken, as a quarter of a lane
-    /// may have been read without a word.
+    /// Sets how full a link's memory may be, in thousandths; above it, the memory is too full. The default is 750 and the
+    /// minimum 251, since a quarter of a lane may have been read without notice.
     pub fn occupancy_high(self, permille: u16) -> Self {
         Self { occupancy: Band { high: permille.clamp(UNSEEN + 1, 1000), ..self.occupancy }, ..self }
     }
 
-    /// That it is too full no longer at so much: 400 if nothing is said, no less than 251 and no more than `occupancy_high`.
+    /// Sets the occupancy, in thousandths, at which memory is no longer too full. The default is 400, the minimum 251, and the
+    /// maximum `occupancy_high`.
     pub fn occupancy_low(self, permille: u16) -> Self {
         Self { occupancy: Band { low: permille.clamp(UNSEEN + 1, 1000), ..self.occupancy }, ..self }
     }
 
-    /// Messages go by another link of the same kind when the latest has twice the bytes of it to do and so many more: 64 KiB if nothing is
-    /// said.
+    /// Sets when messages change to another link of the same kind: when the latest link has more than twice the waiting bytes
+    /// of the other, plus this many. The default is 64 KiB.
     pub fn balance(self, bytes: u64) -> Self {
         Self { balance: bytes, ..self }
     }
 
-    /// Packets, memory and transfers are too much only when the target was not seen to take any for so long: 50 ms if nothing is said. A lane that is full is
-    /// nothing unusual while its reader is at work.
+    /// Sets how long the target must have taken nothing before packets, memory or transfers count as too much. The default is
+    /// 50 ms. A full lane alone is normal while its reader works.
     pub fn stalled_after(self, silence: Duration) -> Self {
         Self { stalled: silence.as_micros().min(u32::MAX.into()) as u32, ..self }
     }
 
-    /// Whether what the caller asked for by name is never left, whatever it has to do. If nothing is said it may be.
+    /// If true, a request by name is always followed, whatever the load. The default is false.
     pub fn strict(self, strict: bool) -> Self {
         Self { strict, ..self }
     }
 
-    /// Messages of so many bytes and more that are put by a network go by all of its links at once, in equal parts: 1 MiB if nothing is said. Those
-    /// for which a link is asked for by number do not, and links that have too much to do carry no part.
+    /// Sets the length in bytes from which a message that is put over a network goes over all its links at once, in equal
+    /// parts. The default is 1 MiB. A message with a requested link number uses only that link, and links that have too much to
+    /// do carry no part.
     pub fn stripe_least(self, bytes: u64) -> Self {
         Self { stripe_least: bytes, ..self }
     }
 
-    /// One of so many messages goes the other way, to know how long it takes: 64 if nothing is said, none if 0. Only while
-    /// [`Policy::observe`] is told how long messages take.
+    /// Sets how often a message takes the other protocol as a trial: one of this many. The default is 64; 0 means never. Trials
+    /// need durations from [`Policy::observe`].
     pub fn trial_every(self, messages: u32) -> Self {
         Self { every: messages, ..self }
     }
 
-    /// From which length on messages go by DMA, in place of the driver's own length.
+    /// Sets the length from which messages go by DMA, in place of the driver's own length.
     pub fn dma(mut self, fabric: Fabric, in_region: bool, dma: Dma) -> Self {
         self.dma[fabric as usize][usize::from(in_region)] = Some(dma);
         self
     }
 
-    /// How long messages took, as far as was observed. Of those that a full link sent another way nothing is kept: what they took says
-    /// nothing of their protocol.
+    /// The mean durations of the observed messages. Messages that a full link diverted are left out, because their duration
+    /// tells nothing about their protocol.
     pub fn means(&self) -> Vec<Mean> {
         self.means.all()
     }
 
-    /// What is too much of a link now.
+    /// The link's word, updated by its present figures.
     fn look(&self, link: &LinkView) -> u64 {
         let bit = |bit: u64, is_set: bool| if is_set { bit } else { 0 };
         let had = |bit: u64| link.word & bit != 0;
         let figures = &link.figures;
         let occupancy = self.occupancy.in_force(had(MEMORY));
-        // As `LinkFigures::occupancy` has it, without its divisions.
+        // The same comparison as `LinkFigures::occupancy`, without its divisions.
         let is_above =
             |used: u64, all: u64| all != 0 && used.min(all).saturating_mul(1000) >= all.saturating_mul(u64::from(occupancy) + 1);
         let is_full = is_above(figures.bytes, figures.room) || is_above(figures.depth.into(), figures.places.into());
-        // A reader that is behind takes what it can: to go elsewhere helps only where it stands still.
+        // A slow reader takes what it can. Another link helps only if the reader has stopped.
         let may = |bit: u64| had(bit) || figures.still >= self.stalled;
         (link.word & LATEST)
             | bit(QUEUE, may(QUEUE) && self.depth_of(link).is_too_much(had(QUEUE), figures.depth))
@@ -209,7 +218,7 @@ impl Thresholds {
             | bit(TRANSFERS, may(TRANSFERS) && self.transfers.is_too_much(had(TRANSFERS), figures.transfers))
     }
 
-    /// The limits for packets, above what may have been read since.
+    /// The limits for packets, raised above the number that may have been read without notice.
     fn depth_of(&self, link: &LinkView) -> Band<u32> {
         let unseen = if link.fabric == Fabric::Shm { link.figures.places / 4 + 1 } else { 0 };
         Band { high: self.depth.high.max(unseen), low: self.depth.low.max(unseen) }
@@ -228,7 +237,7 @@ impl Thresholds {
                 Some(Reason::Occupancy { occupancy, limit: self.occupancy.limit(occupancy) })
             }
             Protocol::Transfer => None,
-            // The calling thread copies: it stands in no queue, and relief by the lane would wait for the target's engine.
+            // The calling thread copies, so no queue is involved. Using the lane would wait for the target's engine.
             _ if call != Call::Send && link.fabric == Fabric::Shm && protocol == usual(call) => None,
             _ if had(TRANSFERS) => {
                 Some(Reason::Queue { depth: figures.transfers, limit: self.transfers.limit(figures.transfers) })
@@ -237,7 +246,7 @@ impl Thresholds {
         }
     }
 
-    /// How a message would go by a link if nothing were in its way: as asked, else by its length. `may_try`: it may be a trial.
+    /// The mode of a message on an idle link: the request, else by its length. `may_try`: the message may be a trial.
     fn plan(&self, question: &Question<'_>, link: &LinkView, may_try: bool) -> Option<Decision> {
         let is_default = question.asked == Default::default();
         let asked = |mode: Mode| Decision::new(mode, if is_default { Reason::Default } else { Reason::Requested });
@@ -262,7 +271,7 @@ impl Thresholds {
                 let is_default = question.requested.protocol.is_none_or(|protocol| protocol == dma.protocol);
                 return Some(if is_default { asked(dma) } else { Decision::new(dma, Reason::AtWork) });
             }
-            // Above its own length the driver has looked at more than the length.
+            // Above its own length, the driver's advice depends on more than the length.
             (Call::Send, Some(Dma::From(limit))) if question.len < link.large => (dma, limit),
             (call, found) => {
                 let limit = match (call, found) {
@@ -288,7 +297,7 @@ impl Thresholds {
         })
     }
 
-    /// The way of a message where the first one that was asked for has too much to do.
+    /// Another mode for a message whose first choice has too much to do.
     fn relieve(&self, question: &mut Question<'_>, home: usize, mode: Mode) -> Option<Mode> {
         let may = |question: &Question<'_>, mode: Mode| !self.strict || question.asked.allows(mode);
         let link = &question.links[home];
@@ -318,14 +327,14 @@ impl Thresholds {
         None
     }
 
-    /// Whether a message has room in a link's memory however much of it may be in use before that is too much. Not by how much is in use
-    /// now: the choice would change with every packet.
+    /// Whether a message fits into a link's memory at any occupancy that is permitted. It does not use the present occupancy,
+    /// since the choice would change with every packet.
     fn fits(&self, link: &LinkView, len: u64) -> bool {
         let room = link.figures.room;
         room == 0 || len <= room / 1000 * u64::from(1000 - self.occupancy.high.min(1000))
     }
 
-    /// Of the links that will do: the latest, unless another has clearly less to do.
+    /// Picks among the links that `will_do`: the latest one, unless another has clearly less to do.
     fn pick(&self, question: &Question<'_>, will_do: impl Fn(&Question<'_>, usize) -> bool) -> Option<usize> {
         let links = &question.links;
         let (mut latest, mut least): (Option<usize>, Option<usize>) = (None, None);
@@ -343,7 +352,7 @@ impl Thresholds {
         Some(if is_clear { least } else { latest })
     }
 
-    /// The same, with the other links of its network for a message that is long enough, if no link was asked for.
+    /// Adds the other links of the network for a message that is long enough, if no link was requested.
     fn stripe(&self, question: &Question<'_>, decision: Decision) -> Decision {
         let Mode { fabric, link, protocol } = decision.mode;
         let is_long = question.call == Call::Send && question.len >= self.stripe_least;
@@ -357,7 +366,7 @@ impl Thresholds {
         decision.also_by(links.without(link))
     }
 
-    /// What to do where nothing that was asked for can be done.
+    /// The decision if the request is impossible.
     fn instead(&self, question: &Question<'_>) -> Decision {
         let allowed = question.links.iter().find(|link| link.is_allowed(&question.asked));
         let reason = Reason::Unavailable(match allowed {
@@ -373,7 +382,7 @@ impl Thresholds {
             allowed().find_map(free).or_else(|| question.links.iter().find_map(free))
         };
         let mode = found.or_else(|| if self.strict { None } else { question.links.iter().find_map(possible) });
-        // What can't be done: the driver says so.
+        // An impossible decision, for which the driver returns an error.
         let refused = || Mode {
             fabric: question.asked.fabric.unwrap_or(question.links.first().map_or(Fabric::Shm, |link| link.fabric)),
             link: question.asked.link.unwrap_or(0),
@@ -391,7 +400,7 @@ impl Policy for Thresholds {
             Some(Dma::Never) => u64::MAX,
             None => link.large,
         });
-        // Nothing is too much, nor may be: what is half full is looked at more closely.
+        // Nothing is too much. A link that is at least half full is examined by `choose`.
         link.word & (QUEUE | MEMORY | TRANSFERS) == 0 && figures.still == 0 && dma.min().is_some_and(|least| len < least / NEAR)
     }
 
@@ -436,14 +445,15 @@ impl Policy for Thresholds {
         let is_telling =
             !matches!(receipt.reason, Reason::Queue { .. } | Reason::Occupancy { .. } | Reason::AtWork | Reason::AllBusy);
         if receipt.call == Call::Send && is_telling {
-            // What it costs to decide so, whatever the target then made of it: that is what the next decision needs.
+            // The duration belongs to the decided mode, even if the target changed it: the next decision needs the cost of
+            // deciding so.
             let kind = Kind { fabric: receipt.decided.fabric, in_region: receipt.in_region, len: receipt.len };
             self.means.add(&kind, receipt.decided.protocol, took);
         }
     }
 }
 
-/// The protocol of a call that asks for none.
+/// The default protocol of a call.
 fn usual(call: Call) -> Protocol {
     match call {
         Call::Send => Protocol::Transfer,
@@ -452,13 +462,13 @@ fn usual(call: Call) -> Protocol {
     }
 }
 
-/// The DMA protocol that a message could take on a link: what the driver advises, else the usual one.
+/// The DMA protocol that a message could take on a link: the driver's advice, else the first possible one.
 fn dma_of(link: &LinkView) -> Option<Mode> {
     let advised = Some(link.advice).filter(|advice| *advice != Protocol::Transfer).and_then(|advice| link.mode(advice));
     advised.or_else(|| DMAS.into_iter().find_map(|protocol| link.mode(protocol)))
 }
 
-/// Notes that a link is the latest of its kind.
+/// Marks a link as the latest of its kind.
 fn take(question: &mut Question<'_>, taken: usize) {
     let fabric = question.links[taken].fabric;
     for (at, link) in question.links.iter_mut().enumerate().filter(|(_, link)| link.fabric == fabric) {

@@ -1,5 +1,5 @@
-//! What `doorbell tune` measured: from which length on a DMA is faster on this machine. Kept in a file, which is believed only on the machine
-//! that it is of.
+//! The measurement of `doorbell tune`: the length from which DMA is faster on this machine. It is kept in a file, which is used
+//! only on the machine that it was made on.
 
 use super::Fabric;
 use doorbell_fabric::world;
@@ -8,42 +8,42 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The variable of the environment that names the file, or says `off`.
+/// The environment variable that names the file, or is `off`.
 const VARIABLE: &str = "DOORBELL_TUNE";
-/// Below the user's directory for such things.
+/// The path below the user's cache directory.
 const FILE: &str = "doorbell/tune.json";
-/// A longer file is none of ours.
+/// A longer file was not written by `doorbell tune`.
 const BYTES_MOST: u64 = 64 << 10;
-/// What the system says of itself, as far as it is read.
+/// The most bytes read of what the system says about itself.
 const SYSTEM_MOST: u64 = 4 << 20;
 
-/// From which length on messages are faster by DMA than through a lane.
+/// The length from which messages are faster by DMA than through a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dma {
-    /// From so many bytes on.
+    /// From this many bytes on.
     From(u64),
     /// Not at any length.
     Never,
 }
 
-/// That, for a kind of fabric and of memory.
+/// The measured length for a kind of fabric and of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
-    /// By which kind of fabric.
+    /// The kind of fabric.
     pub fabric: Fabric,
-    /// From a region, or from private memory.
+    /// True for regions, false for private memory.
     pub in_region: bool,
-    /// From which length on.
+    /// The measured length.
     pub dma: Dma,
 }
 
-/// What has to be the same for a measurement to be of use.
+/// The marks of a machine. A measurement is used only if they are all equal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// The processor's model, as the system calls it.
     pub cpu: String,
-    /// How many processors there are.
+    /// The number of processors.
     pub processors: u32,
     /// The release of the kernel.
     pub kernel: String,
@@ -54,34 +54,34 @@ pub struct Machine {
 /// A measurement of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tune {
-    /// Of which machine.
+    /// The machine that was measured.
     pub machine: Machine,
-    /// What was found; of what was not measured there is nothing.
+    /// The results. Combinations that were not measured are missing.
     pub found: Vec<Found>,
 }
 
-/// Why a file is of no use.
+/// Why a file can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TuneError {
-    /// The system says why.
+    /// It can't be read.
     #[error("could not read it: {0}")]
     Unreadable(#[from] io::Error),
-    /// It is no plain file.
-    #[error("it is no plain file")]
+    /// It is not a regular file.
+    #[error("it is not a regular file")]
     NoFile,
     /// It is longer than any that `doorbell tune` writes.
     #[error("it is longer than {BYTES_MOST} bytes")]
     TooLong,
-    /// It is not what `doorbell tune` writes.
+    /// Its contents are not what `doorbell tune` writes.
     #[error("it is malformed: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// It is of another machine, or of another version.
-    #[error("it is of another machine or version: {0}")]
+    /// It was made on another machine, or by another version.
+    #[error("it was made on another machine or by another version: {0}")]
     Other(String),
 }
 
 impl Machine {
-    /// This one. What the system does not say is empty.
+    /// The marks of this machine. A mark that the system does not tell is empty.
     pub fn this() -> Self {
         let system = |path| {
             let text = world::read(Path::new(path), SYSTEM_MOST).unwrap_or_default();
@@ -93,7 +93,7 @@ impl Machine {
         Self { cpu, processors: count, kernel, version }
     }
 
-    /// What is different there, if anything is.
+    /// The first difference between two machines, if there is one.
     fn difference(&self, other: &Self) -> Option<String> {
         let pairs = [
             ("processor", self.cpu.clone(), other.cpu.clone()),
@@ -102,21 +102,21 @@ impl Machine {
             ("version", self.version.clone(), other.version.clone()),
         ];
         let (what, here, there) = pairs.into_iter().find(|(_, here, there)| here != there)?;
-        // Whatever stands in the file ends up in a log.
+        // The text of the file goes into a log, so it is cleaned first.
         let there: String = there.chars().filter(|char| !char.is_control()).take(80).collect();
         Some(format!("{what} {here} here, {there} there"))
     }
 }
 
 impl Tune {
-    /// Where the file is: as `DOORBELL_TUNE` says, else `doorbell/tune.json` below `$XDG_CACHE_HOME` or `~/.cache`. `None` if that is
-    /// `off`, or nobody says where the user's files are.
+    /// The path of the file: the value of `DOORBELL_TUNE`, else `doorbell/tune.json` below `$XDG_CACHE_HOME` or `~/.cache`.
+    /// `None` if the value is `off`, or if no directory is known.
     pub fn path() -> Option<PathBuf> {
         path_from(|name| std::env::var_os(name))
     }
 
-    /// What was measured on this machine. `None` if nothing was. A file that is of no use is as good as none, with a line in the log. Reads
-    /// some small files, so not for the path of messages.
+    /// The measurement of this machine, or `None` if there is none. A file that can't be used counts as none, and a line in the
+    /// log tells why. Reads some small files, so don't call it on the path of messages.
     pub fn load() -> Option<Self> {
         let path = Self::path()?;
         let read = match Self::read(&path) {
@@ -126,14 +126,13 @@ impl Tune {
                 Some(difference) => Err(TuneError::Other(difference)),
             }),
         };
-        read.inspect_err(|why| tracing::warn!("the measurement {} is left alone: {why}; run `doorbell tune`", path.display()))
-            .ok()
+        read.inspect_err(|why| tracing::warn!("the measurement {} is not used: {why}; run `doorbell tune`", path.display())).ok()
     }
 
-    /// Reads a file, whatever machine it is of.
+    /// Reads a file, which may be from any machine.
     ///
     /// # Errors
-    /// It can't be read, or is not what [`Tune::write`] writes.
+    /// The file can't be read, or [`Tune::write`] did not write it.
     pub fn read(path: &Path) -> Result<Self, TuneError> {
         let bytes = world::read(path, BYTES_MOST + 1).map_err(|error| match error.kind() {
             io::ErrorKind::InvalidInput => TuneError::NoFile,
@@ -145,10 +144,10 @@ impl Tune {
         Ok(serde_json::from_slice(&bytes)?)
     }
 
-    /// Writes a file, and the directories that it is in. Whoever reads it meanwhile finds the former one or this one, whole.
+    /// Writes a file, and makes its directories. A concurrent reader finds either the old file or the new one, complete.
     ///
     /// # Errors
-    /// The system says why; then the former file is as it was.
+    /// The error of the system; the old file is unchanged.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let mut text = serde_json::to_string_pretty(self)?;
         text.push('\n');
@@ -166,11 +165,11 @@ fn path_from(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     Some(cache.join(FILE))
 }
 
-/// The model of the first one, and how many there are.
+/// The model of the first processor, and the number of processors.
 fn read_processors(text: &str) -> (String, u32) {
     let fields = || text.lines().filter_map(|line| line.split_once(':')).map(|(name, value)| (name.trim(), value.trim()));
     let first = |wanted: &str| fields().find(|(name, _)| *name == wanted).map(|(_, value)| value);
-    // Some architectures have numbers in place of a name.
+    // Some architectures have numbers instead of a name.
     let numbers = || ["CPU implementer", "CPU part"].map(|name| first(name).unwrap_or_default()).join(" ").trim().to_owned();
     let cpu = first("model name").map_or_else(numbers, str::to_owned);
     (cpu, fields().filter(|(name, _)| *name == "processor").count() as u32)

@@ -1,4 +1,4 @@
-//! What a mode is made of, how a program asks for one, and what is seen of a link.
+//! The parts of a mode, the request for one, and the figures of a link.
 
 use doorbell_fabric::ParseIdError;
 use serde::{Deserialize, Serialize};
@@ -18,33 +18,33 @@ pub enum Fabric {
     Udp,
 }
 
-/// By which rules data goes.
+/// The protocol by which data goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Protocol {
-    /// Shared memory transfer: as packets through the lane, which both processors copy.
+    /// Shared memory transfer: as packets through the lane. Both processors copy.
     Transfer,
-    /// DMA put: the origin's engine writes it to where the target said.
+    /// DMA put: the origin's engine writes to the address that the target gave.
     Put,
-    /// Remote get: the target's engine fetches it.
+    /// Remote get: the target's engine fetches the data.
     Get,
     /// Put and remote get at once, from both ends of the buffer, until they meet.
     Both,
 }
 
-/// A whole mode.
+/// A complete mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mode {
-    /// By which kind of fabric.
+    /// The kind of fabric.
     pub fabric: Fabric,
-    /// By which of its links, from 0.
+    /// The number of the link within that kind, from 0.
     pub link: u8,
-    /// By which protocol.
+    /// The protocol.
     pub protocol: Protocol,
 }
 
-/// What a program asks for: a mode, or parts of one.
+/// A request for a mode, or for parts of one.
 ///
-/// Written with slashes, in any order, as `udp`, `udp/1`, `put`, `shm/get`, `udp/0/transfer`; `any` asks for nothing.
+/// Written with slashes, in any order: `udp`, `udp/1`, `put`, `shm/get`, `udp/0/transfer`. `any` requests nothing.
 ///
 /// ```
 /// # use doorbell::mode::{Fabric, ModeRequest, Protocol};
@@ -54,18 +54,18 @@ pub struct Mode {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct ModeRequest {
-    /// By this kind of fabric.
+    /// The requested kind of fabric.
     pub fabric: Option<Fabric>,
-    /// By this of its links.
+    /// The requested link, by its number.
     pub link: Option<u8>,
-    /// By this protocol.
+    /// The requested protocol.
     pub protocol: Option<Protocol>,
 }
 
-/// The calls that have a default mode.
+/// The kinds of calls, each with a default mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
-    /// `send` and its kin.
+    /// `send` and similar calls.
     Send,
     /// `put`.
     Put,
@@ -73,27 +73,27 @@ pub enum Call {
     Get,
 }
 
-/// What is seen of a link at this moment, by the node that sends.
+/// The present load of a link, as the sending node sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct LinkFigures {
-    /// Messages and other packets that the target has not taken yet, as far as is known: in shared memory up to a quarter of the lane may
-    /// have been taken since.
+    /// Messages and other packets that the target has not taken yet, as far as is known. In shared memory the target may have
+    /// taken up to a quarter of the lane since.
     pub depth: u32,
-    /// Bytes of them.
+    /// The bytes of these packets.
     pub bytes: u64,
-    /// The bytes that there is room for.
+    /// The room in bytes.
     pub room: u64,
-    /// Messages and packets that there is room for; none if there is no such limit.
+    /// The room in messages and packets; 0 if there is no such limit.
     pub places: u32,
-    /// DMA transfers that are not complete, those of which the link carries a part included.
+    /// DMA transfers that are not complete, including those of which the link carries only a part.
     pub transfers: u32,
-    /// For how long the target was not seen to take anything, in microseconds, while it had half of what there is room for, 128
-    /// packets, or a transfer that was not complete; else 0.
+    /// How long the target has taken nothing, in microseconds, although it had something to take: half of the room, 128
+    /// packets, or an incomplete transfer. Otherwise 0.
     pub still: u32,
 }
 
 impl LinkFigures {
-    /// What part of the memory holds what was written and not yet read, in thousandths.
+    /// The part of the memory that is written and not yet read, in thousandths.
     pub fn occupancy(&self) -> u16 {
         let of = |used: u64, all: u64| (used.min(all) * 1000).checked_div(all).unwrap_or(0) as u16;
         of(self.bytes, self.room).max(of(self.depth.into(), self.places.into()))
@@ -101,13 +101,13 @@ impl LinkFigures {
 }
 
 impl Fabric {
-    /// All of them.
+    /// All fabrics.
     pub const ALL: [Fabric; 2] = [Fabric::Shm, Fabric::Udp];
     const WORDS: [(Fabric, &str); 2] = [(Fabric::Shm, "shm"), (Fabric::Udp, "udp")];
 }
 
 impl Protocol {
-    /// All of them.
+    /// All protocols.
     pub const ALL: [Protocol; 4] = [Protocol::Transfer, Protocol::Put, Protocol::Get, Protocol::Both];
     const WORDS: [&'static str; 4] = ["transfer", "put", "get", "both"];
 }
@@ -199,27 +199,27 @@ impl From<Mode> for ModeRequest {
 }
 
 impl ModeRequest {
-    /// Asks for a kind of fabric.
+    /// A request for a kind of fabric.
     pub fn fabric(fabric: Fabric) -> Self {
         Self { fabric: Some(fabric), ..Self::default() }
     }
 
-    /// Asks for a link, too.
+    /// Also requests a link.
     pub fn link(self, link: u8) -> Self {
         Self { link: Some(link), ..self }
     }
 
-    /// Asks for a protocol, too.
+    /// Also requests a protocol.
     pub fn protocol(self, protocol: Protocol) -> Self {
         Self { protocol: Some(protocol), ..self }
     }
 
-    /// What is not asked for here is asked for as there.
+    /// Completes this request by `other` where it requests nothing.
     pub fn or(self, other: ModeRequest) -> Self {
         Self { fabric: self.fabric.or(other.fabric), link: self.link.or(other.link), protocol: self.protocol.or(other.protocol) }
     }
 
-    /// Whether a mode is one that was asked for.
+    /// Whether a mode satisfies this request.
     pub fn allows(&self, mode: Mode) -> bool {
         self.fabric.is_none_or(|fabric| fabric == mode.fabric)
             && self.link.is_none_or(|link| link == mode.link)

@@ -84,7 +84,7 @@ fn what_cannot_be_done_is_done_otherwise_and_said() {
     assert_eq!(told(&Thresholds::new(), &mut links, "udp/get", 8), ("udp/0/transfer".into(), why));
     let why = Reason::Unavailable("there is no such link");
     assert_eq!(told(&Thresholds::new(), &mut links[..1], "udp/3", 8), ("shm/0/transfer".into(), why));
-    // One that is strict says what can't be done, so that the driver refuses it.
+    // A strict policy decides for the impossible request, so that the driver refuses it.
     assert_eq!(told(&Thresholds::new().strict(true), &mut links[..1], "udp/3/get", 8), ("udp/3/get".into(), why));
     links.iter_mut().for_each(|link| link.protocols = [false; 4]);
     assert!(matches!(ask(&Thresholds::new(), &mut links, "any", 8).reason, Reason::Unavailable(_)));
@@ -140,7 +140,7 @@ fn a_full_lane_sends_large_messages_by_dma_and_small_ones_elsewhere() {
     assert_eq!(told(&policy, &mut links, "shm/transfer", LARGE - 1), ("udp/0/transfer".into(), why));
     links[0].advice = Protocol::Get;
     assert_eq!(told(&policy, &mut links, "shm/transfer", LARGE), ("shm/0/get".into(), why));
-    // If transfers stand in a queue as well, large ones go elsewhere, too.
+    // If too many transfers are pending as well, large messages go elsewhere, too.
     links[0].figures.transfers = 17;
     assert_eq!(told(&policy, &mut links, "shm/transfer", LARGE), ("udp/0/transfer".into(), why));
     links[0].figures.bytes = 131_072 / 2;
@@ -222,7 +222,7 @@ fn messages_stay_with_a_link_until_another_has_clearly_less() {
     assert_eq!(by([500, 2000]), ("udp/1/transfer".into(), Reason::Requested));
     assert_eq!(by([500, 2001]), ("udp/0/transfer".into(), Reason::Balance { bytes: 2001, instead: 500 }));
     assert_eq!(by([500, 400]), ("udp/0/transfer".into(), Reason::Requested));
-    // A link that has a number is not left for that.
+    // A link requested by number is not left for this.
     links[1].figures.bytes = 1 << 19;
     assert_eq!(told(&policy, &mut links, "udp/0", 8), ("udp/0/transfer".into(), Reason::Requested));
 }
@@ -238,15 +238,15 @@ fn length_decides_as_the_driver_says_or_as_was_tuned() {
     let policy = tuned(Dma::From(65_536));
     assert_eq!(told(&policy, &mut links, "shm", 65_535), ("shm/0/transfer".into(), Reason::Requested));
     assert_eq!(told(&policy, &mut links, "shm", 65_536), ("shm/0/both".into(), size(65_536)));
-    // Of a fabric or memory that was not measured nothing is known.
+    // Nothing is known of a fabric or memory that was not measured.
     assert_eq!(told(&policy, &mut links, "udp", 65_536), ("udp/0/transfer".into(), Reason::Requested));
     // Shorter than the driver's own length.
     links[0].advice = Protocol::Transfer;
     let policy = tuned(Dma::From(8192));
     assert_eq!(told(&policy, &mut links, "shm", 16_384), ("shm/0/both".into(), size(8192)));
-    // Above it the driver knows of a stream, for one.
+    // Above it, the driver's advice may have other reasons, such as a stream.
     assert_eq!(told(&policy, &mut links, "shm", 65_536), ("shm/0/transfer".into(), Reason::Requested));
-    // What is named is done, and what can't be done is not.
+    // A request by name is followed if it is possible.
     assert_eq!(told(&policy, &mut links, "transfer", 16_384), ("shm/0/transfer".into(), Reason::Requested));
     links[0].protocols = TRANSFER;
     assert_eq!(told(&policy, &mut links, "shm", 16_384), ("shm/0/transfer".into(), Reason::Requested));
@@ -294,7 +294,7 @@ fn what_is_seen_to_be_faster_is_done_near_the_length_that_matters() {
         assert_eq!(told(&policy, &mut links, "any", len), ("shm/0/transfer".into(), Reason::Default), "{len}");
     }
     assert_eq!(told(&policy, &mut links, "transfer", 65_535).1, Reason::Requested);
-    // Other memory is another thing.
+    // Other memory has its own length.
     let asked = ModeRequest::default();
     let requested = ModeRequest { protocol: Some(Protocol::Transfer), ..asked };
     let links = &mut links;
@@ -333,7 +333,7 @@ fn what_a_full_link_sent_away_says_nothing_of_protocols() {
     assert_eq!(policy.means(), [mean]);
 }
 
-/// Each figure of each link goes up and down by steps.
+/// A step up or down of one figure of one link.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     link: usize,
@@ -394,11 +394,11 @@ proptest! {
         len in 0..100_000_u64,
         moves in proptest::collection::vec((0..3_usize, 0..3_usize), 1..4),
     ) {
-        // The balance has a property of its own.
+        // Another test covers the balance.
         let policy = Thresholds::new().balance(u64::MAX);
         let mut links = three();
         before.into_iter().for_each(|step| wander(&mut links[step.link].figures, step));
-        // The fewer figures move, the less there is that explains a switch.
+        // The fewer figures move, the less can explain a switch.
         let steps = steps.into_iter().map(|step| {
             let (link, figure) = moves[(3 * step.link + step.figure) % moves.len()];
             Step { link, figure, by: step.by }
@@ -432,7 +432,7 @@ proptest! {
             let bytes = &mut links[1 + link].figures.bytes;
             *bytes = bytes.saturating_add_signed(by).min(10_000);
             let [one, two] = [1, 2].map(|at| links[at].figures.bytes);
-            // How much more the first has to do, above 10 000, which is alike.
+            // The difference of the loads, offset by 10 000 so that it stays positive.
             crossings.see(10_000 + two - one.min(10_000 + two), 10_999, 8_999);
             let mode = ask(&policy, &mut links, "udp", 8).mode;
             switches += usize::from(last.replace(mode).is_some_and(|last| last != mode));
@@ -472,7 +472,7 @@ proptest! {
                 prop_assert!(request.allows(mode), "{mode} for {asked}");
             }
             let is_crowded = |link: &LinkView, mode: Mode| policy.crowded(Call::Send, link, mode.protocol).is_some();
-            // By name and not crowded: honoured.
+            // A request by name on an uncrowded link is followed.
             let named = links.iter().find(|link| {
                 Some(link.fabric) == request.fabric && Some(link.link) == request.link
             });
@@ -481,7 +481,7 @@ proptest! {
             {
                 prop_assert_eq!((mode, reason), (named, Reason::Requested));
             }
-            // What has too much to do is taken only if all else has.
+            // A crowded mode is chosen only if all others are crowded.
             if let Some(link) = link.filter(|_| is_possible && can_asked) {
                 prop_assert!(reason == Reason::AllBusy || !is_crowded(link, mode), "{mode} for {asked}: {reason}");
             }
@@ -521,11 +521,11 @@ fn a_long_message_goes_by_all_links_of_its_network_that_are_free() {
     let told = |mode: &str, beside: &str| (mode.to_owned(), beside.to_owned());
     assert_eq!(beside("udp/put", STRIPE_LEAST), told("udp/0/put", "1+3"));
     assert_eq!(beside("udp/put", STRIPE_LEAST - 1), told("udp/0/put", "-"));
-    // A link that is asked for has it alone; lanes carry no parts, nor does shared memory.
+    // A link requested by number carries the whole message. Lanes and shared memory carry no parts.
     assert_eq!(beside("udp/1/put", 1 << 30), told("udp/1/put", "-"));
     assert_eq!(beside("udp/transfer", 1 << 30), told("udp/0/transfer", "-"));
     assert_eq!(beside("shm/put", 1 << 30), told("shm/0/put", "-"));
-    // One that has too much to do, or can't.
+    // A link that is crowded or can't put carries no part.
     links[2].figures.transfers = 17;
     links[3].protocols = TRANSFER;
     assert_eq!(ask(&policy, &mut links, "udp/put", 1 << 30).beside, Links::NONE);
