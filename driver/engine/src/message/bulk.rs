@@ -1,4 +1,5 @@
-//! Bulk rings for the ways out that carry long messages: made outside of every baton, kept when their way ends, and given to the next.
+//! Bulk rings for the send queues that carry long messages. They are made outside of every baton, kept when their send queue
+//! loses its target, and reused.
 
 use doorbell_fabric::sync::{AtomicUsize, Ordering};
 use doorbell_fabric::{Incarnation, NodeId};
@@ -6,20 +7,21 @@ use doorbell_shm::domain::Membership;
 use doorbell_shm::region::OwnRegion;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Bytes of a ring. Between distant processors more is faster, up to some MiB; between near ones a part of it is used.
+/// The length of a ring. Between distant processors a longer ring is faster, up to some MiB; between near ones only a part of
+/// it is used.
 const RING_BYTES: usize = 4 << 20;
-/// Of the memory that is free, a ring may take one part in so many: others need it more.
+/// A ring may take one part in this many of the free memory, which other programs need more.
 const SHARE: u64 = 8;
 
 /// The bulk rings of a node. Thread-safe.
 #[derive(Debug)]
 pub struct BulkRings {
     free: Mutex<Vec<Kept>>,
-    /// How many may still be made.
+    /// How many rings may still be made.
     left: AtomicUsize,
 }
 
-/// A ring whose way has ended, and to whom it led: who lives may still be reading what was written last.
+/// A ring that is no longer used, and the target that it led to: a living target may still be reading what was written last.
 #[derive(Debug)]
 struct Kept {
     ring: OwnRegion,
@@ -28,7 +30,7 @@ struct Kept {
 }
 
 impl BulkRings {
-    /// None yet; of at most so many bytes together.
+    /// No rings yet; at most `bytes` bytes of rings together.
     pub fn new(bytes: usize) -> Self {
         Self { free: Mutex::default(), left: AtomicUsize::new(bytes / RING_BYTES) }
     }
@@ -38,7 +40,8 @@ impl BulkRings {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A ring that nobody reads. Control path: may make a file, and wait for the domain's lock. `None` if there may be no more, or no room.
+    /// A ring that no target reads. This is a slow call: it may make a file, and wait for the domain's lock. `None` if the
+    /// limit is reached, or there is no room.
     pub fn take(
         &self,
         membership: &Membership,
@@ -60,14 +63,14 @@ impl BulkRings {
         match membership.create_region(number(), RING_BYTES) {
             Ok(ring) => Some(ring),
             Err(error) => {
-                tracing::debug!(%error, "no ring for long messages: they take the lane's own");
+                tracing::debug!(%error, "no bulk ring could be made; long messages use the lane's own ring");
                 self.left.fetch_add(1, Ordering::Relaxed);
                 None
             }
         }
     }
 
-    /// Its way to this life of a node has ended.
+    /// Keeps a ring whose connection to this incarnation of a node has ended.
     pub fn put(&self, ring: OwnRegion, node: NodeId, life: Incarnation) {
         self.free().push(Kept { ring, node, life });
     }

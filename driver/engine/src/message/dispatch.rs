@@ -1,4 +1,4 @@
-//! A packet that arrives: checked, matched, and given to whom it belongs.
+//! A packet that arrives is checked, matched, and given to its receiver.
 
 use super::Message;
 use super::inbound::{Active, Direct, Inbound, Into, News};
@@ -9,18 +9,18 @@ use crate::transfer::descriptor::{Control, DirectPut, Ticket};
 use crate::transfer::incoming::{Incoming, Pieces, Sink};
 use doorbell_fabric::{Envelope, Incarnation, NodeId, PRIORITIES, PacketHead, PacketKind, Payload, Priority, Verdict};
 
-/// No message is so long: a terabyte. A peer that speaks of such a one is lying.
+/// No message is longer than a terabyte. A peer that announces a longer one breaks the rules.
 const MESSAGE_MAX: usize = 1 << 40;
 
-/// Gives packets to whom they belong.
+/// Gives packets to their receivers.
 pub struct Dispatch<'a, D> {
-    /// What is on its way in.
+    /// The messages that are arriving.
     pub inbound: &'a mut Inbound,
-    /// Who waits.
+    /// The waiting thread.
     pub direct: &'a mut D,
     /// Whether the poller thread turns the engine.
     pub poller: bool,
-    /// `direct` has its message.
+    /// True when `direct` has its message.
     pub satisfied: bool,
 }
 
@@ -53,7 +53,7 @@ impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
         let assembly = &mut self.inbound.assemblies[lane];
         let ahead = head.sequence.wrapping_sub(assembly.expected);
         if ahead != 0 {
-            // What comes before it may come by another link; whether there is one, the fabrics know.
+            // Earlier messages may come over another link; the fabrics know whether there is one.
             return if ahead <= u32::MAX / 2 { Verdict::Later } else { Verdict::Broken("a message out of sequence") };
         }
         if assembly.active.is_some() {
@@ -64,7 +64,7 @@ impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
             return self.loan(lane, envelope, payload);
         }
         let Some(len) = usize::try_from(head.total).ok().filter(|len| *len < MESSAGE_MAX) else {
-            return Verdict::Broken("a message longer than any");
+            return Verdict::Broken("a message that is longer than allowed");
         };
         let envelope = Envelope { source, incarnation, tag: head.tag, len, sequence: head.sequence, priority };
         if head.kind == PacketKind::Rts {
@@ -93,7 +93,7 @@ impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
                 self.inbound.turned_away = true;
                 return Verdict::Refused;
             }
-            // Somebody waits for just this one.
+            // A thread waits for exactly this message.
             self.inbound.pool.reserve_anyway(len);
             self.inbound.pool.push_reserved(Message { envelope, bytes: payload.to_vec() });
         }
@@ -118,15 +118,15 @@ impl<D: Direct> Dispatch<'_, D> {
         self.inbound.tally.by_poller += self.poller as u64;
     }
 
-    /// After a posted receive got its message. If it was the last, the application gets a chance to post another before more is taken:
-    /// what is taken without one goes by way of the pool, and is copied twice.
+    /// The verdict after a posted receive got its message. If it was the last posted receive, the application gets a chance to
+    /// post another before more is taken: a message taken without a receive goes through the pool and is copied twice.
     #[inline(always)]
     fn received(&self) -> Verdict {
         let anybody_waits = !self.inbound.posted.is_empty() || !(self.satisfied || self.direct.has());
         if anybody_waits { Verdict::Taken } else { Verdict::TakenAndStop }
     }
 
-    /// A message that lies in its sender's memory. It is given back by whoever gets it; one that is refused comes again.
+    /// A message that lies in its sender's memory. The receiver returns it. A refused one comes again.
     fn loan(&mut self, lane: usize, envelope: Envelope, payload: Payload<'_>) -> Verdict {
         let Some(lease) = Lease::decode(payload).filter(|lease| lease.len < MESSAGE_MAX as u64) else {
             return Verdict::Broken("a loan without a lease");
@@ -135,7 +135,7 @@ impl<D: Direct> Dispatch<'_, D> {
         let lending = match self.inbound.lenders.find(envelope.source, envelope.incarnation, &lease) {
             Ok(lending) => lending.clone(),
             Err(Miss::Lost) => {
-                tracing::debug!(node = envelope.source.0, "a loan is lost, as its owner is gone");
+                tracing::debug!(node = envelope.source.0, "a loan is lost because its owner is gone");
                 let expected = &mut self.inbound.assemblies[lane].expected;
                 *expected = expected.wrapping_add(1);
                 return Verdict::Taken;
@@ -164,7 +164,7 @@ impl<D: Direct> Dispatch<'_, D> {
                 self.inbound.turned_away = true;
                 return Verdict::Refused;
             }
-            // Somebody waits for just this one.
+            // A thread waits for exactly this message.
             self.inbound.pool.reserve_anyway(0);
         }
         self.inbound.pool.push_lent(envelope, lending.lend(&lease));
@@ -174,7 +174,7 @@ impl<D: Direct> Dispatch<'_, D> {
         Verdict::Taken
     }
 
-    /// An RTS takes the place of its message among the others: what it is matched to is decided here.
+    /// An RTS takes its message's place in the order; the message is matched here.
     #[cold]
     fn rts(&mut self, lane: usize, envelope: Envelope, payload: Payload<'_>) -> Verdict {
         let Some(put) = DirectPut::decode(payload, envelope.len as u64) else {
@@ -183,7 +183,7 @@ impl<D: Direct> Dispatch<'_, D> {
         let mut coming = Incoming::new(0, lane, envelope, put, Sink::Nowhere(None), &self.inbound.membership);
         let is_given_up = put.apart.is_some() && self.inbound.given_up.take(envelope.source, put.ticket);
         if is_given_up {
-            // Its slot is free from here on.
+            // The sender's slot is free from here on.
             self.inbound.news.push((envelope.source, News::TooLate(put.ticket)));
         }
         if is_given_up || coming.came_too_late() {
@@ -191,7 +191,8 @@ impl<D: Direct> Dispatch<'_, D> {
             *expected = expected.wrapping_add(1);
             return Verdict::Taken;
         }
-        // It is not, so another of its slot is. No node has more transfers under way than slots, whatever it writes into them.
+        // Another transfer uses the same slot, so that one is over. A node never has more transfers pending than slots,
+        // whatever it writes into them.
         if let Some(at) = self.inbound.incoming.iter().position(|incoming| incoming.shares_slot(lane, put.ticket)) {
             self.inbound.give_up_transfer(at, None);
         }
@@ -206,7 +207,7 @@ impl<D: Direct> Dispatch<'_, D> {
             }
             None if (!self.satisfied && self.direct.wants(&envelope)) || self.inbound.must_take(lane, &envelope, 0) => {
                 self.inbound.pool.reserve_anyway(envelope.len);
-                // What follows must not overtake it.
+                // Later messages must not overtake it.
                 self.satisfied = true;
                 Sink::Pool(Pieces::default())
             }
@@ -228,7 +229,7 @@ impl<D: Direct> Dispatch<'_, D> {
 
     fn chunk(&mut self, lane: usize, head: &PacketHead, payload: Payload<'_>) -> Verdict {
         let Some(ticket) = Ticket::from_word(head.tag) else { return Verdict::Broken("a chunk of no transfer") };
-        // Of a transfer that is over: its sender did not know yet.
+        // The transfer is over, but its sender did not know yet.
         let Some(incoming) = self.inbound.incoming.iter_mut().find(|incoming| incoming.is(lane, ticket)) else {
             return Verdict::Taken;
         };
@@ -238,7 +239,7 @@ impl<D: Direct> Dispatch<'_, D> {
         }
     }
 
-    /// Who gets a message that comes in parts: a posted receive, or whoever waits with a buffer.
+    /// The receive for a message that comes in parts: a posted one, or that of the thread that waits with a buffer.
     fn receive_for(&mut self, envelope: &Envelope) -> Option<RecvOp> {
         if let Some(receive) = self.inbound.posted_for(envelope) {
             return Some(receive);
@@ -263,7 +264,8 @@ impl<D: Direct> Dispatch<'_, D> {
                 self.inbound.tally.unexpected += 1;
                 Into::Pool(Vec::new())
             }
-            // Somebody waits for just this one, and can't take it in parts: however long it is, it has to be put together.
+            // A thread waits for exactly this message and can't take it in parts: however long it is, it has to be put
+            // together.
             None if (!self.satisfied && self.direct.wants(&envelope))
                 || self.inbound.must_take(lane, &envelope, envelope.len) =>
             {
@@ -292,7 +294,7 @@ impl<D: Direct> Dispatch<'_, D> {
         if let Into::Buffer(receive) | Into::TooLong(receive, _) = &active.into
             && receive.op.is_done()
         {
-            // Cancelled from within recv_with: the buffer is gone, and with it what had arrived.
+            // The receive was cancelled from within recv_with: the buffer is gone, and with it the bytes that had arrived.
             if matches!(active.into, Into::TooLong(..)) {
                 self.inbound.pool.release(active.envelope.len);
             }
@@ -331,7 +333,7 @@ impl<D: Direct> Dispatch<'_, D> {
                             receive.complete(envelope, Payload::private(&message.bytes));
                         }
                         None if !self.satisfied && self.direct.wants(&envelope) => {
-                            // Not by way of the pool: what follows in this lane would overtake it.
+                            // Give it to the thread at once. Through the pool, later messages of this lane would overtake it.
                             self.inbound.pool.release(envelope.len);
                             self.direct.take(&envelope, Payload::private(&message.bytes));
                             self.satisfied = true;

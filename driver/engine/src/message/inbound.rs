@@ -1,4 +1,4 @@
-//! What arrives, and where it goes: to a posted receive, to whoever waits, or to the pool.
+//! Arriving messages, and their destinations: a posted receive, a waiting thread, or the pool.
 
 use super::pool::{Pool, Pooled};
 use super::receive::RecvOp;
@@ -16,89 +16,89 @@ use doorbell_shm::domain::{Membership, PeerInbox};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes of messages that are taken, whatever the pool's limit, as they stand in the way of chunks that somebody waits for.
+/// The most bytes of messages taken beyond the pool's limit because they stand before chunks that a thread waits for.
 const IN_THE_WAY_MAX: usize = 256 << 20;
 
-/// Everything on its way in.
+/// Everything that is arriving.
 pub struct Inbound {
-    /// Messages nobody has asked for yet.
+    /// Messages that no receive has asked for yet.
     pub pool: Pool,
-    /// Receives nobody has sent for yet, in the order in which they were posted.
+    /// Receives without a message, in the order in which they were posted.
     pub posted: VecDeque<RecvOp>,
-    /// What is under way, by lane.
+    /// Incomplete messages, by lane.
     pub assemblies: Vec<Assembly>,
-    /// Messages that both ends move.
+    /// Transfers: large messages that both ends move.
     pub incoming: Vec<Incoming>,
-    /// Transfers that ended before they came.
+    /// Transfers that were given up before their RTS was taken.
     pub given_up: GivenUp,
-    /// What came besides messages, for the engine, and from whom.
+    /// Packets that concern the engine, each with its sender.
     pub news: Vec<(NodeId, News)>,
-    /// Memory of others in which messages lie that are lent.
+    /// The mapped memory of nodes that lend messages.
     pub lenders: Lenders,
-    /// What nodes do by packets that are no messages.
+    /// The services, which get the packets that are not messages.
     pub(crate) services: Services,
     /// The latest transfers that ended.
     pub reports: Reports,
     pub(super) membership: Arc<Membership>,
     /// Counts.
     pub tally: Tally,
-    /// Threads that wait for a message without having posted a buffer, as they read it in place.
+    /// Threads that wait for a message without a posted buffer, because they read it in place.
     pub watchers: Vec<(Match, Arc<Op>)>,
-    /// A watcher's message came into the pool.
+    /// A message for a watcher came into the pool.
     pub sighted: bool,
     /// A message was refused since the application last received one.
     pub turned_away: bool,
     /// The number of the latest receive.
     pub receives: u64,
-    /// Bytes taken past the limit of the pool, as they stood in the way.
+    /// Bytes taken beyond the pool's limit because they stood in the way.
     in_the_way: usize,
-    /// Counts turns of those that pull.
+    /// Counts turns of the transfers that pull.
     pulls: u32,
 }
 
-/// What is no message, but concerns the engine.
+/// A packet for the engine that is not a message.
 pub enum News {
-    /// A word of another engine.
+    /// A notice of another engine.
     Control(Control),
     /// The RTS of a transfer that the node had given up.
     TooLate(Ticket),
-    /// The node broke the rules, in this way.
+    /// The node broke the rules; the text tells how.
     Broken(&'static str),
 }
 
-/// Counts, for people.
+/// Counts for people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Messages that arrived whole.
     pub messages: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Of them, those that the poller thread carried.
+    /// Of these messages, those that the poller thread handled.
     pub by_poller: u64,
-    /// Of them, those that went to the pool first, as nobody had asked for them.
+    /// Of these messages, those that went to the pool first because no receive had asked for them.
     pub unexpected: u64,
 }
 
-/// A message of which packets are still missing, for one lane.
+/// An incomplete message in a lane.
 #[derive(Default)]
 pub struct Assembly {
-    /// The number that the next whole message has.
+    /// The number of the next whole message.
     pub expected: u32,
-    /// The message that was begun.
+    /// The message that has begun.
     pub active: Option<Active>,
 }
 
-/// A message that was begun.
+/// A message that has begun.
 pub struct Active {
-    /// What it says of itself.
+    /// The message's envelope.
     pub envelope: Envelope,
-    /// Bytes that are there.
+    /// The number of bytes that have arrived.
     pub received: usize,
-    /// Where they go.
+    /// The destination of the bytes.
     pub into: Into,
 }
 
-/// Where a message goes of which packets are still missing.
+/// The destination of an incomplete message.
 pub enum Into {
     /// To a receive.
     Buffer(RecvOp),
@@ -110,23 +110,23 @@ pub enum Into {
     Nowhere,
 }
 
-/// Where a message goes that no posted receive accepts.
+/// The destination of a message that no posted receive accepts.
 pub trait Direct {
-    /// Whether it is accepted.
+    /// Whether the message is accepted.
     fn wants(&self, envelope: &Envelope) -> bool;
     /// Takes a whole message.
     fn take(&mut self, envelope: &Envelope, payload: Payload<'_>);
-    /// Takes a message that is lent. It is given back when `lent` is dropped.
+    /// Takes a lent message. Dropping `lent` returns it.
     fn take_loan(&mut self, envelope: &Envelope, lent: Lent) {
         self.take(envelope, lent.payload());
     }
-    /// Takes a message of which only the first packet has arrived, if it can: by making a posted receive of itself.
+    /// Takes a message of which only the first packet has arrived, by making a posted receive, if that is possible.
     fn take_long(&mut self) -> Option<RecvOp>;
     /// Whether it has its message, or waits for none.
     fn has(&self) -> bool;
 }
 
-/// Nobody waits for anything in particular.
+/// The destination when no thread waits for a message.
 pub struct Nobody;
 
 impl Direct for Nobody {
@@ -146,7 +146,7 @@ impl Direct for Nobody {
 }
 
 impl Inbound {
-    /// Nothing yet, in a domain's node.
+    /// An empty state for a node of a domain.
     pub fn new(pool_bytes: usize, membership: Arc<Membership>, lenders: Lenders) -> Self {
         Self {
             pool: Pool::new(pool_bytes),
@@ -169,7 +169,7 @@ impl Inbound {
         }
     }
 
-    /// A message of `len` bytes went from a lane to whoever waited for it.
+    /// Counts a message of `len` bytes that went from a lane to a waiting thread.
     #[inline(always)]
     pub fn took(&mut self, lane: usize, len: usize) {
         self.turned_away = false;
@@ -179,7 +179,8 @@ impl Inbound {
         self.tally.bytes += len as u64;
     }
 
-    /// Gives up the message under way in a lane: its sender did. The receive that had taken it is posted again, first.
+    /// Gives up the incomplete message of a lane, as its sender did. A receive that had taken it is posted again, in its old
+    /// place.
     #[cold]
     pub fn give_up(&mut self, lane: usize) {
         match self.assemblies[lane].active.take() {
@@ -193,9 +194,10 @@ impl Inbound {
         }
     }
 
-    /// Copies some chunks of one transfer, by priority, though now and then of the lowest. Of one priority it is in turns the oldest, so
-    /// that messages end in the order in which they began, and the one of which least is left, so that no long one holds up a short one.
-    /// Which transfer that was, and what came of it; `None` if nothing was there to copy.
+    /// Copies some chunks of one transfer, by priority, with a share for the lowest. Within a priority it alternates between
+    /// the oldest transfer, so that messages end in the order in which they began, and the one with the least left, so that a
+    /// long one does not hold up a short one. Returns the transfer's name and the result, or `None` if there was nothing to
+    /// copy.
     pub fn pull(&mut self, monitor: &Monitor) -> Option<(u64, Result<(), &'static str>)> {
         self.pulls = self.pulls.wrapping_add(1);
         let (by_rest, lowest_first) = (self.pulls.is_multiple_of(2), self.pulls.is_multiple_of(LEAST_SHARE));
@@ -209,19 +211,20 @@ impl Inbound {
             match next.pull(monitor) {
                 Ok(true) => return Some((next.id, Ok(()))),
                 Err(reason) => return Some((next.id, Err(reason))),
-                // Then it has nothing left to copy.
+                // The transfer has nothing left to copy.
                 Ok(false) => {}
             }
         }
     }
 
-    /// A transfer is over, and the message is not delivered: its sender gave it up, or is gone; or it broke the rules and lives: then
-    /// `origin` is given a moment to let go of the buffer.
+    /// Ends a transfer without delivering the message. Its sender gave it up or is gone, or it broke the rules and lives. In
+    /// the last case, `origin` is given a moment to let go of the buffer.
     #[cold]
     pub fn give_up_transfer(&mut self, at: usize, origin: Option<&Arc<PeerInbox>>) {
         let incoming = self.incoming.swap_remove(at);
         let (id, source, len) = (incoming.id, incoming.envelope.source, incoming.envelope.len);
-        // Not closed yet if its origin said what can't be: it must claim no more of a buffer that is another message's from here on.
+        // It is still open if its origin broke the rules. Close it: the origin must not claim more of a buffer that now belongs
+        // to another message.
         incoming.close();
         if let Some(origin) = origin {
             incoming.settle(origin);
@@ -268,13 +271,13 @@ impl Inbound {
         }
     }
 
-    /// Gives a receive its place among those of this node.
+    /// Gives a receive its place in the order of this node's receives.
     pub fn number(&mut self, receive: RecvOp) -> RecvOp {
         self.receives += 1;
         RecvOp { number: self.receives, ..receive }
     }
 
-    /// Gives a message that is still coming to a receive that has its number.
+    /// Gives a message that is still coming to a receive, which already has its number.
     pub fn attach(&mut self, id: u64, receive: RecvOp) {
         match self.incoming.iter_mut().find(|incoming| incoming.id == id) {
             Some(incoming) => {
@@ -287,7 +290,7 @@ impl Inbound {
         }
     }
 
-    /// Takes the receive of a transfer away. True if it had that one.
+    /// Takes the receive of a transfer away. True if the transfer had that receive.
     pub fn detach(&mut self, op: &Arc<Op>, peer: impl Fn(NodeId, Incarnation) -> Option<Arc<PeerInbox>>) -> bool {
         let has = |incoming: &Incoming| incoming.receive().is_some_and(|receive| Arc::ptr_eq(&receive.op, op));
         let Some(at) = self.incoming.iter().position(has) else { return false };
@@ -302,7 +305,7 @@ impl Inbound {
             self.incoming.swap_remove(at).tell(&mut self.reports);
             return true;
         }
-        // Nothing is lost, past the limit of the pool if it must be.
+        // Nothing may be lost, so the pool's limit is exceeded if need be.
         if !was_too_long {
             self.pool.reserve_anyway(envelope.len);
         }
@@ -310,7 +313,7 @@ impl Inbound {
         true
     }
 
-    /// Posts a receive again, at its old place: its message was given up. Another may have come meanwhile.
+    /// Posts a receive again in its old place, because its message was given up. Another message may have come meanwhile.
     pub fn post_again(&mut self, receive: RecvOp) {
         if receive.op.is_done() {
             return;
@@ -326,8 +329,9 @@ impl Inbound {
         }
     }
 
-    /// Whether a message has to be taken though the pool is full: somebody waits for just this one; or for a message of which chunks
-    /// lie behind it in the lane, or for an answer to a put or get, and those would never come.
+    /// Whether a message must be taken although the pool is full. That is so if a thread waits for exactly this message. It is
+    /// also so if the lane holds, behind it, chunks of a transfer or an answer that a thread waits for: these would never come
+    /// otherwise.
     #[cold]
     pub(super) fn must_take(&mut self, lane: usize, envelope: &Envelope, bytes: usize) -> bool {
         if self.is_watched(envelope) {
@@ -351,7 +355,7 @@ impl Inbound {
         self.watchers.iter().any(|(accepts, _)| accepts.matches(envelope))
     }
 
-    /// A message came into the pool: tells those who watch for it.
+    /// A message came into the pool: wakes the threads that watch for it.
     #[inline]
     pub fn sight(&mut self, envelope: &Envelope) {
         for (accepts, op) in &self.watchers {
@@ -364,7 +368,7 @@ impl Inbound {
 
     /// The first posted receive that accepts a message.
     pub fn posted_for(&mut self, envelope: &Envelope) -> Option<RecvOp> {
-        // Those that are over were cancelled from within recv_with: their buffers are gone.
+        // Finished receives were cancelled from within recv_with: their buffers are gone.
         self.posted.retain(|receive| !receive.op.is_done());
         let at = self.posted.iter().position(|receive| receive.accepts.matches(envelope))?;
         self.posted.remove(at)

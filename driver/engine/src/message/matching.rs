@@ -2,7 +2,7 @@
 
 use doorbell_fabric::{Envelope, Incarnation, NodeId};
 
-/// What a receive accepts: any message, or those from one node, or with one tag, or both.
+/// What a receive accepts: any message, or only messages from one node, or with one tag, or both.
 ///
 /// ```
 /// use doorbell::{Match, NodeId};
@@ -20,68 +20,68 @@ pub struct Match {
 }
 
 impl Match {
-    /// Every message.
+    /// Accepts every message.
     #[inline]
     pub const fn any() -> Self {
         Self { from: None, incarnation: None, tag: 0, mask: 0 }
     }
 
-    /// Messages from one node.
+    /// Accepts only messages from one node.
     #[inline]
     #[allow(clippy::should_implement_trait)]
     pub const fn from(node: NodeId) -> Self {
         Self { from: Some(node), incarnation: None, tag: 0, mask: 0 }
     }
 
-    /// The same, but from one node only.
+    /// As this, but only from one node.
     #[inline]
     pub const fn source(self, node: NodeId) -> Self {
         Self { from: Some(node), ..self }
     }
 
-    /// The same, but with this tag only.
+    /// As this, but only with this tag.
     #[inline]
     pub const fn tag(self, tag: u64) -> Self {
         Self { tag, mask: u64::MAX, ..self }
     }
 
-    /// The same, but only with tags that agree with `tag` in the bits set in `mask`.
+    /// As this, but only with tags that agree with `tag` in the bits set in `mask`.
     #[inline]
     pub const fn tag_mask(self, tag: u64, mask: u64) -> Self {
         Self { tag: tag & mask, mask, ..self }
     }
 
-    /// The same, but from one life of one node only.
+    /// As this, but only from one incarnation of one node.
     #[inline]
     pub const fn life(self, node: NodeId, incarnation: Incarnation) -> Self {
         Self { from: Some(node), incarnation: Some(incarnation), ..self }
     }
 
-    /// The node it is bound to, if it is.
+    /// The node to which it is bound, if it is.
     #[inline]
     pub const fn bound_to(&self) -> Option<NodeId> {
         self.from
     }
 
-    /// The life of that node it is bound to, if it is.
+    /// The incarnation to which it is bound, if it is.
     #[inline]
     pub const fn bound_to_life(&self) -> Option<Incarnation> {
         self.incarnation
     }
 
-    /// Whether it accepts a message of this source and tag.
+    /// Whether it accepts messages with this source and tag.
     #[inline(always)]
     pub fn accepts(&self, source: NodeId, incarnation: Incarnation, tag: u64) -> bool {
         self.accepts_tag(tag) && self.accepts_source(source, incarnation)
     }
 
-    /// Whether it accepts messages of this tag.
+    /// Whether it accepts messages with this tag.
     #[inline(always)]
     pub(crate) fn accepts_tag(&self, tag: u64) -> bool {
         tag & self.mask == self.tag
     }
 
-    /// Whether it accepts messages of this life of this node.
+    /// Whether it accepts messages from this incarnation of this node.
     #[inline(always)]
     pub(crate) fn accepts_source(&self, source: NodeId, incarnation: Incarnation) -> bool {
         self.from.is_none_or(|from| from == source) && self.incarnation.is_none_or(|wanted| wanted == incarnation)

@@ -1,4 +1,4 @@
-//! Messages: matching, the pool of those nobody has asked for yet, and the queues of those on their way out.
+//! Messages: matching, the pool of messages that no receive has asked for yet, and the send queues.
 
 #[cfg(not(loom))]
 pub mod bulk;

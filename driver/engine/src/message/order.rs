@@ -1,33 +1,33 @@
-//! A long message that a transfer is asked to move.
+//! A long message that a transfer is to move.
 
 use crate::mode::ModeRequest;
 use crate::sync::op::Op;
 use std::sync::Arc;
 
-/// What became of an attempt to begin.
+/// The result of an attempt to begin.
 pub enum Begun {
-    /// It is under way, and will end its op.
+    /// The transfer has begun, and will end its op.
     Yes,
     /// There is no room in the lane for the RTS.
     Full,
-    /// Too many transfers to this node are under way: the message goes through the lane.
+    /// Too many transfers to this node are pending: the message goes through the lane.
     NoSlot,
     /// The lane can't be used.
     Down,
 }
 
-/// A message to be moved from both ends.
+/// A message that a transfer is to move from both ends.
 pub struct Order<'a> {
-    /// Its tag.
+    /// The message's tag.
     pub tag: u64,
-    /// Its bytes, as [`SendOp::new`](crate::message::outbound::SendOp::new) asks for them.
+    /// The message's bytes, with the guarantees of [`SendOp::new`](crate::message::outbound::SendOp::new).
     pub bytes: *const u8,
-    /// How many.
+    /// The number of bytes.
     pub len: usize,
-    /// Where its end is told.
+    /// Completed when the send ends.
     pub op: &'a Arc<Op>,
-    /// What was asked for, if anything was.
+    /// The requested mode, if any.
     pub asks: Option<ModeRequest>,
-    /// Whether its sender waits as long as need be: otherwise it goes at once, as a whole, or not at all.
+    /// Whether the sender waits as long as necessary. If not, the message goes at once as a whole, or not at all.
     pub waits: bool,
 }

@@ -1,4 +1,4 @@
-//! The way out: messages to one node, of one priority.
+//! The send queue: messages to one node, of one priority.
 
 use crate::error::Error;
 use crate::links::AnyLink;
@@ -18,72 +18,74 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The longest message that every lane carries as one packet, the least lanes that a domain may have included.
+/// The longest message that every lane carries as one packet, even in a domain with the smallest lanes.
 pub const WHOLE_BYTES: usize = 4096;
-/// Queued sends to one node and priority; one more is refused as `Full`.
+/// The most queued sends to one node and priority. One more is refused as `Full`.
 pub const QUEUE_MAX: usize = 4096;
 
-/// Packets that a target has not taken, from which on it is watched whether it takes any.
+/// From this many untaken packets on, the target's progress is watched.
 const MANY: u32 = 128;
-/// Messages of which one looks for further links.
+/// One of this many messages looks for further links.
 const LOOK_EVERY: u32 = 64;
 
 /// Everything that this node sends to one node at one priority.
 pub struct Outbound {
-    /// The node it leads to.
+    /// The target node.
     pub target: NodeId,
     /// The priority of its lane.
     pub priority: Priority,
-    /// Whether the engine has it in its list of those with something queued.
+    /// Whether the engine has it in its list of queues with something to send.
     pub listed: AtomicBool,
-    /// Long messages take the lane, and a bulk ring was not asked for yet.
+    /// Long messages take the lane, and no bulk ring has been requested yet.
     pub wants_bulk: AtomicBool,
-    /// What went this way so far.
+    /// Counts of what was sent so far.
     pub carried: Arc<Carried>,
-    /// The rest, for one thread at a time.
+    /// The remaining state, for one thread at a time.
     pub state: Baton<OutState>,
 }
 
 /// The part of an [`Outbound`] that changes.
 pub struct OutState {
-    /// The lane, once it could be claimed.
+    /// The lane, once it has been claimed.
     pub link: Option<AnyLink>,
-    /// The life of the target that the lane leads to.
+    /// The incarnation of the target that the lane leads to.
     pub incarnation: Incarnation,
-    /// That life wrote something into the lane's shared words that no target would, and the engine was not told yet.
+    /// That incarnation wrote something into the lane's shared words that no correct target writes, and the engine has not been
+    /// told yet.
     pub damaged: bool,
-    /// Links beside the first: by their number, from 1 on.
+    /// Links beside the first, by their number, from 1 on.
     further: Vec<Option<AnyLink>>,
-    /// The link that has to carry the next message: the one before was given up there, and both have one number.
+    /// The link that has to carry the next message: an earlier message with the same number was given up there.
     bound: Option<u8>,
-    /// A policy decides how each message goes.
+    /// A policy decides the mode of each message.
     steered: bool,
-    /// What keeps a small message from its shortest way: those in the queue, a policy, a link to which the next one is bound.
+    /// The number of reasons that keep a small message from its shortest path: queued sends, a policy, a link to which the next
+    /// message is bound.
     held: usize,
-    /// Something went by one of them.
+    /// Something was sent over a further link.
     used_further: bool,
-    /// How often further links were asked for.
+    /// Counts the messages since the last look for further links.
     looked: u32,
-    /// What was last seen of each link.
+    /// The latest figures of each link.
     figures: [LinkFigures; LINKS_MAX],
-    /// How many transfers had ended by then.
+    /// The number of ended transfers at that time, by link.
     ended: [u32; LINKS_MAX],
-    /// When its target was last seen to take something, while it is half full.
+    /// When the target was last seen to take something, while the link is half full.
     moved: [Option<Instant>; LINKS_MAX],
     /// The policy's own word for each link.
     pub words: [u64; LINKS_MAX],
     sequence: u32,
     queue: VecDeque<SendOp>,
     carried: Arc<Carried>,
-    /// Messages and bytes by each link, less what `carried` counts; it counts all for the first.
+    /// Messages and bytes by link, corrected by what `carried` counts, since that counts everything for the first link.
     beside: [(u64, u64); LINKS_MAX],
     target: NodeId,
     rings: Arc<BulkRings>,
-    /// A bulk ring was asked for.
+    /// A bulk ring has been requested.
     asked: bool,
 }
 
-/// What went one way so far. Written by whoever has the way, with plain stores; read by anybody.
+/// Counts of what was sent so far. The thread that has the queue writes them with plain stores; any thread reads them.
 #[derive(Debug)]
 pub struct Carried {
     messages: AtomicU64,
@@ -97,26 +99,26 @@ impl Carried {
         self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
     }
 
-    /// Messages given to the lane, whole; and bytes.
+    /// The whole messages given to the lane, and their bytes.
     pub fn read(&self) -> (u64, u64) {
         (self.messages.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
     }
 }
 
-/// A send that waits in the queue, or is on its way.
+/// A send that is queued or has begun.
 pub struct SendOp {
-    /// Its tag.
+    /// The message's tag.
     pub tag: u64,
     bytes: *const u8,
     len: usize,
-    /// What was asked for, if anything was.
+    /// The requested mode, if any.
     asks: Option<ModeRequest>,
     far: Far,
-    /// Where its end is told.
+    /// Completed when the send ends.
     pub op: Arc<Op>,
 }
 
-// SAFETY: whoever made the SendOp keeps the bytes readable until its op ended or was removed (SendOp::new).
+// SAFETY: the maker of the SendOp keeps the bytes readable until its op ended or was removed (SendOp::new).
 unsafe impl Send for SendOp {}
 
 impl SendOp {
@@ -130,7 +132,7 @@ impl SendOp {
 }
 
 impl Outbound {
-    /// A way out that leads nowhere yet.
+    /// A send queue without a link yet.
     pub fn new(target: NodeId, priority: Priority, rings: Arc<BulkRings>, steered: bool) -> Self {
         let carried = Arc::new(Carried { messages: AtomicU64::new(0), bytes: AtomicU64::new(0) });
         let state = OutState {
@@ -163,15 +165,15 @@ impl Outbound {
 /// How much of a message is in a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Far {
-    /// Of which link.
+    /// The link of the lane.
     pub by: u8,
-    /// Bytes of it.
+    /// The number of bytes in the lane.
     pub sent: usize,
-    /// Its first packet is.
+    /// The first packet is in the lane.
     pub started: bool,
 }
 
-/// How far one attempt to send came.
+/// The result of one attempt to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     /// The message is in the lane.
@@ -186,19 +188,19 @@ pub enum Sent {
 pub enum Plan {
     /// Through the lane of this link.
     Lane(u8),
-    /// By a transfer, with which this came about.
+    /// By a transfer; the result of the attempt to begin it.
     Transfer(Begun),
     /// Not at all.
     Refused(Error),
 }
 
 impl OutState {
-    /// Whether a bulk ring would be of use, and was not asked for yet: its packets are as long as only a bulk ring's are.
+    /// Whether a bulk ring would help and has not been requested yet: packets are long enough for one only with a bulk ring.
     pub fn is_without_bulk(&self) -> bool {
         !self.asked && self.link.as_ref().is_some_and(AnyLink::has_use_for_bulk)
     }
 
-    /// Asks for a bulk ring, once for each link. False if it is not to be had.
+    /// Requests a bulk ring, once for each link. False if the link can't use one.
     pub fn ask_for_bulk(&mut self) -> bool {
         self.is_without_bulk() && !std::mem::replace(&mut self.asked, true)
     }
@@ -228,7 +230,7 @@ impl OutState {
         self.held = self.queue.len() + usize::from(self.steered) + usize::from(self.bound.is_some());
     }
 
-    /// The link of this number.
+    /// The link with this number.
     #[inline]
     pub fn by(&mut self, by: u8) -> Option<&mut AnyLink> {
         match usize::from(by).checked_sub(1) {
@@ -237,7 +239,7 @@ impl OutState {
         }
     }
 
-    /// Whether the link of this number was opened.
+    /// Whether the link with this number has been opened.
     pub fn has(&self, by: u8) -> bool {
         match usize::from(by).checked_sub(1) {
             None => self.link.is_some(),
@@ -250,14 +252,14 @@ impl OutState {
         self.bound
     }
 
-    /// Whether it is time to look which further links there are: to look takes longer than all else that is done for a message.
+    /// Whether it is time to look for further links. Looking takes longer than everything else that a send does.
     pub fn looks(&mut self) -> bool {
         self.looked = self.looked.wrapping_add(1);
         self.looked % LOOK_EVERY == 1
     }
 
-    /// What is seen of a link; what was seen last, if that can't be said just now. `None`: there is no such link. `transfers`: those that go by
-    /// it, and how many have ended.
+    /// The present figures of a link, or the latest ones if it can't be read now. `None`: there is no such link. `transfers`:
+    /// how many use the link, and how many have ended.
     pub fn figures(&mut self, by: u8, transfers: (u32, u32)) -> Option<LinkFigures> {
         let seen = self.by(by)?.figures();
         let at = usize::from(by);
@@ -266,7 +268,7 @@ impl OutState {
         let (underway, ended) = transfers;
         seen.transfers = underway;
         let has_ended = std::mem::replace(&mut self.ended[at], ended) != ended;
-        // Half full, with many packets, or with transfers, it is looked at more closely: that takes a look at the clock.
+        // A link that is half full, or has many packets or transfers, is watched more closely, which reads the clock.
         if seen.occupancy() < 500 && seen.depth < MANY && underway == 0 {
             *moved = None;
         } else {
@@ -289,36 +291,36 @@ impl OutState {
         self.further[at] = Some(link);
     }
 
-    /// Its target may be asked for parts of a message by links beside the first, and wait for them there.
+    /// Allows the target to request parts of a message over further links, and to wait for them there.
     pub fn offer_further(&mut self) {
         self.used_further = true;
     }
 
-    /// A part of a message goes by another link than the one for which it was counted.
+    /// Counts a part of a message for the link that carried it, instead of the link for which it was counted.
     pub fn part_went(&mut self, counted: u8, by: u8, bytes: u64) {
         let [less, more] = [counted, by].map(usize::from);
         self.beside[less].1 = self.beside[less].1.wrapping_sub(bytes);
         self.beside[more].1 = self.beside[more].1.wrapping_add(bytes);
     }
 
-    /// Whether anything went by a link beside the first to this life of the target.
+    /// Whether anything was sent over a further link to this incarnation of the target.
     pub fn used_further(&self) -> bool {
         self.used_further
     }
 
-    /// Forgets the links beside the first, by which nothing went.
+    /// Forgets the further links, over which nothing was sent.
     pub fn drop_further(&mut self) {
         self.further.clear();
     }
 
-    /// A number of the order of messages is used up.
+    /// Uses up a number of the message order.
     #[inline(always)]
     fn used_up(&mut self, messages: u64, bytes: u64) {
         self.sequence = self.sequence.wrapping_add(1);
         self.carried.add(messages, bytes);
     }
 
-    /// The same, by a link that may be the one to which it was bound.
+    /// The same, for a link to which the message may have been bound.
     fn used_up_by(&mut self, by: u8, bytes: u64) {
         debug_assert!(self.bound.is_none_or(|bound| bound == by), "its number is known to another link");
         self.used_up(1, bytes);
@@ -330,7 +332,7 @@ impl OutState {
         }
     }
 
-    /// What was counted for the first link went by another.
+    /// Counts for another link what was counted for the first one.
     fn went_beside(&mut self, by: u8, messages: u64, bytes: u64) {
         self.used_further |= messages + bytes > 0;
         let first = &mut self.beside[0];
@@ -339,7 +341,7 @@ impl OutState {
         *it = (it.0.wrapping_add(messages), it.1.wrapping_add(bytes));
     }
 
-    /// Messages that this life of the target was sent by a link, and their bytes, those moved by DMA included.
+    /// The messages sent over a link to this incarnation of the target, and their bytes, including those moved by DMA.
     pub fn sent_by(&self, by: u8) -> (u64, u64) {
         let (messages, bytes) = self.beside[usize::from(by)];
         let (all, all_bytes) = if by == 0 { self.carried.read() } else { (0, 0) };
@@ -351,35 +353,35 @@ impl OutState {
         self.queue.iter().filter(|send| send.far.by == by).count()
     }
 
-    /// Whether it leads to a node that shares no memory with this one.
+    /// Whether the target shares no memory with this node.
     #[inline]
     pub fn is_remote(&self) -> bool {
         self.link.as_ref().is_some_and(AnyLink::is_remote)
     }
 
-    /// Whether messages wait in the queue: a new one must line up behind them.
+    /// Whether messages are queued: a new one must go behind them.
     #[inline(always)]
     pub fn is_queued(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// Whether something keeps a small message from its shortest way.
+    /// Whether something keeps a small message from its shortest path.
     #[inline(always)]
     pub fn is_held(&self) -> bool {
         self.held != 0
     }
 
-    /// Whether the target said by any link that it takes no more messages: what is numbered after one that is refused waits for it, too.
+    /// Whether the target refuses messages on any link. All messages numbered after a refused one wait for it, too.
     pub fn refused(&self) -> bool {
         self.link.iter().chain(self.further.iter().flatten()).any(AnyLink::refused)
     }
 
-    /// Whether messages may go by further links: a policy decides, or one that waits asks for something.
+    /// Whether messages may take further links: a policy decides, or a queued message requests a mode.
     pub fn is_steered(&self) -> bool {
         self.steered || self.queue.iter().any(|send| send.asks.is_some())
     }
 
-    /// Whether a message may go by the first link at once.
+    /// Whether a message may take the first link at once.
     #[inline]
     pub fn is_free(&self) -> bool {
         self.queue.is_empty() && self.bound.is_none_or(|by| by == 0)
@@ -390,18 +392,18 @@ impl OutState {
         self.queue.len()
     }
 
-    /// Whether the next message has the lane for itself: nothing waits before it, and the target is through with what went before, but for
-    /// what it may have read without telling.
+    /// Whether the next message has the lane for itself: nothing is queued, and the target has taken everything before, apart
+    /// from what it may have read without notice.
     pub fn is_idle(&mut self) -> bool {
         let figures = self.link.as_mut().and_then(AnyLink::figures);
         self.queue.len() <= 1 && figures.is_some_and(|seen| seen.bytes <= seen.room / 4)
     }
 
-    /// A short message, directly into the lane: the path of every small send.
+    /// Sends a short message directly into the lane: the path of every small send.
     #[inline(always)]
     pub fn send_whole(&mut self, tag: u64, bytes: &[u8]) -> Push {
         if let Some(AnyLink::Shm(link)) = &mut self.link
-            // SAFETY: the caller keeps to WHOLE_BYTES, which every lane's packets hold (LaneGeometry's least data ring).
+            // SAFETY: the caller keeps to WHOLE_BYTES, which a packet of every lane can hold (LaneGeometry's least data ring).
             && unsafe { link.push_whole(tag, self.sequence, bytes) }
         {
             link.own_ahead();
@@ -411,12 +413,12 @@ impl OutState {
         self.push_one(0, tag, bytes)
     }
 
-    /// The same, by a link that leads elsewhere, or has to look for room.
+    /// The same, over a further link or a network, or when room must be looked for.
     #[inline(never)]
     fn push_one(&mut self, by: u8, tag: u64, bytes: &[u8]) -> Push {
         let head = PacketHead { kind: PacketKind::Whole, tag, sequence: self.sequence, total: bytes.len() as u64 };
         let Some(link) = self.by(by) else { return Push::Full };
-        // SAFETY: a slice; the caller keeps to what one packet holds.
+        // SAFETY: a slice; the caller keeps to the length of one packet.
         let push = unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) };
         if push == Push::Done {
             link.own_ahead();
@@ -425,7 +427,7 @@ impl OutState {
         push
     }
 
-    /// The RTS of a message that both ends will move: it takes the message's place in the order of all.
+    /// Sends the RTS of a transfer, which takes the message's place in the order.
     pub fn push_rts(&mut self, by: u8, tag: u64, len: usize, descriptor: &[u8]) -> Push {
         let head = PacketHead { kind: PacketKind::Rts, tag, sequence: self.sequence, total: len as u64 };
         let Some(link) = self.by(by) else { return Push::Full };
@@ -439,7 +441,7 @@ impl OutState {
         push
     }
 
-    /// The lease of a message of `len` bytes that lies in memory of this node: it takes the message's place in the order of all.
+    /// Sends the lease of a message of `len` bytes in memory of this node, which takes the message's place in the order.
     #[inline(always)]
     pub fn push_loan(&mut self, tag: u64, lease: &[u8; LEASE_BYTES], len: usize) -> Push {
         let head = PacketHead { kind: PacketKind::Loan, tag, sequence: self.sequence, total: LEASE_BYTES as u64 };
@@ -452,8 +454,8 @@ impl OutState {
         push
     }
 
-    /// A packet of a message that both ends move, by the link of its RTS. False if nothing may go between the packets that are in the
-    /// lane, or there is no room: then the target rings when there is.
+    /// Sends a packet of a transfer over the link of its RTS. False if an incomplete message is in the lane, or there is no
+    /// room; then the target rings when there is some.
     ///
     /// # Safety
     /// `len` bytes are readable at `bytes`.
@@ -467,13 +469,13 @@ impl OutState {
         let push = unsafe { link.push(&head, bytes, len as usize) };
         if push == Push::Done {
             self.carried.add(0, len);
-            // The message counted with its RTS.
+            // The bytes were counted with the RTS.
             self.beside[0].1 = self.beside[0].1.wrapping_sub(len);
         }
         self.tried(by, push) == Push::Done
     }
 
-    /// A word of this engine to the target's. It has no place in the order of messages.
+    /// Sends a notice to the target's engine. It has no place in the message order.
     pub fn push_control(&mut self, word: &[u8]) -> Push {
         let head = PacketHead { kind: PacketKind::Control, tag: 0, sequence: 0, total: word.len() as u64 };
         let Some(link) = &mut self.link else { return Push::Full };
@@ -482,12 +484,12 @@ impl OutState {
         self.tried(0, push)
     }
 
-    /// The most bytes of a packet of a service. `None`: there is no lane now.
+    /// The most bytes of a service's packet. `None`: there is no lane now.
     pub fn region_bytes(&mut self, by: u8) -> Option<usize> {
         self.by(by).map(|link| link.packet_bytes())
     }
 
-    /// Whether such a packet of `len` bytes finds room. If not, the target rings when there is some.
+    /// Whether a service's packet of `len` bytes finds room. If not, the target rings when there is some.
     pub fn has_region_room(&mut self, len: usize) -> bool {
         let has_room = self.link.as_mut().is_some_and(|link| link.has_room(len, len));
         if !has_room {
@@ -496,8 +498,8 @@ impl OutState {
         has_room
     }
 
-    /// A packet of a service. It has no place in the order of messages, and may go between the packets of one. A packet that is held may wait for others
-    /// until [`Fabrics::release`](crate::links::Fabrics::release).
+    /// Sends a packet of a service. It has no place in the message order, and may go between the packets of a message. A held
+    /// packet may wait for others until [`Fabrics::release`](crate::links::Fabrics::release).
     pub fn push_apart(&mut self, kind: PacketKind, Route { link: by, held }: Route, tag: u64, bytes: &[u8]) -> Push {
         let head = PacketHead { kind, tag, sequence: 0, total: bytes.len() as u64 };
         self.used_further |= by > 0;
@@ -511,7 +513,8 @@ impl OutState {
         self.tried(by, push)
     }
 
-    /// After an attempt to push a packet that will be tried again: if it found no room, the target rings when there is some.
+    /// Called after an attempt to push a packet that will be repeated: if it found no room, the target rings when there is
+    /// some.
     fn tried(&mut self, by: u8, push: Push) -> Push {
         if push == Push::Full {
             self.wait_for_room(by);
@@ -519,12 +522,12 @@ impl OutState {
         push
     }
 
-    /// Whether a message is in the lane in part: nothing else may go between its packets.
+    /// Whether an incomplete message is in the lane: nothing else may go between its packets.
     pub fn is_started(&self) -> bool {
         self.queue.front().is_some_and(|send| send.far.started)
     }
 
-    /// Whether a message fits now, as a whole.
+    /// Whether a message fits now as a whole.
     pub fn check_room(&mut self, by: u8, node: NodeId, len: usize) -> Result<(), Error> {
         let Some(link) = self.by(by) else { return Ok(()) };
         let most = link.most_at_once();
@@ -536,7 +539,7 @@ impl OutState {
         if len > WHOLE_BYTES && !link.has_room(len, packet) { Err(Error::Full { node }) } else { Ok(()) }
     }
 
-    /// A message of any length, by one link, as far as there is room.
+    /// Sends a message of any length over one link, as far as there is room.
     ///
     /// # Safety
     /// `len` bytes are readable at `bytes`, and `far.sent` is at most `len`.
@@ -588,7 +591,7 @@ impl OutState {
         Sent::Whole
     }
 
-    /// Puts a send behind the others, with what of it is in the lane already. False if the queue is full.
+    /// Queues a send behind the others, with the part that is already in the lane. False if the queue is full.
     pub fn enqueue(&mut self, mut send: SendOp, far: Far) -> bool {
         if self.queue.len() >= QUEUE_MAX {
             return false;
@@ -605,15 +608,15 @@ impl OutState {
         send
     }
 
-    /// Moves queued messages into the lanes. Returns how many packets' worth of progress it made. `plan` says how a message is to go, and begins
-    /// to move it if it does not go through a lane.
+    /// Moves queued messages into the lanes, and returns the work done. `plan` decides how a message goes; if it does not take
+    /// a lane, `plan` begins to move it.
     pub fn push_queue(&mut self, target: NodeId, most: usize, mut plan: impl FnMut(&mut Self, &Order<'_>) -> Plan) -> usize {
         let mut done = 0;
         while done < most
             && let Some(front) = self.queue.front()
         {
             if front.op.is_done() {
-                // Cancelled where the queue was out of reach: its bytes are gone.
+                // It was cancelled while the queue was held by another thread: its bytes are gone.
                 if let Some(send) = self.dequeue()
                     && send.far.started
                 {
@@ -640,7 +643,7 @@ impl OutState {
                         op.finish(Outcome::Failed(error));
                         continue;
                     }
-                    // Through the lane; if that is down, it says so itself.
+                    // The message takes the lane, which reports by itself if it is down.
                     Plan::Transfer(Begun::NoSlot | Begun::Down) => {}
                     Plan::Lane(by) => far.by = by,
                 }
@@ -671,21 +674,21 @@ impl OutState {
         done
     }
 
-    /// Tells the target that something waits for room here, so that it rings when there is some.
+    /// Tells the target that a send waits for room, so that it rings when there is some.
     fn wait_for_room(&mut self, by: u8) {
         if let Some(link) = self.by(by) {
             link.wait_for_room(true);
         }
     }
 
-    /// Tells the target that nothing waits for room here. Only for who knows that of everything that goes this way: one packet that found room says
-    /// nothing about the others.
+    /// Tells the target that no send waits for room. The caller must know this for all sends of the queue: one packet that
+    /// found room proves nothing about the others.
     pub fn rest(&mut self) {
         self.link.iter_mut().chain(self.further.iter_mut().flatten()).for_each(|link| link.wait_for_room(false));
     }
 
-    /// Takes a send out of the queue. True if it was there: then the target gets nothing of it, as what is in the lane
-    /// already is given up.
+    /// Removes a send from the queue. True if it was there: then the target does not get the message, and the part in the lane
+    /// is given up.
     pub fn remove(&mut self, op: &Arc<Op>) -> bool {
         let Some(at) = self.queue.iter().position(|send| Arc::ptr_eq(&send.op, op)) else { return false };
         let Some(send) = self.queue.remove(at) else { return false };
@@ -696,20 +699,20 @@ impl OutState {
         true
     }
 
-    /// Tells the target that no more comes of the message under way, so that the receive which had taken it takes another.
-    /// The next message has its number, as a number is used up by a whole message only; so it goes by the same link.
+    /// Tells the target that the incomplete message ends here, so that its receive takes another one. The next message has the
+    /// same number, because only a whole message uses up a number; so it must take the same link.
     #[cold]
     pub fn give_up(&mut self, by: u8) {
         let head = PacketHead { kind: PacketKind::GivenUp, tag: 0, sequence: self.sequence, total: 0 };
         self.bound = Some(by);
         self.recount();
         if let Some(link) = self.by(by) {
-            // SAFETY: no bytes. A lane that is damaged fails whatever is sent next, which is the time to say so.
+            // SAFETY: no bytes. A damaged lane reports its error at the next send.
             let _ = unsafe { link.push(&head, std::ptr::null(), 0) };
         }
     }
 
-    /// Ends every queued send with an error and cuts the lane.
+    /// Fails every queued send and cuts the lane.
     pub fn fail(&mut self, error: impl Fn() -> Error) {
         self.cut();
         for send in self.queue.drain(..) {
@@ -718,17 +721,17 @@ impl OutState {
         self.recount();
     }
 
-    /// Leads to another life of the target: numbers begin anew.
+    /// Connects to another incarnation of the target: numbers begin again.
     pub fn connect(&mut self, link: Option<AnyLink>, incarnation: Incarnation) {
         if incarnation == self.incarnation && self.link.is_none() {
-            // Beside the others that there may be.
+            // In addition to any further links.
             self.link = link;
             return;
         }
         if incarnation != self.incarnation {
             self.used_further = false;
             self.damaged = false;
-            debug_assert!(self.queue.is_empty(), "what is queued is for the life before");
+            debug_assert!(self.queue.is_empty(), "queued sends are for the earlier incarnation");
             self.sequence = 0;
             let (messages, bytes) = self.carried.read();
             self.beside = [(0, 0); LINKS_MAX];

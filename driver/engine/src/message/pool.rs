@@ -1,64 +1,64 @@
-//! The pool: messages that arrived before anybody asked for them.
+//! The pool: messages that arrived before a receive asked for them.
 
 use super::{Match, Message};
 use crate::message::lending::Lent;
 use doorbell_fabric::{Envelope, NodeId, Payload};
 use std::collections::{BTreeMap, VecDeque};
 
-/// A place in the pool.
+/// A message in the pool.
 #[derive(Debug)]
 pub struct Entry {
-    /// What the message says of itself.
+    /// The message's envelope.
     pub envelope: Envelope,
     bytes: Bytes,
-    /// Its place among all that arrived; for a message that is coming, the name of its transfer.
+    /// Its place in the order of arrival. For a message that is still coming, this is also the name of its transfer.
     number: u64,
 }
 
-/// Where the bytes of a message are that waits.
+/// Location of a pooled message's bytes.
 #[derive(Debug)]
 enum Bytes {
-    /// Still coming, by a transfer.
+    /// Not complete yet; a transfer brings them.
     Coming,
-    /// Here.
+    /// In private memory.
     Private(Vec<u8>),
-    /// Where their owner lent them: nothing is copied, and they take no room.
+    /// In their owner's memory, as a loan. Nothing is copied, and they take no room.
     Lent(Lent),
 }
 
 impl Entry {
-    /// Whether all of it is there.
+    /// Whether the message is complete.
     pub fn is_whole(&self) -> bool {
         !matches!(self.bytes, Bytes::Coming)
     }
 
-    /// Bytes for which room was reserved.
+    /// The bytes for which room was reserved.
     fn reserved(&self) -> usize {
         if matches!(self.bytes, Bytes::Lent(_)) { 0 } else { self.envelope.len }
     }
 }
 
-/// What was taken from the pool.
+/// A message taken from the pool.
 #[derive(Debug)]
 pub enum Pooled {
-    /// A message.
+    /// A complete message.
     Whole(Message),
-    /// A message that is lent.
+    /// A lent message.
     Lent(Envelope, Lent),
-    /// A message that is still coming, by the transfer of this name.
+    /// A message that is still coming, by its transfer's name.
     Coming(u64),
 }
 
-/// Bytes that a pooled message is counted for beyond its own.
+/// The bytes that a message counts in addition to its own.
 const OVERHEAD: usize = 64;
 
-/// Entries of a sender for which memory is kept though none is there.
+/// The number of entries of a sender for which memory is kept when the sender has none.
 const KEPT: usize = 16;
 
 /// Unexpected messages in the order in which they arrived, bounded in bytes.
 #[derive(Debug)]
 pub struct Pool {
-    /// By sender, so that a receive from one does not look at what another has filled the pool with.
+    /// By sender, so that a receive from one node does not search the messages of others.
     senders: BTreeMap<NodeId, VecDeque<Entry>>,
     len: usize,
     arrivals: u64,
@@ -84,12 +84,12 @@ impl Pool {
         self.len
     }
 
-    /// Bytes in use, and the most there ever were.
+    /// The bytes in use, and the most that ever were.
     pub fn bytes(&self) -> (usize, usize) {
         (self.used, self.most)
     }
 
-    /// Reserves room for a message of `len` bytes that arrives in pieces. False if there is none.
+    /// Reserves room for a message of `len` bytes that arrives in pieces. False if there is no room.
     pub fn reserve(&mut self, len: usize) -> bool {
         // Written so that a length from outside can't overflow.
         let room = self.limit.saturating_sub(self.used);
@@ -101,13 +101,13 @@ impl Pool {
         true
     }
 
-    /// Reserves room even beyond the limit: for the rest of a message that can't be refused any more.
+    /// Reserves room even beyond the limit, for the rest of a message that can no longer be refused.
     pub fn reserve_anyway(&mut self, len: usize) {
         self.used = self.used.saturating_add(len).saturating_add(OVERHEAD);
         self.most = self.most.max(self.used);
     }
 
-    /// Gives a reservation back.
+    /// Releases a reservation.
     pub fn release(&mut self, len: usize) {
         self.used = self.used.saturating_sub(len).saturating_sub(OVERHEAD);
     }
@@ -121,19 +121,19 @@ impl Pool {
         true
     }
 
-    /// Puts a message in for which room was reserved.
+    /// Adds a message for which room was reserved.
     pub fn push_reserved(&mut self, message: Message) {
         let number = self.next_number();
         self.append(Entry { envelope: message.envelope, bytes: Bytes::Private(message.bytes), number });
     }
 
-    /// Puts in a message that is lent, for which no room was reserved but that for no bytes.
+    /// Adds a lent message. Room was reserved as for a message without bytes.
     pub fn push_lent(&mut self, envelope: Envelope, lent: Lent) {
         let number = self.next_number();
         self.append(Entry { envelope, bytes: Bytes::Lent(lent), number });
     }
 
-    /// Puts a message back that was taken and is not wanted: before those that followed it, even beyond the limit.
+    /// Puts back a message that was taken and not delivered: in front of those that followed it, even beyond the limit.
     pub fn put_back(&mut self, Message { envelope, bytes }: Message) {
         self.reserve_anyway(bytes.len());
         let lane = |envelope: &Envelope| (envelope.incarnation, envelope.priority);
@@ -155,13 +155,13 @@ impl Pool {
         self.len += 1;
     }
 
-    /// The place of the message that arrives now.
+    /// The number for a message that arrives now.
     pub fn next_number(&mut self) -> u64 {
         self.arrivals += 1;
         self.arrivals
     }
 
-    /// Puts in a message that is still coming, at its place. Room was reserved.
+    /// Adds a message that is still coming, in its place. Room was reserved.
     pub fn insert_coming(&mut self, envelope: Envelope, number: u64) {
         let messages = self.senders.entry(envelope.source).or_default();
         let at = messages.partition_point(|entry| entry.number < number);
@@ -169,14 +169,14 @@ impl Pool {
         self.len += 1;
     }
 
-    /// The message of this name has come. False if it is not in the pool.
+    /// Completes the message with this number. False if it is not in the pool.
     pub fn complete(&mut self, source: NodeId, number: u64, bytes: Vec<u8>) -> bool {
         let Some(at) = self.place(source, number) else { return false };
         let entry = self.senders.get_mut(&source).and_then(|messages| messages.get_mut(at));
         entry.map(|entry| entry.bytes = Bytes::Private(bytes)).is_some()
     }
 
-    /// The message of this name is not coming any more.
+    /// Removes the message with this number, which is no longer coming.
     pub fn remove(&mut self, source: NodeId, number: u64) {
         if let Some(at) = self.place(source, number)
             && let Some(entry) = self.extract(source, at)
@@ -188,7 +188,7 @@ impl Pool {
     fn place(&self, source: NodeId, number: u64) -> Option<usize> {
         let messages = self.senders.get(&source)?;
         let first = messages.partition_point(|entry| entry.number < number);
-        // One that was put back has the number of the one behind it.
+        // A message that was put back has the number of the one behind it.
         let mut same = messages.iter().enumerate().skip(first).take_while(|(_, entry)| entry.number == number);
         same.find(|(_, entry)| !entry.is_whole()).map(|(at, _)| at)
     }
@@ -203,13 +203,13 @@ impl Pool {
         Some(entry)
     }
 
-    /// The message that a receive gets, left where it is.
+    /// The message that a receive would get, left in place.
     pub fn find(&self, accepted: &Match) -> Option<&Entry> {
         self.pick(accepted).and_then(|(source, at)| self.senders.get(&source)?.get(at))
     }
 
-    /// The first that a receive accepts, of those that are there if any is: one that is still coming, perhaps of a process that was
-    /// stopped, is no reason to wait where another's is there.
+    /// The first message that a receive accepts, preferring complete ones: a message that is still coming, perhaps from a
+    /// stopped process, must not delay a complete one of another sender.
     fn pick(&self, accepted: &Match) -> Option<(NodeId, usize)> {
         if self.len == 0 {
             return None;
@@ -219,7 +219,7 @@ impl Pool {
         }
         let mut best: Option<(bool, u64, NodeId, usize)> = None;
         for (source, messages) in &self.senders {
-            // What arrived later than one that is there is not looked at.
+            // Messages that arrived later than a complete one are skipped.
             let before = best.filter(|(is_coming, ..)| !is_coming).map_or(u64::MAX, |(_, number, ..)| number);
             if let Some(at) = pick_from(messages, accepted, before) {
                 let this = (!messages[at].is_whole(), messages[at].number, *source, at);
@@ -229,7 +229,7 @@ impl Pool {
         best.map(|(_, _, source, at)| (source, at))
     }
 
-    /// Takes the message that a receive gets.
+    /// Takes the message that a receive would get.
     pub fn take(&mut self, accepted: &Match) -> Option<Pooled> {
         let (source, at) = self.pick(accepted)?;
         let entry = self.extract(source, at)?;
@@ -243,11 +243,11 @@ impl Pool {
     }
 }
 
-/// The first of one sender's messages that a receive accepts, of those that arrived before another. Order holds among those of one life
-/// and priority.
+/// The first of one sender's messages that a receive accepts, among those that arrived before `before`. Order is kept among
+/// messages of one incarnation and priority.
 fn pick_from(messages: &VecDeque<Entry>, accepted: &Match, before: u64) -> Option<usize> {
     let mut coming = None;
-    // Of which no later message may be taken: a handful, if any.
+    // Incarnations and priorities of which no later message may be taken: a handful, if any.
     let mut waiting = Vec::new();
     let earlier = messages.iter().enumerate().take_while(|(_, entry)| entry.number < before);
     for (at, entry) in earlier.filter(|(_, entry)| accepted.matches(&entry.envelope)) {
@@ -308,7 +308,7 @@ mod tests {
             Some(Pooled::Coming(_)) => 1,
             _ => 0,
         };
-        // Who does not accept it is not held up by it.
+        // A receive that does not accept it is not held up by it.
         assert_eq!(next(Match::any().tag(5)), 5);
         assert_eq!([(); 5].map(|()| next(Match::any())), [3, 4, 1, 2, 0]);
     }

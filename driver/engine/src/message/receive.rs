@@ -1,4 +1,4 @@
-//! A receive that was posted.
+//! A posted receive.
 
 use super::lending::Lent;
 use super::matching::Match;
@@ -7,30 +7,31 @@ use crate::sync::op::{Op, Outcome};
 use doorbell_fabric::{Envelope, Message, Payload};
 use std::sync::Arc;
 
-/// A receive that was posted: where a message is to go.
+/// A posted receive: the destination of a message.
 pub struct RecvOp {
-    /// What it accepts.
+    /// The messages it accepts.
     pub accepts: Match,
-    /// Where the buffer lies.
+    /// The address of the buffer.
     pub ptr: *mut u8,
-    /// Its bytes.
+    /// The length of the buffer in bytes.
     pub capacity: usize,
-    /// Whether it is certain to wait until it ends: then the sender may write into the buffer.
+    /// Whether it certainly waits until it ends: only then may the sender write into the buffer.
     pub patient: bool,
     /// Its place among the receives of this node.
     pub number: u64,
-    /// Where its end is told.
+    /// Completed when the receive ends.
     pub op: Arc<Op>,
 }
 
-// SAFETY: whoever made the RecvOp keeps the buffer writable and untouched until its op ended or was removed (RecvOp::new).
+// SAFETY: the maker of the RecvOp keeps the buffer writable and untouched until its op ended or was removed (RecvOp::new).
 unsafe impl Send for RecvOp {}
 
 impl RecvOp {
     /// A receive into a buffer.
     ///
     /// # Safety
-    /// The buffer stays valid and nobody else touches it until `op` is done or [`Engine::unpost`](crate::turn::Engine::unpost) returned true for it.
+    /// The buffer stays valid, and no other code touches it, until `op` is done or
+    /// [`Engine::unpost`](crate::turn::Engine::unpost) returned true for it.
     pub unsafe fn new(accepts: Match, ptr: *mut u8, capacity: usize, op: Arc<Op>) -> Self {
         Self { accepts, ptr, capacity, patient: false, number: 0, op }
     }
@@ -42,10 +43,10 @@ impl RecvOp {
         self.op.finish(self.take(envelope, payload));
     }
 
-    /// Ends it with a message that is lent.
+    /// Ends it with a lent message.
     pub fn complete_loan(self, envelope: Envelope, lent: &Lent) {
         let outcome = self.take(envelope, lent.payload());
-        // Not before the copy: to touch it is to find out.
+        // Checked after the copy: only a read finds out.
         let is_cut = lent.is_cut();
         self.op.finish(if is_cut { Outcome::Failed(Error::Damaged { node: envelope.source }) } else { outcome });
     }
@@ -61,7 +62,7 @@ impl RecvOp {
     /// Copies a piece to its place. The caller checked that it ends within the capacity.
     pub fn write(&self, at: usize, payload: Payload<'_>) {
         debug_assert!(at + payload.len() <= self.capacity);
-        // SAFETY: inside the buffer (checked by the caller), which is valid and ours (RecvOp::new).
+        // SAFETY: inside the buffer (checked by the caller), which is valid and exclusive (RecvOp::new).
         payload.copy_to(unsafe { std::slice::from_raw_parts_mut(self.ptr.add(at), payload.len()) });
     }
 }

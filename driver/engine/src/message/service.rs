@@ -1,7 +1,7 @@
-//! What the engine carries for others: services, each with packets of a class of its own.
+//! Services: each has a class of packets, which the engine carries for it.
 //!
-//! The engine knows no service. It gives each packet of a class to the service that registered for it, gives that service a turn when it wants one, and
-//! tells all services of each peer that is gone.
+//! The engine knows no service. It gives each packet of a class to the service that registered for the class, gives that
+//! service a turn when it wants one, and tells all services about each peer that is gone.
 
 use crate::error::Error;
 use crate::sync::op::{Op, Outcome};
@@ -40,12 +40,12 @@ pub enum Gone {
     Left,
     /// It died.
     Died,
-    /// It lives and broke the rules: the engine believes nothing more of it.
+    /// It lives and broke the rules: the engine trusts nothing from it any more.
     Damaged,
 }
 
 impl Gone {
-    /// The error of an operation with that peer.
+    /// The error of a pending operation with that peer.
     pub fn error(self, PeerId { node, incarnation }: PeerId) -> Error {
         match self {
             Gone::Left => Error::PeerLeft { node, incarnation },
@@ -55,17 +55,17 @@ impl Gone {
     }
 }
 
-/// Why this node ends all that it has under way.
+/// Why this node ends all its pending operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseReason {
-    /// It leaves.
+    /// The node leaves.
     Leaves,
-    /// Another process truncated its inbox.
+    /// Another process truncated the node's inbox.
     Severed(NodeId),
 }
 
 impl CloseReason {
-    /// The error of an operation that this ends.
+    /// The error of an operation that ends for this reason.
     pub fn error(self) -> Error {
         match self {
             CloseReason::Leaves => Error::Closed,
@@ -74,38 +74,37 @@ impl CloseReason {
     }
 }
 
-/// What a service wants of those who turn the engine. Each wish includes those before it.
+/// What a service wants from the threads that turn the engine. Each value includes those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wants {
-    /// Nothing: it is at rest.
+    /// Nothing: the service is at rest.
     #[default]
     Nothing,
-    /// A look at each turn. No thread has to turn the engine for its sake.
+    /// To be called at each turn. No thread has to turn the engine for it.
     Look,
-    /// Turns, until it is at rest. A peer rings the bell when there is something to do. A service that has something to send wants [`Soon`](Self::Soon): nobody rings
-    /// when another thread lets go of a lane.
+    /// Turns until it is at rest. A peer rings the bell when there is something to do.
     Turns,
     /// Turns even if no peer rings the bell.
     Soon,
 }
 
-/// How a packet is sent: as most are, by default.
+/// How a packet is sent. The default suits most packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Route {
-    /// By which link between the two nodes.
+    /// The number of the link between the two nodes.
     pub link: u8,
-    /// Whether it may wait in the network for others until the end of the turn.
+    /// Whether it may wait in the network until the end of the turn, to be sent with others.
     pub held: bool,
 }
 
-/// What became of a packet that was pushed.
+/// The result of pushing a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pushed {
-    /// It is in the lane.
+    /// The packet is in the lane.
     Done,
-    /// There is no room, or another thread has the lane: try again in another turn.
+    /// There is no room, or another thread has the lane. Try again in another turn.
     Full,
-    /// The peer is gone, or there is no such node.
+    /// The peer is gone, or no such node exists.
     Gone,
     /// It is longer than [`Outbox::packet_bytes`] says, and does not go.
     TooLong,
@@ -125,9 +124,9 @@ pub(crate) trait Post {
     fn why_gone(&mut self) -> Error;
 }
 
-/// The way out for the packets of one service, for one turn.
+/// Sends the packets of one service during one turn.
 ///
-/// A lane that had no room once in a turn stays full for that turn, so that the packets of a service keep their order.
+/// A lane that had no room counts as full for the rest of the turn, so that the packets of a service keep their order.
 pub struct Outbox<'a> {
     post: &'a mut dyn Post,
     class: PacketKind,
@@ -140,12 +139,14 @@ impl<'a> Outbox<'a> {
         Self { post, class, full: Vec::new(), held: false }
     }
 
-    /// Sends one packet. `bytes` are at most [`packet_bytes`](Self::packet_bytes), else it is [`Pushed::TooLong`].
+    /// Sends one packet.
+    ///
+    /// `bytes` must not be longer than [`packet_bytes`](Self::packet_bytes). Never waits.
     pub fn push(&mut self, to: PeerId, priority: Priority, tag: u64, bytes: &[u8]) -> Pushed {
         self.push_by(to, priority, Route::default(), tag, bytes)
     }
 
-    /// Sends one packet by a link of its own, or together with others.
+    /// Sends one packet over a chosen link, or together with others.
     pub fn push_by(&mut self, to: PeerId, priority: Priority, route: Route, tag: u64, bytes: &[u8]) -> Pushed {
         if self.is_full(to.node, priority) {
             return Pushed::Full;
@@ -158,8 +159,8 @@ impl<'a> Outbox<'a> {
         pushed
     }
 
-    /// Sends the packets of a queue, in its order for each peer. Those that have no room stay; those for peers that are gone, and those that are too long, are dropped. Returns how many
-    /// left the queue.
+    /// Sends the packets of a queue, in order for each peer. Packets without room stay in the queue; packets for peers that are
+    /// gone are dropped. Returns how many left the queue.
     pub fn push_all<W>(
         &mut self,
         queue: &mut VecDeque<W>,
@@ -174,15 +175,15 @@ impl<'a> Outbox<'a> {
         before - queue.len()
     }
 
-    /// The most bytes that a packet to a peer can have.
+    /// The most bytes of a packet to a peer.
     ///
     /// # Errors
-    /// [`Pushed::Full`] if that can't be said now, [`Pushed::Gone`].
+    /// [`Pushed::Full`] if that is unknown now; [`Pushed::Gone`] if the peer is gone.
     pub fn packet_bytes(&mut self, to: PeerId, priority: Priority) -> Result<usize, Pushed> {
         self.packet_bytes_by(to, priority, 0)
     }
 
-    /// The same by one of several links; [`Pushed::Gone`] if that link is.
+    /// The same for one of several links. [`Pushed::Gone`] also if that link is gone.
     pub fn packet_bytes_by(&mut self, to: PeerId, priority: Priority, link: u8) -> Result<usize, Pushed> {
         if self.is_full(to.node, priority) {
             return Err(Pushed::Full);
@@ -194,7 +195,7 @@ impl<'a> Outbox<'a> {
         bytes
     }
 
-    /// Whether a packet of so many bytes finds room.
+    /// Whether a packet of `len` bytes finds room.
     pub fn has_room(&mut self, to: PeerId, priority: Priority, len: usize) -> bool {
         let has_room = !self.is_full(to.node, priority) && self.post.has_room(to, priority, len);
         if !has_room {
@@ -203,12 +204,12 @@ impl<'a> Outbox<'a> {
         has_room
     }
 
-    /// Why the latest peer is gone to which that was the answer.
+    /// The reason for the latest [`Pushed::Gone`].
     pub fn why_gone(&mut self) -> Error {
         self.post.why_gone()
     }
 
-    /// Leaves a lane alone for this turn, as if it had no room: what is behind in its order may not overtake.
+    /// Treats a lane as full for the rest of this turn, so that later packets do not overtake one that stays behind.
     pub fn hold(&mut self, node: NodeId, priority: Priority) {
         if !self.is_full(node, priority) {
             self.full.push((node, priority));
@@ -220,12 +221,12 @@ impl<'a> Outbox<'a> {
         self.full.contains(&(node, priority))
     }
 
-    /// Looks at all lanes again in this turn.
+    /// Treats no lane as full any more in this turn.
     pub fn retry(&mut self) {
         self.full.clear();
     }
 
-    /// A peer broke the rules: the conversation with it ends.
+    /// Ends the conversation with a peer that broke the rules. `reason` is for the log.
     pub fn condemn(&mut self, node: NodeId, reason: &'static str) {
         self.post.condemn(node, reason);
     }
@@ -235,17 +236,17 @@ impl<'a> Outbox<'a> {
         self.post.apart()
     }
 
-    /// All peers that have a network.
+    /// All peers that are reached over a network.
     pub fn networked(&self) -> Vec<PeerId> {
         self.post.networked()
     }
 
-    /// Whether a peer is there, as far as this node knows.
+    /// Whether a peer is attached, as far as this node knows.
     pub fn is_live(&self, peer: PeerId) -> bool {
         self.post.is_live(peer)
     }
 
-    /// What a peer shares, if it shares memory with this node.
+    /// The inbox of a peer, if it shares memory with this node.
     pub(crate) fn inbox(&self, peer: PeerId) -> Option<Arc<PeerInbox>> {
         self.post.inbox(peer)
     }
@@ -259,75 +260,74 @@ impl Drop for Outbox<'_> {
     }
 }
 
-/// Something that nodes do by packets of a class of their own. All calls come from the thread that turns the engine.
+/// A service: a function of nodes that uses packets of a class of its own. All calls come from the thread that turns the
+/// engine, and must not block.
 ///
-/// The packets come from other processes: what they say is checked, and bounded for each peer.
+/// The packets come from other processes. A service checks their contents, and bounds what it keeps for each peer.
 pub trait Service: Any + Send {
-    /// A packet came. What is refused stays in its lane and comes again.
+    /// Handles a packet. A refused packet stays in its lane and comes again.
     fn receive(&mut self, from: PeerId, priority: Priority, tag: u64, payload: Payload<'_>) -> Verdict;
 
-    /// Goes on with everything. Returns the amount of work done, 0 if there was none.
+    /// Advances all operations of the service. Returns the amount of work done, 0 if there was none.
     fn progress(&mut self, out: &mut Outbox<'_>) -> usize;
 
-    /// What it wants of those who turn the engine. The engine asks after the calls of this trait and of a [`ServiceHandle`](crate::node::ServiceHandle), so the
-    /// answer must not change in other ways. A service that has a timer wants a [`Look`](Wants::Look).
+    /// What the service wants from the threads that turn the engine.
     fn wants(&self) -> Wants;
 
-    /// Whether a thread waits for what is to come by the lane of this peer, so that what stands before it has to be taken though there is no room for it.
+    /// Whether a thread waits for a packet of this peer and priority. Messages before it in the lane are then taken even
+    /// without room for them.
     fn awaits(&self, _peer: NodeId, _priority: Priority) -> bool {
         false
     }
 
-    /// A peer is gone: everything with it ends. It may be said several times of one peer. Packets that the peer sent before its end may come after the first time; the
-    /// last time is after the last of them.
+    /// A peer is gone: ends all operations with it. Called twice for a node that breaks the rules, since it leaves or dies
+    /// later.
     fn peer_gone(&mut self, peer: PeerId, why: Gone);
 
-    /// Whether a peer waits for each part of what this service moves for it: then the poller looks again at once before it sleeps.
+    /// Whether a peer waits for each part of what this service moves for it. The poller then looks again at once before it
+    /// sleeps.
     fn is_hurried(&self) -> bool {
         false
     }
 
-    /// Whether it still moves what this node's program has handed over: a node that leaves waits for that, for a second at most.
+    /// Whether it still moves data that this node's program handed over. A node that leaves waits for that, for a second at
+    /// most.
     fn is_flushing(&self) -> bool {
         false
     }
 
-    /// This node leaves in good order: the last that it says to others.
+    /// This node leaves in good order: sends the last packets to other nodes.
     fn farewell(&mut self, _out: &mut Outbox<'_>) {}
 
-    /// Everything ends. It may be called again.
+    /// Ends all operations. May be called again.
     fn close(&mut self, why: CloseReason);
 
-    /// Adds what it counted to the metrics of its node.
+    /// Adds the service's counts to the metrics of its node.
     fn count(&self, _figures: &mut Figures) {}
 }
 
-/// A service that handles can reach by its type.
+/// A service that handles can find by its type.
 pub trait Class: Service {
-    /// The class of its packets. Services of programs take [`PacketKind::User0`] to [`PacketKind::User3`]; a node has one service of each class.
+    /// The class of its packets. Services of programs use [`PacketKind::User0`] to [`PacketKind::User3`]. A node has one
+    /// service for each class.
     const CLASS: PacketKind;
 }
 
-/// Whether a class is one of those for services of programs.
-pub(crate) fn is_of_program(class: PacketKind) -> bool {
-    (PacketKind::User0 as u8..=PacketKind::User3 as u8).contains(&(class as u8))
-}
-
-/// A service, and what it wants.
+/// A service and its state in the engine.
 struct Slot {
     class: PacketKind,
     /// `None` while it has its turn.
     service: Option<Box<dyn Service>>,
     /// Peers that were found to be gone during its turn.
     gone: Vec<(PeerId, Gone)>,
-    /// Everything ended during its turn.
+    /// Set if everything ended during its turn.
     closed: Option<CloseReason>,
     /// Threads that wait for a change of the service.
     waiters: Vec<Arc<Op>>,
 }
 
 impl Slot {
-    /// The service may have changed.
+    /// Notes that the service may have changed, and wakes its waiters.
     #[inline]
     fn changed(&mut self) {
         self.waiters.drain(..).for_each(|waiter| waiter.finish(Outcome::Sent));
@@ -338,9 +338,9 @@ impl Slot {
 #[derive(Default)]
 pub(crate) struct Services {
     slots: Vec<Slot>,
-    /// For each class its slot, from 1 on; 0 for none.
+    /// The slot of each class, from 1 on; 0 for none.
     by_class: [u8; CLASSES],
-    /// A bit for each slot that may want something: it was touched since it last was at rest.
+    /// One bit for each slot that may want something: it was used since it last was at rest.
     touched: u32,
 }
 
@@ -348,7 +348,7 @@ pub(crate) struct Services {
 const CLASSES: usize = 32;
 
 impl Services {
-    /// Registers a service. False if there is one for packets of its class.
+    /// Registers a service. False if its class has a service already.
     pub fn register<S: Class>(&mut self, service: S) -> bool {
         let class = S::CLASS;
         let place = &mut self.by_class[class as usize];
@@ -376,17 +376,17 @@ impl Services {
     pub fn await_change(&mut self, class: PacketKind) -> Option<Arc<Op>> {
         let place = self.place(class)?;
         let waiters = &mut self.slots[place].waiters;
-        // Of waits that ended by themselves.
+        // Drop the operations of waits that have ended.
         waiters.retain(|waiter| Arc::strong_count(waiter) > 1);
         let op = Op::new();
         waiters.push(op.clone());
         Some(op)
     }
 
-    /// A packet came.
+    /// Gives a packet to its service.
     #[cold]
     pub fn receive(&mut self, class: PacketKind, from: PeerId, priority: Priority, tag: u64, payload: Payload<'_>) -> Verdict {
-        // A peer may have services that this node has not. Their packets are for nobody here.
+        // A peer may have services that this node lacks. Their packets are ignored.
         let Some(place) = self.place(class) else { return Verdict::Taken };
         self.touched |= 1 << place;
         let slot = &mut self.slots[place];
@@ -404,7 +404,7 @@ impl Services {
         self.touched != 0
     }
 
-    /// What that service wants that wants most.
+    /// The strongest wish of all services.
     pub fn wants(&self) -> Wants {
         if self.touched == 0 {
             return Wants::Nothing;
@@ -412,7 +412,7 @@ impl Services {
         self.slots.iter().filter_map(|slot| slot.service.as_ref()).map(|service| service.wants()).max().unwrap_or_default()
     }
 
-    /// Takes the service in a slot out for its turn, if it wants one. [`put_back`](Self::put_back) comes after.
+    /// Takes the service in a slot out for its turn, if it wants one. Call [`put_back`](Self::put_back) afterwards.
     pub fn take_out(&mut self, slot: usize) -> Option<(PacketKind, Box<dyn Service>)> {
         if self.touched & 1 << slot == 0 {
             return None;
@@ -425,8 +425,8 @@ impl Services {
         Some((*class, service.take()?))
     }
 
-    /// The turn is over, in which the service did so much. It is told which peers were found to be gone meanwhile.
-    pub fn put_back(&mut self, slot: usize, mut service: Box<dyn Service>, work: usize) {
+    /// Ends the turn. The service is told which peers were found to be gone meanwhile.
+    pub fn put_back(&mut self, slot: usize, mut service: Box<dyn Service>) {
         let slot = &mut self.slots[slot];
         let has_changed = work > 0 || !slot.gone.is_empty() || slot.closed.is_some();
         slot.gone.drain(..).for_each(|(peer, why)| service.peer_gone(peer, why));
@@ -447,7 +447,7 @@ impl Services {
         }
     }
 
-    /// How many slots there are.
+    /// The number of slots.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
@@ -457,18 +457,18 @@ impl Services {
         self.touched != 0 && self.slots.iter().filter_map(|slot| slot.service.as_ref()).any(|service| service.is_hurried())
     }
 
-    /// Whether a service still moves what the program has handed over.
+    /// Whether a service still moves data that the program handed over.
     pub fn is_flushing(&self) -> bool {
         self.slots.iter().filter_map(|slot| slot.service.as_ref()).any(|service| service.is_flushing())
     }
 
-    /// Whether a thread waits for what is to come by a lane.
+    /// Whether a thread waits for a packet of a lane.
     pub fn awaits(&self, lane: usize) -> bool {
         let (node, priority) = (NodeId((lane / PRIORITIES) as u16), Priority::ALL[lane % PRIORITIES]);
         self.slots.iter().filter_map(|slot| slot.service.as_ref()).any(|service| service.awaits(node, priority))
     }
 
-    /// A peer is gone.
+    /// Tells all services that a peer is gone.
     pub fn peer_gone(&mut self, peer: PeerId, why: Gone) {
         for (place, slot) in self.slots.iter_mut().enumerate() {
             self.touched |= 1 << place;
@@ -480,7 +480,7 @@ impl Services {
         }
     }
 
-    /// Everything ends.
+    /// Ends the operations of all services.
     pub fn close(&mut self, why: CloseReason) {
         for slot in &mut self.slots {
             match &mut slot.service {
@@ -497,7 +497,7 @@ impl Services {
         Some((*class, service.take()?))
     }
 
-    /// Adds what services counted.
+    /// Adds the counts of all services.
     pub fn count(&self, figures: &mut Figures) {
         self.slots.iter().filter_map(|slot| slot.service.as_ref()).for_each(|service| service.count(figures));
     }

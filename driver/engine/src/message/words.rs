@@ -1,24 +1,25 @@
-//! What nodes say to each other about devices and streams: packets whose tag says what they are and whom they are about, and whose bytes are some words.
+//! The packets of devices and streams between nodes: the tag has the kind and the number of an end, and the payload consists of
+//! words.
 
 use doorbell_fabric::Payload;
 
-/// The tag of a packet of this kind about so numbered an end.
+/// The tag of a packet of this kind for the end with this number.
 pub fn tag(kind: u8, number: u32) -> u64 {
     u64::from(kind) << 56 | u64::from(number)
 }
 
-/// Which of these kinds, numbered from 1, a packet has, and whom it is about; `None` if it has none of them.
+/// The packet's kind, numbered from 1 within `kinds`, and the number of its end. `None` if it has none of these kinds.
 pub fn parse<K: Copy>(kinds: &[K], tag: u64) -> Option<(K, u32)> {
     let kind = *kinds.get(((tag >> 56) as usize).checked_sub(1)?)?;
     (tag >> 32 & 0xff_ffff == 0).then_some((kind, tag as u32))
 }
 
-/// Some words as bytes.
+/// Encodes words as bytes.
 pub fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The first `N` words of a payload, if it has so many.
+/// The first `N` words of a payload, if it has that many.
 pub fn read<const N: usize>(payload: &Payload<'_>) -> Option<[u64; N]> {
     let mut found = [0; N];
     for (at, word) in found.iter_mut().enumerate() {

@@ -1,8 +1,10 @@
-//! A transfer between nodes that share no memory: each engine has a meeting of its own, and says in words what the other would read.
+//! A transfer between nodes that share no memory. Each engine has a rendezvous block of its own, and notices carry what the
+//! other engine could read in shared memory.
 //!
-//! The origin alone claims chunks: by memory FIFO from the first end until the remote get has come, and then all the rest, which it puts: in one
-//! *part*, or one for each link that carries some of it. A network reads a part when it is sent, and again if that was lost, so the bytes are lent to it
-//! until all has arrived. It stores what arrives in whatever order it comes.
+//! Only the origin claims chunks. Until the remote get comes, it claims them for the memory FIFO, from the first end. Then it
+//! puts all the rest: in one *part*, or in one for each link that carries some of it. A network reads a part when it sends it,
+//! and again if datagrams were lost, so the bytes are lent to the network until all have arrived. The network stores what
+//! arrives in any order.
 
 use super::descriptor::Names;
 use crate::mode::Links;
@@ -16,9 +18,9 @@ fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The origin's half: the message, lent to the network.
+/// The origin's half: a message lent to the network.
 pub struct Lending {
-    /// Which chunks are claimed, and how it ended. This node alone has it.
+    /// The claimed chunks, and how the transfer ended. Only this node uses it.
     pub meeting: Meeting,
     generation: u64,
     state: Mutex<Lent>,
@@ -26,31 +28,31 @@ pub struct Lending {
 
 struct Lent {
     bytes: Bytes,
-    /// What is put: all that was left, one behind the other. Empty as long as nothing was offered.
+    /// The parts to be put, in order: all that was left. Empty until they are offered.
     parts: Vec<Part>,
-    /// Bytes that were claimed for the memory FIFO are not all there.
+    /// A piece that was claimed for the memory FIFO is incomplete.
     piece: bool,
 }
 
 struct Part {
-    /// Empty: it goes by memory FIFO.
+    /// Empty if it goes by memory FIFO.
     place: Range<u64>,
-    /// How far into it the network has read.
+    /// How far the network has read.
     read: u64,
-    /// All of it has arrived.
+    /// The whole part has arrived.
     arrived: bool,
 }
 
 enum Bytes {
-    /// The whole message, where the sender has it.
+    /// The whole message, in the sender's memory.
     Lent(*const u8),
-    /// What is put, which begins so far into the message: the sender has its bytes back.
+    /// A copy of the bytes to be put, which begin at this offset of the message. The sender has its bytes back.
     Kept(u64, Vec<u8>),
     Gone,
 }
 
-// SAFETY: the bytes are kept readable by whoever made the SendOp until its op ended or was removed; before either, `let_go` or `take_back`
-// was called, and nobody reads them without the lock.
+// SAFETY: the maker of the SendOp keeps the bytes readable until its op ended or was removed. Before either, `let_go` or
+// `take_back` was called. The bytes are read only with the lock held.
 unsafe impl Send for Lent {}
 
 impl Lending {
@@ -65,12 +67,12 @@ impl Lending {
         Self { meeting, generation, state: Mutex::new(state) }
     }
 
-    /// Whether bytes that were claimed for the memory FIFO are not all there.
+    /// Sets whether a piece that was claimed for the memory FIFO is incomplete.
     pub fn set_piece(&self, piece: bool) {
         lock(&self.state).piece = piece;
     }
 
-    /// All that is left is put, in these parts, none of which is empty.
+    /// Offers all that is left for putting, in these parts, none of which is empty.
     pub fn offer(&self, parts: impl IntoIterator<Item = Range<u64>>) {
         let part = |place: Range<u64>| Part { read: place.start, place, arrived: false };
         lock(&self.state).parts = parts.into_iter().map(part).collect();
@@ -81,7 +83,7 @@ impl Lending {
         Arc::new(LentPart { lending: self.clone(), at })
     }
 
-    /// A part goes by memory FIFO, as no session can put it.
+    /// Sends a part by memory FIFO, because no session can put it.
     pub fn take_part(&self, at: usize) {
         let mut state = lock(&self.state);
         if let Some(part) = state.parts.get_mut(at) {
@@ -91,20 +93,20 @@ impl Lending {
         }
     }
 
-    /// All of a part has arrived: its target says so.
+    /// The target reported that a whole part has arrived.
     pub fn set_arrived(&self, at: usize) {
         if let Some(part) = lock(&self.state).parts.get_mut(at) {
             part.arrived = true;
         }
     }
 
-    /// Whether all of a part has arrived.
+    /// Whether a whole part has arrived.
     pub fn has_arrived(&self, at: usize) -> bool {
         lock(&self.state).parts.get(at).is_some_and(|part| part.arrived)
     }
 
-    /// The sender has its bytes back after this. True if the target gets nothing of the message. False if all of it is on its way: then it is as
-    /// good as sent, and what may have to be sent again is kept here.
+    /// Takes the message back; the sender may reuse its bytes afterwards. True if the target does not get the message. False if
+    /// the whole message is on its way: it counts as sent, and what may have to be sent again is copied here.
     pub fn take_back(&self) -> bool {
         let mut state = lock(&self.state);
         let put = state.parts.iter().filter(|part| !part.place.is_empty());
@@ -122,7 +124,7 @@ impl Lending {
         self.meeting.close(self.generation)
     }
 
-    /// It is over: the sender has its bytes back after this.
+    /// Ends the transfer; the sender may reuse its bytes afterwards.
     pub fn let_go(&self) {
         let mut state = lock(&self.state);
         if matches!(state.bytes, Bytes::Lent(_)) {
@@ -131,7 +133,7 @@ impl Lending {
     }
 }
 
-/// One part of what is lent.
+/// One part of a lent message.
 struct LentPart {
     lending: Arc<Lending>,
     at: usize,
@@ -166,12 +168,12 @@ impl BytesOut for LentPart {
     }
 }
 
-/// The target's half: where the network stores what arrives. Dropped, it stores nothing any more.
+/// The target's half: the destination of what the network brings. After its drop, nothing is stored.
 pub struct Landing {
-    /// How the transfer ended. This node alone has it.
+    /// How the transfer ended. Only this node uses it.
     pub meeting: Meeting,
     place: Arc<Place>,
-    /// What each link of the network calls it, once they were asked.
+    /// The names of the message in each link's session, once they were requested.
     names: Option<Names>,
 }
 
@@ -182,17 +184,17 @@ struct Place {
 
 struct Room {
     at: *mut u8,
-    /// Of the receive whose buffer this is: done, it is no buffer any more.
+    /// The operation of the receive that has the buffer. Once it is done, the buffer must not be used.
     op: Option<Arc<Op>>,
     stored: u64,
 }
 
-// SAFETY: the room is valid and nobody else's until `move_to` or the drop of the Landing has returned, or the op is done; nobody writes
-// there without the lock.
+// SAFETY: the room is valid and exclusive until `move_to` or the drop of the Landing has returned, or the op is done. It is
+// written only with the lock held.
 unsafe impl Send for Room {}
 
 impl Landing {
-    /// For a message of `len` bytes, which go nowhere so far.
+    /// A landing for a message of `len` bytes, without a buffer yet.
     pub fn new(len: u64, generation: u64) -> Self {
         let state = Mutex::new(Room { at: std::ptr::null_mut(), op: None, stored: 0 });
         let meeting = Meeting::default();
@@ -200,10 +202,11 @@ impl Landing {
         Self { meeting, place: Arc::new(Place { len, state }), names: None }
     }
 
-    /// Has the message stored in the buffer of a receive, and asks these links of the network, once, for a name for it.
+    /// Has the message stored in the buffer of a receive, and requests a name for it from these links of the network, once.
     ///
     /// # Safety
-    /// The whole message fits, and nobody else touches the buffer until `op` is done, `move_to` has returned or this is dropped.
+    /// The whole message fits, and no other code touches the buffer until `op` is done, `move_to` has returned or this is
+    /// dropped.
     pub unsafe fn open(
         &mut self,
         at: *mut u8,
@@ -226,10 +229,10 @@ impl Landing {
         *self.names.insert(names)
     }
 
-    /// Has the message stored elsewhere: what is at `from` is copied there first.
+    /// Has the message stored in another buffer. What is at `from` is copied there first.
     ///
     /// # Safety
-    /// As [`open`](Self::open), for a buffer that no receive can take away; what is at `from` can be read.
+    /// As [`open`](Self::open), for a buffer that no receive can take away. The bytes at `from` are readable.
     pub unsafe fn move_to(&self, from: *const u8, at: *mut u8) {
         let mut room = lock(&self.place.state);
         // SAFETY: both hold the message (caller).
@@ -239,7 +242,7 @@ impl Landing {
         }
     }
 
-    /// Bytes that were stored so far.
+    /// The number of bytes stored so far.
     pub fn stored(&self) -> u64 {
         lock(&self.place.state).stored
     }
@@ -258,7 +261,7 @@ impl BytesIn for Place {
         if room.at.is_null() || !is_inside || room.op.as_ref().is_some_and(|op| op.is_done()) {
             return;
         }
-        // SAFETY: within the message, for which there is room, and the room is ours (open, move_to).
+        // SAFETY: within the message, for which there is room, and the room is exclusive (open, move_to).
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), room.at.add(at as usize), bytes.len()) };
         room.stored += bytes.len() as u64;
     }
@@ -270,9 +273,9 @@ mod tests {
 
     const LEN: usize = 100;
 
-    /// A message lent in three parts, and its parts.
+    /// A message lent in three parts.
     fn lent(bytes: &[u8; LEN]) -> (Arc<Lending>, [Arc<dyn BytesOut>; 3]) {
-        // SAFETY: each test lets go before the bytes go.
+        // SAFETY: each test ends the loan before it drops the bytes.
         let lending = Arc::new(unsafe { Lending::new(bytes.as_ptr(), 5) });
         lending.offer([40..60, 60..80, 80..100]);
         let parts = [0, 1, 2].map(|at| lending.part(at));
@@ -309,7 +312,7 @@ mod tests {
         // What may have to be sent again is kept, and the sender has its bytes back.
         bytes.fill(0);
         assert_eq!(read(&parts[1], 60, 20), Some((60..80).collect()));
-        // Which is no reason to end it twice.
+        // It must not end twice.
         assert!(!lending.take_back() && parts[0].has());
         lending.let_go();
         assert!(parts[0].has());
@@ -326,9 +329,9 @@ mod tests {
             assert!(lending.take_back(), "part {unread}");
             assert!(parts.iter().all(|part| !part.has()) && lending.meeting.progress(5).unwrap().closed);
         }
-        // Before anything was offered, too.
+        // The same before anything was offered.
         let bytes = message();
-        // SAFETY: taken back before the bytes go.
+        // SAFETY: taken back before the bytes are dropped.
         let lending = unsafe { Lending::new(bytes.as_ptr(), 5) };
         assert!(lending.take_back());
     }

@@ -1,57 +1,57 @@
-//! What the two engines of a transfer say to each other, as words in packets. Nothing here is believed before it was checked.
+//! The notices between the two engines of a transfer, as words in packets. Contents are checked before they are used.
 
 use crate::counter::CounterKey;
 use crate::mode::{Links, NETWORK_LINKS};
 use doorbell_fabric::{Incarnation, NodeId, Payload};
 use doorbell_shm::meeting::{CHUNKS_MAX, Ends, MEETINGS};
 
-/// The smallest chunk a message is cut into, in bytes.
+/// The smallest chunk of a message, in bytes.
 pub const CHUNK_LEAST: u64 = 16 << 10;
-/// The largest.
+/// The largest chunk, in bytes.
 pub const CHUNK_MOST: u64 = 128 << 10;
 
-/// Which transfer between two nodes is meant: a slot of their meetings, and which use of it.
+/// The id of a transfer between two nodes: a slot of their rendezvous blocks, and its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
     /// The slot.
     pub slot: u16,
-    /// Which use.
+    /// The number of the use.
     pub generation: u16,
 }
 
 impl Ticket {
-    /// As the tag of a memory-FIFO packet.
+    /// Encodes it as the tag of a memory-FIFO packet.
     pub fn word(self) -> u64 {
         u64::from(self.slot) | u64::from(self.generation) << 16
     }
 
-    /// From such a word; `None` if no slot is called so.
+    /// Decodes such a tag; `None` if there is no such slot.
     pub fn from_word(word: u64) -> Option<Self> {
         let ticket = Self { slot: word as u16, generation: (word >> 16) as u16 };
         (word >> 32 == 0 && usize::from(ticket.slot) < MEETINGS).then_some(ticket)
     }
 }
 
-/// Where the bytes of one end lie.
+/// The place of one end's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Where the other end can't reach them.
+    /// The other end can't reach them.
     Nowhere,
-    /// In private memory, at an address of that process.
+    /// In private memory, at this address of the process.
     Private(u64),
-    /// In a region of that node.
+    /// In a region of the node.
     Region {
-        /// Which region.
+        /// The number of the region.
         number: u32,
-        /// Bytes from its start.
+        /// The offset from its start in bytes.
         offset: u64,
     },
-    /// Where a session stores what it calls so, which was asked for there.
+    /// In a buffer that a session of the target knows by this name.
     Session(u64),
 }
 
 impl Place {
-    /// As two words.
+    /// Encodes it as two words.
     pub fn words(self) -> [u64; 2] {
         match self {
             Place::Nowhere => [0, 0],
@@ -61,7 +61,7 @@ impl Place {
         }
     }
 
-    /// From two words; `None` if no place of ours is like this.
+    /// Decodes two words; `None` if they are malformed.
     pub fn from_words(words: [u64; 2]) -> Option<Self> {
         match words[0] as u32 {
             0 => Some(Place::Nowhere),
@@ -73,22 +73,23 @@ impl Place {
     }
 }
 
-/// The direct-put descriptor, as an RTS carries it to the target: all but the storage location is inscribed.
+/// The direct-put descriptor that an RTS carries to the target. Only the storage location is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectPut {
-    /// Which transfer.
+    /// The id of the transfer.
     pub ticket: Ticket,
-    /// How the message is cut, and from which end the memory FIFO begins.
+    /// The size of the chunks, and the end at which the memory FIFO begins.
     pub ends: Ends,
-    /// Where the message lies.
+    /// The place of the message.
     pub source: Place,
-    /// It goes by this link of a network: each has a meeting of its own, and they tell each other what happens to it.
+    /// The link of the network that carries it, if the nodes share no memory. Each then has a rendezvous block of its own, and
+    /// notices keep them in step.
     pub apart: Option<u8>,
-    /// Further links of that network by which parts of it could be put.
+    /// Further links of that network that could put parts of it.
     pub beside: Links,
 }
 
-/// Of the first word of a direct-put descriptor: whether it goes by a network, by which link, and by which others.
+/// In the first word of a direct-put descriptor: a network carries it; its link; its further links.
 const APART: u64 = 1 << 32;
 const LINK_SHIFT: u32 = 33;
 const LINK_MASK: u64 = 0x3 << LINK_SHIFT;
@@ -98,10 +99,10 @@ const _: () = assert!(NETWORK_LINKS == 4);
 
 impl DirectPut {
     const WORDS: usize = 4;
-    /// Bytes on the wire.
+    /// The encoded length in bytes.
     pub const BYTES: usize = Self::WORDS * 8;
 
-    /// As bytes.
+    /// Encodes it.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let [kind, value] = self.source.words();
         let cut = self.ends.chunk | (self.ends.from_high as u64) << 63;
@@ -110,7 +111,7 @@ impl DirectPut {
         bytes([self.ticket.word() | apart, cut, kind, value])
     }
 
-    /// From a packet's payload, for a message of `len` bytes.
+    /// Decodes a packet's payload, for a message of `len` bytes.
     pub fn decode(payload: Payload<'_>, len: u64) -> Option<Self> {
         let [ticket, cut, kind, value] = words(payload)?;
         let ends = Ends { len, chunk: cut & !(1 << 63), from_high: cut >> 63 != 0 };
@@ -124,37 +125,37 @@ impl DirectPut {
     }
 }
 
-/// The acknowledgement of an RTS: the remote get brings the direct-put descriptor, with its storage location inscribed, back to the
-/// origin. It travels on the lane of high priority. At the origin it enters no FIFO: the transfer notes it, keeps the priority of its
-/// message, and puts at its next turn.
+/// The acknowledgement of an RTS. The remote get brings the direct-put descriptor back to the origin, with the storage location
+/// filled in. It travels on the lane of high priority. At the origin it enters no FIFO: the transfer notes it, keeps the
+/// priority of its message, and puts at its next turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteGet {
-    /// Which transfer.
+    /// The id of the transfer.
     pub ticket: Ticket,
-    /// Where the message is to be stored. `Nowhere` if the origin can't or may not put.
+    /// The destination of the message. `Nowhere` if the origin can't or must not put.
     pub target: Place,
     /// Whether the target copies, too.
     pub pulls: bool,
-    /// How the sessions beside the one of the RTS call it, by their links; if that has a name for it.
+    /// The names of the message in the sessions of the further links, where they have one.
     pub beside: Names,
 }
 
-/// Names of one message in the sessions of a network's links.
+/// The names of one message in the sessions of a network's links.
 pub type Names = [Option<u64>; NETWORK_LINKS];
 
-/// Control packets are told apart by the upper half of their first word.
+/// The upper half of the first word distinguishes control packets.
 const REMOTE_GET: u64 = 1 << 32;
 const PULLS: u64 = 1 << 40;
 const NAMES_SHIFT: u32 = 41;
 const NAMES_MASK: u64 = 0xf << NAMES_SHIFT;
-/// Bytes of the words of one engine to another, but for a lowered counter and a remote get with several names, which are longer.
+/// The length of a notice. Only a lowered counter and a remote get with several names are longer.
 pub const WORD_BYTES: usize = 24;
 
 impl RemoteGet {
-    /// Bytes on the wire, at most.
+    /// The most bytes when encoded.
     pub const BYTES: usize = WORD_BYTES + 8 * NETWORK_LINKS;
 
-    /// As bytes.
+    /// Encodes it.
     pub fn encode(&self) -> Vec<u8> {
         let [kind, value] = self.target.words();
         let names: Links = (0..).zip(&self.beside).filter(|(_, name)| name.is_some()).map(|(link, _)| link).collect();
@@ -163,7 +164,7 @@ impl RemoteGet {
         words.flat_map(u64::to_le_bytes).collect()
     }
 
-    /// From a control packet's payload.
+    /// Decodes a control packet's payload.
     pub fn decode(payload: Payload<'_>) -> Option<Self> {
         let word = |at: usize| payload.u64_at(8 * at).map(u64::from_le);
         let head = word(0)?;
@@ -182,12 +183,12 @@ impl RemoteGet {
     }
 }
 
-/// Says to a node that so many bytes of what one of its counters counts were moved.
+/// Tells a node to lower one of its counters by the bytes that were moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lower {
-    /// Which use of which counter.
+    /// The key of a use of a counter.
     pub key: CounterKey,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
@@ -195,10 +196,10 @@ const LOWER: u64 = 2 << 32;
 
 impl Lower {
     const WORDS: usize = 4;
-    /// Bytes on the wire: one word more than others, for the secret.
+    /// The encoded length in bytes: one word more than other notices, for the secret.
     pub const BYTES: usize = Self::WORDS * 8;
 
-    /// As bytes.
+    /// Encodes it.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let CounterKey { node, incarnation, index, secret } = self.key;
         bytes([LOWER | u64::from(node.0) | u64::from(index) << 16, incarnation.0.into(), self.bytes, secret])
@@ -212,21 +213,21 @@ impl Lower {
     }
 }
 
-/// How a transfer between nodes that share no memory ended, as its other end is told.
+/// How a transfer between nodes that share no memory ended, as told to the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// By the target: it has it all.
+    /// From the target: it has the whole message.
     Finished,
-    /// By the target: it wants no more of it.
+    /// From the target: it does not want the rest.
     Refused,
-    /// By the origin: the message is not to be delivered.
+    /// From the origin: the message must not be delivered.
     GivenUp,
 }
 
 impl Over {
     const WORDS: [(Over, u64); 3] = [(Over::Finished, 3 << 32), (Over::Refused, 4 << 32), (Over::GivenUp, 5 << 32)];
 
-    /// As bytes.
+    /// Encodes it.
     pub fn encode(self, ticket: Ticket) -> [u8; WORD_BYTES] {
         let word = Self::WORDS.iter().find(|(over, _)| *over == self).map_or(0, |(_, word)| *word);
         bytes([ticket.word() | word, 0, 0])
@@ -238,7 +239,7 @@ impl Over {
     }
 }
 
-/// A word of one engine to another.
+/// A notice from one engine to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
     /// The acknowledgement of an RTS.
@@ -250,7 +251,7 @@ pub enum Control {
 }
 
 impl Control {
-    /// From a control packet's payload.
+    /// Decodes a control packet's payload.
     pub fn decode(payload: Payload<'_>) -> Option<Self> {
         if let Some(get) = RemoteGet::decode(payload) {
             return Some(Control::RemoteGet(get));
@@ -335,7 +336,7 @@ mod tests {
             let mut get = RemoteGet { ticket, target: Place::Session(7), pulls: false, beside: names };
             let bytes = get.encode();
             prop_assert_eq!(Control::decode(Payload::private(&bytes)), Some(Control::RemoteGet(get)));
-            // A name too few, one too many, a piece of one.
+            // One name too few, one too many, or a part of one.
             prop_assert_eq!(Control::decode(Payload::private(&bytes[..bytes.len() - cut])), None);
             prop_assert_eq!(Control::decode(Payload::private(&[&bytes[..], &[0; 8]].concat())), None);
             get.target = Place::Nowhere;

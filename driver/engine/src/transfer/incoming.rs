@@ -1,5 +1,5 @@
-//! The target's end: an RTS is matched to a receive, or waits in the pool; chunks come by memory FIFO and direct put, and the target
-//! pulls its own.
+//! The target's end of a transfer. An RTS is matched to a receive, or waits in the pool. Chunks come by memory FIFO and direct
+//! put, and the target pulls others itself.
 
 use super::apart::Landing;
 use super::descriptor::{CHUNK_MOST, DirectPut, Names, Over, RemoteGet, Ticket};
@@ -20,76 +20,75 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A transfer on its way in.
+/// An incoming transfer.
 pub struct Incoming {
-    /// Names it among those of this node: entries of the pool refer to it.
+    /// Its name among the transfers of this node. Entries of the pool refer to it.
     pub id: u64,
     /// The lane that brought it.
     pub lane: usize,
-    /// What the message says of itself.
+    /// The message's envelope.
     pub envelope: Envelope,
-    /// Dropped before `sink`, whose memory it stores into.
+    /// Dropped before `sink`, because it stores into the memory of `sink`.
     origin: Origin,
-    /// Where it goes.
+    /// The destination of the bytes.
     pub sink: Sink,
     put: DirectPut,
-    /// Where the next piece of a chunk goes, if none begins.
+    /// The offset of the next packet of a chunk, unless a chunk begins.
     next: u64,
-    /// How the origin's bytes are reached; resolved when the RTS is acknowledged.
+    /// How to reach the origin's bytes; determined when the RTS is acknowledged.
     source: Option<Remote>,
     /// The RTS was answered.
     acknowledged: bool,
-    /// The origin was told where to put, so the buffer can't be given back before it lets go.
+    /// The origin was told where to put, so the buffer can't be released before the origin lets go of it.
     granted: bool,
-    /// All chunks are claimed, or the transfer is over: there is nothing left to copy here.
+    /// All chunks are claimed, or the transfer is over: nothing is left to copy here.
     met: bool,
-    /// Chunks claimed here, copied or not.
+    /// The chunks claimed here, copied or not.
     claimed: u64,
     report: TransferReport,
 }
 
-/// How this end keeps in step with the origin.
-// Not boxed: a transfer is made for large messages only.
+/// How this end keeps in step with the origin. Not boxed: only large messages make a transfer.
 #[allow(clippy::large_enum_variant)]
 enum Origin {
-    /// By a meeting that both have.
+    /// By a rendezvous block that both share.
     Near(Meetings),
-    /// By words, as they share no memory.
+    /// By notices, because they share no memory.
     Apart(Landing),
 }
 
-/// Where a transfer goes.
+/// The destination of a transfer.
 pub enum Sink {
-    /// To a receive, whose buffer is long enough.
+    /// A receive with a buffer that is long enough.
     Receive(RecvOp),
-    /// To a receive whose buffer is too short: kept for the error that owns it.
+    /// A receive with a buffer that is too short. The pieces are kept for the error that owns the message.
     TooLong(RecvOp, Pieces),
-    /// To temporary storage: nobody has asked for it yet.
+    /// Temporary storage: no receive has asked for the message yet.
     Pool(Pieces),
-    /// To temporary storage, as it was taken back from a receive: what had arrived is in it, where it belongs. With the receive that
-    /// has asked for it since, if one has.
+    /// Temporary storage after the receive was cancelled. The bytes that had arrived are in place. The second field is the
+    /// receive that has asked for the message since, if any.
     Kept(Vec<u8>, Option<RecvOp>),
-    /// The receive that had begun to take it was cancelled from within recv_with: its buffer is gone.
-    /// With the length for which room was reserved in the pool, if it was.
+    /// Nowhere: the receive was cancelled from within recv_with, and its buffer is gone. The field is the length for which the
+    /// pool reserved room, if it did.
     Nowhere(Option<usize>),
 }
 
 /// Bits of a generation.
 const GENERATION_MASK: u16 = (1 << 14) - 1;
-/// How long an origin that broke the rules, or can't say so, may take to let go of a buffer.
+/// How long to wait for an origin that broke the rules, or can't answer, to let go of a buffer.
 const SETTLE: Duration = Duration::from_millis(100);
-/// Memory for parts is asked for in multiples of so many bytes.
+/// Memory for pieces is allocated in multiples of this many bytes.
 const PARTS_STEP: usize = 64 << 10;
 
-/// Parts of a message with their offsets, in the order in which they came. Memory is taken as bytes arrive: a length that a peer
-/// only spoke of costs nothing.
+/// Pieces of a message with their offsets, in order of arrival. Memory is allocated as bytes arrive, so a length that a peer
+/// only announced costs nothing.
 #[derive(Default)]
 pub struct Pieces(Vec<(u64, Vec<u8>)>);
 
 impl Pieces {
     fn push(&mut self, at: u64, payload: Payload<'_>) {
         match self.0.last_mut() {
-            // What follows goes on where the last one ended, as long as that one does not have to move.
+            // Append to the last piece if this one continues it and it does not have to move.
             Some((start, bytes)) if *start + bytes.len() as u64 == at && bytes.capacity() - bytes.len() >= payload.len() => {
                 payload.append_to(bytes);
             }
@@ -101,14 +100,14 @@ impl Pieces {
         }
     }
 
-    /// Copies everything to its place.
+    /// Copies all pieces to their places.
     fn copy_to(&self, mut write: impl FnMut(u64, &[u8])) {
         for (at, bytes) in &self.0 {
             write(*at, bytes);
         }
     }
 
-    /// The whole message, which all pieces together are.
+    /// The whole message, put together from all pieces.
     pub fn assemble(mut self, len: usize) -> Vec<u8> {
         if let [(0, bytes)] = &mut self.0[..]
             && bytes.len() == len
@@ -118,47 +117,49 @@ impl Pieces {
         self.0.sort_by_key(|(at, _)| *at);
         let mut whole = Vec::with_capacity(len);
         self.0.into_iter().for_each(|(_, bytes)| whole.extend_from_slice(&bytes));
-        // A peer that sent one place twice and left out another harms its own message only.
+        // A peer that sent one place twice and left out another harms only its own message.
         whole.resize(len, 0);
         whole
     }
 }
 
-/// What origins that share no memory gave up before its RTS was taken. They use a slot again when they were answered, so one for each will do.
+/// Transfers that origins without shared memory gave up before the RTS was taken. An origin reuses a slot only after an answer,
+/// so one entry for each slot suffices.
 #[derive(Default)]
 pub struct GivenUp(HashMap<(NodeId, u16), u16>);
 
 impl GivenUp {
-    /// A word of this is here, and the RTS is not; or no more, if that is over by another word that is under way.
+    /// Notes a notice that arrived without its RTS. The RTS comes later, or the transfer is already over by another notice on
+    /// the way.
     pub fn note(&mut self, source: NodeId, ticket: Ticket) {
         let known = self.0.entry((source, ticket.slot)).or_insert(ticket.generation);
-        // A word of an earlier use may be late.
+        // A notice of an earlier use may be late.
         if (ticket.generation.wrapping_sub(*known) & GENERATION_MASK) < GENERATION_MASK / 2 {
             *known = ticket.generation;
         }
     }
 
-    /// Whether an RTS came too late. What is known of its slot is used up: it is of this use, or of one before.
+    /// Whether an RTS came too late. Removes the entry of its slot, which is of this use or an earlier one.
     pub fn take(&mut self, source: NodeId, ticket: Ticket) -> bool {
         self.0.remove(&(source, ticket.slot)) == Some(ticket.generation)
     }
 
-    /// A node is gone.
+    /// Forgets a node that is gone.
     pub fn forget(&mut self, source: NodeId) {
         self.0.retain(|(node, _), _| *node != source);
     }
 }
 
-/// What a look at a transfer brought.
+/// The state of a transfer after a look at it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// It goes on.
+    /// It continues.
     Underway,
-    /// All of it is there, and the origin knows.
+    /// All bytes have arrived, and the origin knows.
     Complete,
-    /// The origin gave it up: it is not delivered.
+    /// The origin gave it up: the message is not delivered.
     GivenUp,
-    /// The origin said what can't be.
+    /// The origin broke the rules.
     Broken(&'static str),
 }
 
@@ -196,7 +197,7 @@ impl Incoming {
         }
     }
 
-    /// The receive it goes to, if there is one.
+    /// The receive that gets the message, if there is one.
     pub fn receive(&self) -> Option<&RecvOp> {
         match &self.sink {
             Sink::Receive(receive) | Sink::TooLong(receive, _) | Sink::Kept(_, Some(receive)) => Some(receive),
@@ -204,12 +205,12 @@ impl Incoming {
         }
     }
 
-    /// Whether a node that shares no memory means this one.
+    /// Whether this is the transfer that a node without shared memory names.
     pub fn is_apart(&self, source: NodeId, ticket: Ticket) -> bool {
         self.envelope.source == source && self.put.ticket == ticket && self.landing().is_some()
     }
 
-    /// Whether it comes by a network.
+    /// Whether it comes over a network.
     pub fn comes_apart(&self) -> bool {
         self.put.apart.is_some()
     }
@@ -219,12 +220,13 @@ impl Incoming {
         self.lane == lane && self.put.ticket == ticket
     }
 
-    /// Whether a transfer of this lane's node uses the same slot: of two such transfers one is over.
+    /// Whether a transfer of this lane's node uses the same slot: one of two such transfers is over.
     pub fn shares_slot(&self, lane: usize, ticket: Ticket) -> bool {
         self.lane / PRIORITIES == lane / PRIORITIES && self.put.ticket.slot == ticket.slot
     }
 
-    /// Whether it was over before it came: its RTS waited in a lane while it was taken back, and its slot perhaps given to another.
+    /// Whether the transfer was over before its RTS was taken: it was withdrawn while the RTS waited in a lane, and its slot
+    /// may have been reused.
     pub fn came_too_late(&self) -> bool {
         let progress = self.meeting().and_then(|meeting| meeting.progress(self.generation()));
         progress.is_none_or(|progress| progress.closed)
@@ -234,7 +236,7 @@ impl Incoming {
         self.origin.meeting(self.put.ticket)
     }
 
-    /// The origin's other half, if the two share no memory.
+    /// The landing, if the two nodes share no memory.
     fn landing(&self) -> Option<&Landing> {
         match &self.origin {
             Origin::Apart(landing) => Some(landing),
@@ -242,7 +244,7 @@ impl Incoming {
         }
     }
 
-    /// What the origin has to be told of the end, as it can't see it.
+    /// The notice that tells the origin of the end, if the origin can't see it.
     pub fn farewell(&self, look: Look) -> Option<(Ticket, Over)> {
         self.landing()?;
         match look {
@@ -256,7 +258,8 @@ impl Incoming {
         u64::from(self.put.ticket.generation)
     }
 
-    /// The same for an origin that shares no memory: `name` asks a link of the network to store the message, and how it calls it.
+    /// The same for an origin that shares no memory. `name` asks a link of the network to store the message, and returns the
+    /// session's name for it.
     pub fn answer_apart(&mut self, copy: Copy, name: impl FnMut(u8, &Arc<dyn BytesIn>) -> Option<u64>) -> Option<RemoteGet> {
         let (Sink::Receive(receive), Origin::Apart(landing)) = (&self.sink, &mut self.origin) else { return None };
         let link = self.put.apart?;
@@ -265,8 +268,8 @@ impl Incoming {
         }
         let mut beside = match copy {
             Copy::Target => Names::default(),
-            // SAFETY: the message fits (Sink), and `detach` and the drop of this make the landing let go before the receive's buffer is
-            // somebody else's.
+            // SAFETY: the message fits (Sink). `detach` and the drop of this make the landing let go before other code uses the
+            // receive's buffer.
             _ => unsafe { landing.open(receive.ptr, &receive.op, self.put.beside.with(link), name) },
         };
         let target = match beside[usize::from(link)].take() {
@@ -279,7 +282,7 @@ impl Incoming {
         Some(RemoteGet { ticket: self.put.ticket, target, pulls: false, beside })
     }
 
-    /// What is to be said to the origin, once there is a receive to say it of.
+    /// The answer to the origin, once there is a receive.
     pub fn answer(&mut self, peer: &Arc<PeerInbox>, local: &Local, copy: Copy) -> Option<RemoteGet> {
         let Sink::Receive(receive) = &self.sink else { return None };
         if self.acknowledged {
@@ -288,7 +291,7 @@ impl Incoming {
         let len = self.envelope.len;
         self.source = match copy {
             Copy::Origin => None,
-            // What can't be read goes through the lane.
+            // Bytes that can't be read go through the lane.
             _ => Remote::of(self.put.source, len as u64, peer, local, false).filter(|source| source.is_readable(len as u64)),
         };
         let target = match copy {
@@ -304,7 +307,7 @@ impl Incoming {
         monitor.record(&record.transfer(self.put.ticket.word()).at(at).bytes(len));
     }
 
-    /// The answer is on its way.
+    /// Notes that the answer was sent.
     pub fn answered(&mut self, get: RemoteGet, monitor: &Monitor) {
         self.note(monitor, RecordKind::RemoteGet, 0, self.put.ends.len);
         monitor.tallies.add(Figure::RemoteGets, 1);
@@ -313,24 +316,24 @@ impl Incoming {
         self.report.execute(Descriptor::RemoteGet, 0);
     }
 
-    /// A memory-FIFO packet.
+    /// Stores a memory-FIFO packet.
     pub fn store(&mut self, at: u64, payload: Payload<'_>) -> Result<(), &'static str> {
         let len = payload.len() as u64;
         if len == 0 || at.checked_add(len).is_none_or(|end| end > self.put.ends.len) {
-            return Err("a chunk outside of its message");
+            return Err("a chunk outside its message");
         }
         let end = at + len;
         let ends_chunk = end.is_multiple_of(self.put.ends.chunk) || end == self.put.ends.len;
         if at != self.next && !at.is_multiple_of(self.put.ends.chunk) {
             // Each place where something begins takes memory of its own.
-            return Err("a chunk in crumbs");
+            return Err("a chunk in pieces that are too small");
         }
         self.next = end;
         if self.report.fifo.bytes + len > self.put.ends.len {
             return Err("more bytes than the message has");
         }
         if ends_chunk && self.report.fifo.chunks >= self.put.ends.chunks() {
-            // Ends of chunks may be short: without a bound they would be crumbs, too.
+            // The ends of chunks may be short: without a bound, a peer could send too many small ones.
             return Err("more chunks than the message has");
         }
         self.give_up_cancelled();
@@ -343,12 +346,12 @@ impl Incoming {
             Sink::Nowhere(_) => {}
         }
         self.report.fifo.bytes += len;
-        // A chunk is several packets: the one that ends it counts.
+        // A chunk consists of several packets; its last one counts.
         self.report.fifo.chunks += u64::from(ends_chunk);
         Ok(())
     }
 
-    /// A receive that was cancelled from within recv_with: its buffer is gone.
+    /// Gives up if the receive was cancelled from within recv_with: its buffer is gone.
     fn give_up_cancelled(&mut self) {
         if let Sink::Receive(receive) | Sink::TooLong(receive, _) | Sink::Kept(_, Some(receive)) = &self.sink
             && receive.op.is_done()
@@ -368,7 +371,7 @@ impl Incoming {
         self.source.is_some() && !self.met
     }
 
-    /// Copies some chunks. False if there are none, and none will be.
+    /// Copies some chunks. False if there are none, and none will come.
     pub fn pull(&mut self, monitor: &Monitor) -> Result<bool, &'static str> {
         self.give_up_cancelled();
         let pulled = self.pull_run(monitor)?;
@@ -384,7 +387,7 @@ impl Incoming {
             _ => return Ok(false),
         };
         let Some(meeting) = self.origin.meeting(self.put.ticket) else { return Ok(false) };
-        // Where the origin puts as well, both claim chunk by chunk, so as to end at once.
+        // If the origin puts as well, both claim one chunk at a time, so that they end together.
         let most = if self.granted { 1 } else { CHUNK_MOST / self.put.ends.chunk };
         let run = match meeting.claim(u64::from(self.put.ticket.generation), self.put.ends.chunks(), End::Last, most) {
             Claim::Chunks(run) => run,
@@ -393,11 +396,13 @@ impl Incoming {
         };
         self.claimed += run.count;
         let (at, len) = self.put.ends.place(run);
-        // SAFETY: `at + len` lies within the message, for which the buffer is long enough (Sink), and it is ours until the op ends.
+        // SAFETY: `at + len` lies within the message, for which the buffer is long enough (Sink), and the buffer is exclusive
+        // until the op ends.
         if let Err(error) = unsafe { source.read(at, base.add(at as usize), len) } {
             tracing::debug!(node = self.envelope.source.0, %error, "a chunk of a message can't be read");
-            // An origin that is dead will be told of; one that took the message back since has closed already. Otherwise nobody can move
-            // this chunk any more: its origin learns that, and the receive waits for another message, unless it was the buffer.
+            // The death of the origin is reported elsewhere. An origin that withdrew the message has closed already. Otherwise
+            // no one can move this chunk: the origin is told, and the receive waits for another message, unless its buffer is
+            // the cause.
             if source.is_alive() {
                 let is_ours = source.can_read_all(at, len);
                 let why = if is_ours { Refusal::Unwritable } else { Refusal::Unreadable };
@@ -416,7 +421,7 @@ impl Incoming {
         Ok(true)
     }
 
-    /// The system can't write a part of the receive's buffer: it waits for nothing any more. After closing.
+    /// Fails a receive whose buffer the system can't write, after closing.
     #[cold]
     fn fail_unwritable(&self) {
         let Sink::Receive(receive) = &self.sink else { return };
@@ -425,12 +430,12 @@ impl Incoming {
         }
         let (len, node, at) = (self.envelope.len, self.envelope.source, receive.ptr);
         let what = format!(
-            "a message of {len} bytes from node {node} can't be received at {at:p}: the system can't write a part of that memory; receive into other memory"
+            "a message of {len} bytes from node {node} can't be received at {at:p}: the system can't write to a part of that memory; receive into other memory"
         );
         receive.op.finish(Outcome::Failed(Error::Invalid { what }));
     }
 
-    /// The receive counter: what is still to come. At zero the message is complete.
+    /// Looks at the receive counter: the bytes still to come. At zero the message is complete.
     pub fn look(&mut self) -> Look {
         self.give_up_cancelled();
         let Some(meeting) = self.origin.meeting(self.put.ticket) else { return Look::GivenUp };
@@ -461,7 +466,7 @@ impl Incoming {
         }
     }
 
-    /// Gives what is in temporary storage to a receive, and the rest when it comes.
+    /// Gives the stored bytes to a receive, and the rest when it comes.
     pub fn attach(&mut self, receive: RecvOp) {
         let fits = self.envelope.len <= receive.capacity;
         self.sink = match std::mem::replace(&mut self.sink, Sink::Nowhere(None)) {
@@ -475,8 +480,8 @@ impl Incoming {
         };
     }
 
-    /// Takes its receive away: what has arrived is kept, and nobody touches the buffer after this. Waits for an origin that may be
-    /// putting into it just now.
+    /// Takes its receive away. The bytes that have arrived are kept, and the buffer is not touched after this. Waits for an
+    /// origin that may be putting into it just now.
     pub fn detach(&mut self, peer: Option<&Arc<PeerInbox>>) -> Option<RecvOp> {
         match std::mem::replace(&mut self.sink, Sink::Nowhere(None)) {
             Sink::Receive(receive) => {
@@ -487,7 +492,7 @@ impl Incoming {
                 }
                 let mut bytes = vec![0; self.envelope.len];
                 match &self.origin {
-                    // SAFETY: the same, and what is kept is dropped after the landing (tell).
+                    // SAFETY: the same, and the kept buffer is dropped after the landing (tell).
                     Origin::Apart(landing) => unsafe { landing.move_to(receive.ptr, bytes.as_mut_ptr()) },
                     // SAFETY: the buffer is valid until this returns (RecvOp::new), and holds the message (Sink).
                     Origin::Near(_) => unsafe {
@@ -512,15 +517,15 @@ impl Incoming {
         }
     }
 
-    /// After closing: an origin that claimed a chunk before may still be copying it. One that was stopped keeps us waiting until it
-    /// goes on or dies, for the buffer is its to write until then.
+    /// Waits after closing: an origin that claimed a chunk before may still be copying it. If its process is stopped, the wait
+    /// lasts until it continues or dies, because until then it may write to the buffer.
     fn wait_until_let_go(&self, peer: Option<&Arc<PeerInbox>>, deadline: Option<Instant>) {
         let Some(meeting) = self.meeting() else { return };
         let began = world::now();
         while deadline.is_none_or(|deadline| world::now() < deadline) {
             let has_let_go = match meeting.progress(self.generation()) {
                 Some(progress) => meeting.put().chunks >= progress.last.saturating_sub(self.claimed),
-                // Somebody wrote over it, or truncated it: nobody will say so any more.
+                // Another process overwrote or truncated the rendezvous block, so it will never tell.
                 None => world::since(began) >= SETTLE,
             };
             if has_let_go || !peer.is_some_and(|peer| peer.is_alive()) {
@@ -530,20 +535,20 @@ impl Incoming {
         }
     }
 
-    /// After closing, for an origin that broke the rules: it may be in the middle of a copy, and is given a moment to end it. Not
-    /// longer, as it may never say so.
+    /// Waits after closing for an origin that broke the rules, which may be in the middle of a copy. The wait is short, because
+    /// such an origin may never report the end.
     pub fn settle(&self, peer: &Arc<PeerInbox>) {
         if self.granted {
             self.wait_until_let_go(Some(peer), Some(world::now() + SETTLE));
         }
     }
 
-    /// Bytes that have come so far.
+    /// The bytes that have come so far.
     pub fn moved(&self) -> u64 {
         self.report.fifo.bytes + self.report.put.bytes + self.report.pulled.bytes
     }
 
-    /// It is over: what there is to tell of it. The network stores nothing for it any more.
+    /// Ends the transfer and reports it. The network stores nothing for it any more.
     pub fn tell(self, reports: &mut Reports) -> Sink {
         reports.keep(self.report);
         drop(self.origin);

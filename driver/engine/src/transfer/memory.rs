@@ -1,4 +1,4 @@
-//! Where the bytes of a message lie, at this end and at the other, and how the other end's are reached.
+//! The place of a message's bytes at both ends, and how to reach those of the other end.
 
 use super::Place;
 use crate::memory::table::RegionTable;
@@ -8,7 +8,7 @@ use doorbell_shm::region::PeerRegion;
 use std::io;
 use std::sync::Arc;
 
-/// This end's memory: which of it lies in regions that peers can map.
+/// This end's memory: knows which of it lies in regions that peers can map.
 #[derive(Clone)]
 pub struct Local {
     membership: Arc<Membership>,
@@ -21,7 +21,7 @@ impl Local {
         Self { membership, regions }
     }
 
-    /// Where bytes of this process lie.
+    /// The place of bytes of this process.
     pub fn place(&self, bytes: *const u8, len: usize) -> Place {
         match self.regions.find(bytes, len) {
             Some((number, offset)) => Place::Region { number, offset },
@@ -29,12 +29,12 @@ impl Local {
         }
     }
 
-    /// Lets go of what is mapped of a peer whose life is over.
+    /// Unmaps regions of a peer whose incarnation is over.
     pub fn let_go(&self, node: NodeId, incarnation: Incarnation) {
         self.regions.let_go(node, incarnation);
     }
 
-    /// Whether they lie in a region.
+    /// Whether the bytes lie in a region.
     pub fn is_in_region(&self, bytes: *const u8, len: usize) -> bool {
         self.regions.find(bytes, len).is_some()
     }
@@ -42,14 +42,14 @@ impl Local {
 
 /// The other end's bytes.
 pub enum Remote {
-    /// In that process's private memory.
+    /// In the private memory of that process.
     Private(Arc<PeerInbox>, u64),
-    /// In a region of its, mapped here: from this offset on.
+    /// In a region of the other node, mapped here: at this offset.
     Region(Arc<PeerRegion>, usize),
 }
 
 impl Remote {
-    /// How a place of the other end is reached; `None` if it can't be.
+    /// How to reach a place of the other end; `None` if that is impossible.
     pub fn of(place: Place, len: u64, peer: &Arc<PeerInbox>, local: &Local, writable: bool) -> Option<Self> {
         match place {
             Place::Nowhere | Place::Session(_) => None,
@@ -69,7 +69,7 @@ impl Remote {
         peer.reach().is_some()
     }
 
-    /// Whether its bytes can be read, as far as a look at their ends tells.
+    /// Whether its bytes can be read, as far as reading the first and the last one tells.
     pub fn is_readable(&self, len: u64) -> bool {
         match self {
             Self::Private(peer, address) => peer.reach().is_some_and(|reach| reach.can_read(*address, len as usize)),
@@ -77,12 +77,12 @@ impl Remote {
         }
     }
 
-    /// Whether it is a region that was truncated under the copy.
+    /// Whether it is a region that was truncated during the copy.
     pub fn is_cut(&self) -> bool {
         matches!(self, Self::Region(region, _) if region.is_cut())
     }
 
-    /// Whether all of `len` bytes from `at` on can be read: if so, a copy from there failed at where it went.
+    /// Whether all `len` bytes from `at` on can be read. If so, a failed copy failed at its destination.
     pub fn can_read_all(&self, at: u64, len: u64) -> bool {
         match self {
             Self::Private(peer, address) => peer.reach().is_some_and(|reach| reach.can_read_all(address + at, len as usize)),
@@ -90,7 +90,7 @@ impl Remote {
         }
     }
 
-    /// Whether the other end lives, if a copy that failed left that open.
+    /// Whether the other end lives. Asked after a failed copy.
     pub fn is_alive(&self) -> bool {
         match self {
             Self::Private(peer, _) => peer.is_alive(),
@@ -102,7 +102,7 @@ impl Remote {
         if self.is_cut() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
     }
 
-    /// Copies from there.
+    /// Copies from the other end.
     ///
     /// # Safety
     /// `len` bytes are writable at `into`, and `at + len` lies within the place.
@@ -110,19 +110,19 @@ impl Remote {
         match self {
             Self::Private(peer, address) => {
                 let reach = peer.reach().ok_or(io::ErrorKind::PermissionDenied)?;
-                // SAFETY: the bytes are the caller's; in one process the other end exposed its address and keeps its bytes.
+                // SAFETY: the caller owns the bytes. Within one process, the other end exposed its address and keeps its bytes.
                 unsafe { reach.read(address + at, into, len as usize) }
             }
             Self::Region(region, offset) => {
-                // SAFETY: within the region (`of` checked the whole place), which stays mapped; the bytes are the caller's. Regions of one
-                // process may be one.
+                // SAFETY: within the region (`of` checked the whole place), which stays mapped; the caller owns the bytes. Two
+                // regions of one process may be the same.
                 unsafe { std::ptr::copy(region.ptr().add(offset + at as usize), into, len as usize) };
                 self.whole()
             }
         }
     }
 
-    /// Copies to there.
+    /// Copies to the other end.
     ///
     /// # Safety
     /// `len` bytes are readable at `from`, `at + len` lies within the place, and the other end asked for it.
@@ -130,11 +130,11 @@ impl Remote {
         match self {
             Self::Private(peer, address) => {
                 let reach = peer.reach().ok_or(io::ErrorKind::PermissionDenied)?;
-                // SAFETY: as above; it waits until the meeting says that this is done.
+                // SAFETY: as above; the other end waits until the rendezvous block tells that this is done.
                 unsafe { reach.write(address + at, from, len as usize) }
             }
             Self::Region(region, offset) => {
-                // SAFETY: as above; mapped to be written (`of`).
+                // SAFETY: as above; mapped writable (`of`).
                 unsafe { std::ptr::copy(from, region.ptr().add(offset + at as usize), len as usize) };
                 self.whole()
             }

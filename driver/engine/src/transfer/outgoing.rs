@@ -1,5 +1,5 @@
-//! The origin's end: an RTS, memory-FIFO packets from the first end of the buffer, and, once the remote get has come, direct puts
-//! from the last end, until the ends meet.
+//! The origin's end of a transfer: an RTS, memory-FIFO packets from the first end of the buffer, and, once the remote get has
+//! come, direct puts from the last end, until the ends meet.
 
 mod transfer;
 
@@ -26,10 +26,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use transfer::{Partner, Transfer};
 
-/// How soon to try again what another thread may have stood in the way of, if nobody looks before.
+/// When to try again after another thread held what was needed, unless something happens before.
 pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(1);
 
-/// What this node is sending by transfers.
+/// The pending transfers that this node sends.
 pub struct Outgoing {
     transfers: Vec<Transfer>,
     /// Slots in use, and their latest generations, by target.
@@ -37,62 +37,62 @@ pub struct Outgoing {
     copy: Copy,
     from_high: bool,
     turns: u32,
-    /// Transfers for which somebody waits.
+    /// The number of transfers for which a thread waits.
     active: usize,
-    /// Targets that broke the rules of a meeting.
+    /// Targets that broke the rules of a rendezvous block.
     broken: Vec<NodeId>,
-    /// Targets that can't see that a message is not to be delivered, and have to be told.
+    /// Targets that must be told that a message is not to be delivered, because they can't see it.
     farewells: Vec<Farewell>,
     reports: Reports,
     monitor: Arc<Monitor>,
-    /// Where receipts are counted.
+    /// Counts the receipts.
     modes: Arc<Modes>,
 }
 
 #[derive(Clone, Default)]
 struct Slots {
     used: u32,
-    /// Those of which this life has used the meeting in the target's inbox.
+    /// Bits of the slots whose rendezvous blocks in the target's inbox this incarnation has used.
     met: u32,
     generations: [u16; MEETINGS],
-    /// Transfers that were over, by link.
+    /// The number of ended transfers, by link.
     ended: [u32; LINKS_MAX],
     way: Way,
 }
 
 const _: () = assert!(MEETINGS <= 32);
 
-/// What a target has to be told of a transfer that was given up.
+/// The notice to a target that a transfer was given up.
 pub struct Farewell {
-    /// The way by which its RTS went.
+    /// The send queue that carried its RTS.
     pub out: Arc<Outbound>,
-    /// Of the target.
+    /// The target's incarnation.
     pub life: Incarnation,
-    /// Which transfer.
+    /// The id of the transfer.
     pub ticket: Ticket,
-    /// The target has taken its RTS.
+    /// Whether the target has taken its RTS.
     pub was_taken: bool,
 }
 
-/// By which link and protocol a message is moved.
+/// The link and protocol by which a message is moved.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
-    /// The link, and its number among those of a network.
+    /// The number of the link in the send queue.
     pub by: u8,
-    /// The number of the link among those of a network, if it is one of these.
+    /// The number of the link among those of a network, if it is one of them.
     pub apart: Option<u8>,
     /// Further links of that network that may carry parts of it.
     pub beside: Links,
-    /// Who copies.
+    /// Which side copies.
     pub copy: Copy,
-    /// Whether the memory FIFO leaves the target more time to ask for it.
+    /// Whether the memory FIFO leaves the target more time to request the message.
     pub patient: bool,
     /// Whether this node has an engine that puts.
     pub has_engine: bool,
 }
 
 impl Outgoing {
-    /// Nothing, to any of `nodes` nodes.
+    /// No transfers yet, to any of `nodes` nodes.
     pub fn new(nodes: usize, copy: Copy, from_high: bool, monitor: Arc<Monitor>, modes: Arc<Modes>) -> Self {
         Self {
             transfers: Vec::new(),
@@ -109,25 +109,25 @@ impl Outgoing {
         }
     }
 
-    /// Whether nothing is under way.
+    /// Whether no transfer is pending.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.transfers.is_empty()
     }
 
-    /// Whether somebody waits for what is under way.
+    /// Whether a thread waits for a pending transfer.
     #[inline(always)]
     pub fn is_active(&self) -> bool {
         self.active > 0
     }
 
-    /// How long until something may be done here that nobody rings for; `None` if there is no such thing.
+    /// How long until something may be done here without a bell ringing; `None` if there is no such thing.
     pub fn due(&self) -> Option<Duration> {
         let waiting = (0..self.transfers.len()).filter(|at| !self.transfers[*at].drained && !self.is_in_line(*at));
         waiting.filter_map(|at| self.transfers[at].due()).min()
     }
 
-    /// How many are under way, by priority.
+    /// The number of pending transfers, by priority.
     pub fn depths(&self) -> [usize; PRIORITIES] {
         let mut depths = [0; PRIORITIES];
         for transfer in &self.transfers {
@@ -136,30 +136,30 @@ impl Outgoing {
         depths
     }
 
-    /// The latest that ended.
+    /// The reports of the latest transfers.
     pub fn reports(&mut self) -> &mut Reports {
         &mut self.reports
     }
 
-    /// How the engine moves a message of which nothing else was said.
+    /// The route of a message without a requested mode.
     pub fn usual(&self, apart: Option<u8>) -> Route {
         Route { by: 0, apart, beside: Links::NONE, copy: self.copy, patient: false, has_engine: true }
     }
 
-    /// Who copies, if nothing is said of it.
+    /// Which side copies by default.
     pub fn copy(&self) -> Copy {
         self.copy
     }
 
-    /// How many transfers by one link are not complete, and how many have ended, those of which it carries a part included.
+    /// The number of incomplete and of ended transfers on a link, including those of which it carries only a part.
     pub fn count_by(&self, target: NodeId, by: u8) -> (u32, u32) {
         let is_its = |transfer: &&Transfer| transfer.out.target == target && transfer.goes_by(by) && !transfer.drained;
         let ended = self.slots.get(target.index()).and_then(Option::as_deref).map_or(0, |slots| slots.ended[usize::from(by)]);
         (self.transfers.iter().filter(is_its).count() as u32, ended)
     }
 
-    /// Injects the RTS of a message. The caller holds the way out, and nothing is queued before this message. `peer`: the target, if the message
-    /// goes by memory that it shares.
+    /// Injects the RTS of a message. The caller holds the send queue, and no send is queued before this message. `peer`: the
+    /// target, if the message goes through shared memory.
     pub fn begin(
         &mut self,
         route: Route,
@@ -172,7 +172,7 @@ impl Outgoing {
         let Some(slots) = self.slots.get_mut(out.target.index()) else { return Begun::NoSlot };
         let slots = slots.get_or_insert_default();
         let meetings = peer.map(Meetings::with_target);
-        // What an earlier life of this node announced and its target has not seen yet must stay as it is.
+        // A block announced by an earlier incarnation of this node must stay as it is until its target has seen it.
         let is_free = |slot: &usize| {
             let is_known = slots.met & 1 << slot != 0 || peer.is_none();
             let is_over = || meetings.as_ref().and_then(|meetings| meetings.get(*slot)).is_some_and(Meeting::is_over);
@@ -181,10 +181,10 @@ impl Outgoing {
         let Some(slot) = (0..MEETINGS).find(is_free) else { return Begun::NoSlot };
         let latest = u64::from(slots.generations[slot]);
         let generation = match &meetings {
-            // An earlier life of this node may have used it, and its target may not be done with that.
+            // An earlier incarnation of this node may have used it, and its target may still use it.
             Some(meetings) if slots.met & 1 << slot == 0 => {
                 let next = Meeting::next_generation(meetings.get(slot).map_or(0, Meeting::generation));
-                // Nor with one of this life that went by the network.
+                // The same for a transfer of this incarnation that took the network.
                 if next == latest { Meeting::next_generation(next) } else { next }
             }
             _ => Meeting::next_generation(latest),
@@ -193,7 +193,8 @@ impl Outgoing {
         let ends = Ends { len: order.len as u64, chunk: chunk_for(order.len as u64), from_high: self.from_high };
         let partner = match (peer, meetings) {
             (Some(peer), Some(meetings)) => Partner::Near(peer.clone(), meetings),
-            // SAFETY: the bytes are readable until the op ends or is removed (SendOp::new), and before that it lets go (Transfer::end, close).
+            // SAFETY: the bytes are readable until the op ends or is removed (SendOp::new), and the transfer lets go of them
+            // before that (Transfer::end, close).
             _ => Partner::Apart(state.incarnation, Arc::new(unsafe { Lending::new(order.bytes, generation) })),
         };
         if let Partner::Near(_, meetings) = &partner
@@ -209,7 +210,7 @@ impl Outgoing {
         match state.push_rts(route.by, order.tag, order.len, &rts) {
             Push::Done => {}
             failed => {
-                // The next attempt has the same name: there are not so many.
+                // The next attempt reuses the id, because ids are few.
                 partner.close(ticket, ends);
                 return if failed == Push::Full { Begun::Full } else { Begun::Down };
             }
@@ -256,16 +257,17 @@ impl Outgoing {
         Begun::Yes
     }
 
-    /// A remote get came: the direct-put descriptor is back. False if it is of no transfer of ours, which is as good as late.
+    /// A remote get came, with the direct-put descriptor. False if it belongs to no pending transfer, which may mean that it is
+    /// late.
     ///
     /// # Errors
-    /// It names what no target does.
+    /// It contains what no correct target sends.
     pub fn acknowledge(&mut self, source: NodeId, get: RemoteGet, local: &Local) -> Result<bool, &'static str> {
         let found = self.transfers.iter_mut().find(|transfer| transfer.out.target == source && transfer.ticket == get.ticket);
         let Some(transfer) = found.filter(|transfer| transfer.get.is_none()) else { return Ok(false) };
         let named: Links = (0..).zip(get.beside).filter(|(_, name)| name.is_some()).map(|(link, _)| link).collect();
         if named.iter().any(|link| !transfer.route.beside.has(link)) {
-            return Err("a remote get by a link that was not offered");
+            return Err("a remote get with a link that was not offered");
         }
         transfer.route.beside = named;
         transfer.get = Some(get);
@@ -278,7 +280,7 @@ impl Outgoing {
         Ok(true)
     }
 
-    /// A target that shares no memory says how a transfer ended. Nothing, if it is none of ours, or over.
+    /// A target that shares no memory reports how a transfer ended. Ignored if no such transfer is pending.
     pub fn end(&mut self, source: NodeId, ticket: Ticket, over: Over) {
         let is_its = |transfer: &&mut Transfer| transfer.out.target == source && transfer.ticket == ticket;
         let Some(transfer) = self.transfers.iter_mut().find(is_its) else { return };
@@ -292,8 +294,8 @@ impl Outgoing {
         transfer.answered = true;
     }
 
-    /// Moves a chunk of one transfer, the one of the highest priority that has something to move; now and then of the lowest.
-    /// Ends those that are through. Returns the amount of work done.
+    /// Moves a chunk of one transfer, the one of the highest priority that has something to move, with a share for the lowest.
+    /// Ends those that are complete. Returns the amount of work done.
     pub fn step(&mut self, me: Token) -> usize {
         let before = self.transfers.len();
         let mut at = 0;
@@ -317,10 +319,10 @@ impl Outgoing {
             let priority = if lowest_first { PRIORITIES - 1 - rank } else { rank };
             let count = self.transfers.len();
             for offset in 0..count {
-                // Those of one priority take turns.
+                // Transfers of one priority take turns.
                 let at = (self.turns as usize + offset) % count;
                 let next = &self.transfers[at];
-                // One may have been cancelled since it was looked at, by a waker of another.
+                // A waker of another transfer may have cancelled this one since it was looked at.
                 if next.out.priority.index() != priority || next.drained || next.op.is_done() || self.is_in_line(at) {
                     continue;
                 }
@@ -337,19 +339,19 @@ impl Outgoing {
         ended
     }
 
-    /// Targets that broke the rules of a meeting, told once.
+    /// Returns the targets that broke the rules of a rendezvous block, each once.
     pub fn take_broken(&mut self) -> Vec<NodeId> {
         std::mem::take(&mut self.broken)
     }
 
-    /// Targets that have to be told that a message is not to be delivered, each once.
+    /// Returns the targets that must be told that a message is not to be delivered, each once.
     pub fn take_farewells(&mut self) -> Vec<Farewell> {
         std::mem::take(&mut self.farewells)
     }
 
-    /// Whether a transfer that was not answered stands behind one that was, to the same node and at the same priority: its target is at
-    /// work, and will come to it. Chunks by memory FIFO would only be copied twice. A transfer of another priority has a lane of its own,
-    /// and does not wait for this one.
+    /// Whether a transfer without an answer is behind one with an answer, to the same node and at the same priority. Its target
+    /// is at work and will come to it, so chunks by memory FIFO would only be copied twice. A transfer of another priority has
+    /// its own lane, and does not wait for this one.
     fn is_in_line(&self, at: usize) -> bool {
         let transfer = &self.transfers[at];
         let is_same_way =
@@ -374,7 +376,7 @@ impl Outgoing {
         self.reports.keep(transfer.report);
     }
 
-    /// Takes a send back. `None` if it is no transfer; true if it was under way: then the target gets nothing of it.
+    /// Withdraws a send. `None` if it is not a transfer. True if it was pending: then the target does not get the message.
     pub fn withdraw(&mut self, op: &Arc<Op>) -> Option<bool> {
         let at = self.transfers.iter().position(|transfer| Arc::ptr_eq(&transfer.op, op))?;
         if self.transfers[at].drained {
@@ -396,7 +398,7 @@ impl Outgoing {
         Some(true)
     }
 
-    /// A target is gone, or this node leaves: everything to that node, or to all, fails.
+    /// A target is gone, or this node leaves: fails all transfers to that node, or all.
     pub fn fail(&mut self, target: Option<(NodeId, Incarnation)>, error: impl Fn() -> Error) {
         let mut at = 0;
         while let Some(transfer) = self.transfers.get(at) {
@@ -406,7 +408,7 @@ impl Outgoing {
                 continue;
             }
             let mut transfer = self.transfers.swap_remove(at);
-            // What the target took before it went was sent; and one that was sent whole is the target's to finish.
+            // What the target took before it went counts as sent; a message that was sent completely is the target's to finish.
             let is_near = matches!(transfer.partner, Partner::Near(..));
             if !transfer.look() && is_near && !transfer.drained && !transfer.close() {
                 transfer.look();
@@ -418,24 +420,24 @@ impl Outgoing {
         if let Some((node, _)) = target
             && let Some(slots) = self.slots.get_mut(node.index())
         {
-            // The next life has an inbox of its own.
+            // The next incarnation has an inbox of its own.
             *slots = None;
             self.farewells.retain(|farewell| farewell.out.target != node);
         }
     }
 
-    /// The same for a target that shares no memory, which copies nothing by itself.
+    /// Whether a transfer is worth it to a target that shares no memory and so copies nothing itself.
     pub fn is_worth_apart(&self, len: usize) -> bool {
         self.copy != Copy::Auto || len >= APART_LEAST
     }
 
-    /// Whether another transfer to a node is on its way.
+    /// Whether another transfer to a node is pending.
     pub fn has_any(&self, target: NodeId) -> bool {
         self.transfers.iter().any(|transfer| transfer.out.target == target && !transfer.drained)
     }
 
-    /// Whether a message is to be moved from both ends: this can be done, and is not slower than its way through the lane. `first`: no
-    /// other waits for that.
+    /// Whether a message should be moved from both ends: this must be possible, and not slower than the lane. `first`: no other
+    /// transfer is pending.
     pub fn is_worth(&mut self, peer: &Arc<PeerInbox>, local: &Local, bytes: *const u8, len: usize, first: bool) -> bool {
         if local.is_in_region(bytes, len) {
             return true;
@@ -450,7 +452,7 @@ impl Outgoing {
     }
 }
 
-/// How long the chunks of a message are: short enough that both ends get some, long enough that claiming them costs little.
+/// The length of a message's chunks: short enough that both ends get some, long enough that claiming costs little.
 fn chunk_for(len: u64) -> u64 {
     (len / 16).next_power_of_two().clamp(CHUNK_LEAST, CHUNK_MOST)
 }

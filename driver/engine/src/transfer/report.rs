@@ -1,14 +1,14 @@
-//! What a transfer did: which way how many bytes went, who copied them, which thread executed each descriptor.
+//! Reports of transfers: how many bytes took which way, which side copied them, and which thread executed each descriptor.
 
 use doorbell_fabric::NodeId;
 use doorbell_shm::meeting::Moved;
 use std::collections::VecDeque;
 
-/// What a descriptor asks the engine to do.
+/// The kinds of descriptors that the engine executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Descriptor {
-    /// Request to send: tells the target of the message, and carries the direct-put descriptor to it.
+    /// Request to send: announces the message to the target, and carries the direct-put descriptor to it.
     Rts,
     /// Chunks in packets, from the first end of the buffer.
     MemoryFifo,
@@ -20,57 +20,57 @@ pub enum Descriptor {
     Pull,
 }
 
-/// One descriptor that this node's engine executed for a transfer.
+/// A descriptor that this node's engine executed for a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Executed {
-    /// Which.
+    /// The kind of descriptor.
     pub descriptor: Descriptor,
-    /// The kernel's number of the thread that did so last.
+    /// The kernel's id of the thread that executed it last.
     pub thread: i32,
-    /// How many threads took part, one after the other; more than one where the engine changed hands.
+    /// How many threads took part, one after the other. More than one if the engine changed hands.
     pub threads: u32,
-    /// What it moved.
+    /// The bytes and chunks that it moved.
     pub moved: Moved,
 }
 
-/// Which end of a transfer this node was.
+/// The end of a transfer that this node was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The message was sent from here.
+    /// This node sent the message.
     Origin,
-    /// The message was received here.
+    /// This node received the message.
     Target,
 }
 
-/// What is known here of one transfer.
+/// What this node knows about one transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransferReport {
-    /// Which end this node was.
+    /// This node's end.
     pub side: Side,
     /// The node at the other end.
     pub peer: NodeId,
     /// The message's tag.
     pub tag: u64,
-    /// Bytes of the message.
+    /// The length of the message in bytes.
     pub len: u64,
-    /// Bytes of a chunk.
+    /// The length of a chunk in bytes.
     pub chunk: u64,
     /// Whether the memory FIFO began at the buffer's high end.
     pub from_high: bool,
-    /// What went by memory-FIFO packets.
+    /// The bytes and chunks that went as memory-FIFO packets.
     pub fifo: Moved,
-    /// What the origin put into the target's memory.
+    /// The bytes and chunks that the origin put into the target's memory.
     pub put: Moved,
-    /// What the target copied itself.
+    /// The bytes and chunks that the target copied itself.
     pub pulled: Moved,
-    /// The descriptors that this node's engine executed, in the order in which it began to.
+    /// The descriptors that this node's engine executed, in the order in which it began them.
     pub executed: Vec<Executed>,
-    /// How often the transfer's counter reached zero: once, for one that completed.
+    /// How often the transfer's counter reached zero: once, if it completed.
     pub zeroes: u32,
 }
 
 impl TransferReport {
-    /// Of a transfer that begins.
+    /// A report for a transfer that begins.
     pub fn new(side: Side, peer: NodeId, tag: u64, ends: doorbell_shm::meeting::Ends) -> Self {
         let none = Moved::default();
         Self {
@@ -88,7 +88,7 @@ impl TransferReport {
         }
     }
 
-    /// This thread executed a descriptor, or a part of one, and moved so many bytes.
+    /// Notes that this thread executed a descriptor, or a part of one, and moved `bytes` bytes.
     pub fn execute(&mut self, descriptor: Descriptor, bytes: u64) {
         let thread = thread_number();
         let at = match self.executed.iter().position(|executed| executed.descriptor == descriptor) {
@@ -107,7 +107,7 @@ impl TransferReport {
         }
     }
 
-    /// What this node's engine did for one descriptor.
+    /// This node's execution of one kind of descriptor, if there was any.
     pub fn of(&self, descriptor: Descriptor) -> Option<&Executed> {
         self.executed.iter().find(|executed| executed.descriptor == descriptor)
     }
@@ -117,11 +117,11 @@ impl TransferReport {
 #[derive(Debug, Default)]
 pub struct Reports(VecDeque<TransferReport>);
 
-/// How many are kept.
+/// The most reports that are kept.
 pub const REPORTS_MAX: usize = 64;
 
 impl Reports {
-    /// Keeps one, and forgets the oldest if there are too many.
+    /// Keeps a report, and forgets the oldest if there are too many.
     pub fn keep(&mut self, report: TransferReport) {
         if self.0.len() == REPORTS_MAX {
             self.0.pop_front();
@@ -129,13 +129,13 @@ impl Reports {
         self.0.push_back(report);
     }
 
-    /// All that are kept, oldest first.
+    /// All kept reports, oldest first.
     pub fn list(&self) -> Vec<TransferReport> {
         self.0.iter().cloned().collect()
     }
 }
 
-/// The kernel's number of the calling thread, asked for once.
+/// The kernel's id of the calling thread, read once.
 pub fn thread_number() -> i32 {
     doorbell_shm::board::thread() as i32
 }

@@ -1,35 +1,36 @@
-//! Through a lane or by the kernel: which way is faster for a message in private memory.
+//! Through a lane or by the kernel: which is faster for a message in private memory.
 //!
-//! Through a lane both processors copy every byte, at the same time, with loops that have many lines under way, and what one reads next the
-//! other has just written: it lies in a cache. So the lane is faster for whatever fits its ring, and for a stream of messages of any length.
-//! By the kernel every byte is copied once, by both processors if the target lets the origin put, and the kernel takes a toll. What the toll
-//! is depends on the system and is [measured]. Regions have no such choice: there the toll is nil.
+//! Through a lane, both processors copy every byte at the same time. Their loops keep many cache lines in flight, and one reads
+//! what the other has just written, so it is still in a cache. The lane is therefore faster for messages that fit its ring, and
+//! for a stream of messages of any length. By the kernel, every byte is copied once, by both processors if the target lets the
+//! origin put, and the kernel adds a toll. The toll depends on the system and is [measured]. Regions need no choice, because
+//! they have no toll.
 //!
 //! [measured]: doorbell_shm::cma::toll
 
 /// Picoseconds a byte that a lane takes between processors that share a cache. Where a lane takes longer, so does the kernel.
 const LANE: u64 = 60;
-/// A shorter message is through the lane before the two ends have agreed and the kernel has copied it.
+/// A shorter message has passed the lane before the two ends have agreed and the kernel has copied it.
 pub(crate) const KERNEL_LEAST: usize = 1 << 20;
-/// After several at once, so many go through the lane though they are alone: to alternate is slower than either.
+/// After several messages at once, this many take the lane even if they come alone: alternating is slower than either way.
 const STREAM: u32 = 64;
-/// Of so many messages that would go through the lane, one goes by the kernel, as the target may let the origin put by now.
+/// One of this many messages that would take the lane goes by the kernel, since the target may permit a put by now.
 const ASK_AGAIN: u32 = 64;
 
-/// What is known of the ways to one target.
+/// What is known about the ways to one target.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Way {
-    /// The target last asked for a message without letting the origin put.
+    /// For its latest request, the target did not let the origin put.
     pub refused: bool,
-    /// Messages since the kernel was last chosen.
+    /// The messages since the kernel was last chosen.
     lane: u32,
-    /// Messages for which a stream is expected to go on.
+    /// The messages for which a stream is expected to continue.
     stream: u32,
 }
 
 impl Way {
-    /// Whether the kernel is the faster way for the next message, of `len` bytes, and `alone` if no other is on its way to the same target.
-    /// `toll` in picoseconds a byte.
+    /// Whether the kernel is the faster way for the next message, of `len` bytes. `alone`: no other message is on its way to
+    /// the same target. `toll`: picoseconds a byte.
     pub fn is_kernel(&mut self, toll: u64, len: usize, alone: bool) -> bool {
         if !alone {
             self.stream = STREAM;
@@ -39,7 +40,8 @@ impl Way {
             self.stream = self.stream.saturating_sub(1);
             return false;
         }
-        // Two that copy halves: (lane + toll) / 2 against lane. One that copies all: lane + toll, but the other is free meanwhile.
+        // If both sides copy halves: (lane + toll) / 2 against lane. If one side copies all: lane + toll, but the other
+        // processor is free meanwhile.
         let most = if self.refused { LANE / 2 } else { LANE };
         self.lane = self.lane.saturating_add(1);
         let is_kernel = toll <= most || (self.refused && toll <= LANE && self.lane >= ASK_AGAIN);

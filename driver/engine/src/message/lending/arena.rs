@@ -1,28 +1,28 @@
-//! Which bytes of the arenas are whose: blocks of fixed sizes, in private memory alone.
+//! The allocator for arenas: blocks of fixed sizes. Its records are in private memory.
 //!
-//! A block is cut from an arena once and keeps its size; while nobody holds it, it lies in the free list of that size. Where
-//! memory gets short, an arena of which nothing is held is cut anew.
+//! A block is cut from an arena once and keeps its size. A free block is in the free list of its size. When memory is short, an
+//! arena without a block in use is cut anew.
 
 use doorbell_shm::layout::PAGE;
 
 /// The smallest block: a cache line.
 const LEAST: usize = 64;
-/// Sizes up to this are powers of two, above it there are four to each doubling.
+/// Sizes up to this are powers of two; above it, four sizes to each doubling.
 const LARGE: usize = 32 << 10;
 const SMALL_CLASSES: usize = (LARGE / LEAST).trailing_zeros() as usize + 1;
 /// The largest block is a terabyte.
 const LARGEST: u32 = 40;
 const CLASSES: usize = SMALL_CLASSES + 4 * (LARGEST - LARGE.trailing_zeros()) as usize;
-/// Blocks that are cut at a time, and the bytes at which it is fewer.
+/// The most blocks that are cut at a time, and the bytes beyond which fewer are cut.
 const BATCH: usize = 16;
 const BATCH_BYTES: usize = 128 << 10;
-/// Blocks of one size taken since readers were last asked for theirs, below which more are cut instead: asking costs a line's
-/// journey.
+/// If fewer blocks of a size were taken since readers were last checked, more blocks are cut instead: a check costs the
+/// transfer of a cache line.
 const HUNGRY: u32 = 8;
-/// So many blocks of a size are enough for an exchange in turns: with fewer, readers are asked while somebody waits.
+/// This many blocks of a size are enough for an exchange in turns. With fewer, readers are checked while a thread waits.
 const ENOUGH: usize = 8;
 
-/// The class of blocks for so many bytes; `None` if there are none so large.
+/// The class of blocks for `bytes` bytes; `None` if no block is so large.
 #[inline(always)]
 pub(crate) fn class_of(bytes: usize) -> Option<usize> {
     if bytes <= LEAST {
@@ -39,7 +39,7 @@ pub(crate) fn class_of(bytes: usize) -> Option<usize> {
     Some(SMALL_CLASSES + 4 * (octave - LARGE.ilog2()) as usize + step)
 }
 
-/// Bytes of the blocks of a class.
+/// The size of the blocks of a class in bytes.
 pub(crate) fn class_bytes(class: usize) -> usize {
     match class.checked_sub(SMALL_CLASSES) {
         None => LEAST << class,
@@ -50,7 +50,7 @@ pub(crate) fn class_bytes(class: usize) -> usize {
     }
 }
 
-/// What the blocks of a class are aligned to.
+/// The alignment of the blocks of a class.
 fn align_of_class(class: usize) -> usize {
     class_bytes(class).min(PAGE)
 }
@@ -70,24 +70,24 @@ impl BlockId {
 struct Block {
     offset: usize,
     class: u8,
-    /// The owner's handles, and readers. 0: in a free list.
+    /// The number of the owner's handles and the readers. 0: in a free list.
     holds: u32,
 }
 
 struct Arena {
     bytes: usize,
     cut: usize,
-    /// Blocks that somebody holds.
+    /// The number of blocks in use.
     held: usize,
     blocks: Vec<Block>,
 }
 
 #[derive(Default)]
 struct Class {
-    /// As large as there are blocks, so that it never grows when one comes back.
+    /// It has capacity for all blocks of the class, so that it never grows when one comes back.
     free: Vec<BlockId>,
     blocks: usize,
-    /// Taken since readers were last asked.
+    /// The blocks taken since readers were last checked.
     taken: u32,
 }
 
@@ -102,28 +102,28 @@ impl Arenas {
         Self { arenas: Vec::new(), classes: (0..CLASSES).map(|_| Class::default()).collect() }
     }
 
-    /// A further arena.
+    /// Adds an arena.
     pub fn add(&mut self, bytes: usize) {
         self.arenas.push(Arena { bytes, cut: 0, held: 0, blocks: Vec::new() });
     }
 
-    /// How many arenas there are.
+    /// The number of arenas.
     pub fn count(&self) -> usize {
         self.arenas.len()
     }
 
-    /// Bytes of all arenas.
+    /// The size of all arenas in bytes.
     pub fn bytes(&self) -> usize {
         self.arenas.iter().map(|arena| arena.bytes).sum()
     }
 
-    /// Blocks that somebody holds, and their bytes.
+    /// The number of blocks in use, and their bytes.
     pub fn held(&self) -> (usize, usize) {
         let blocks = self.arenas.iter().flat_map(|arena| &arena.blocks).filter(|block| block.holds > 0);
         blocks.fold((0, 0), |(count, bytes), block| (count + 1, bytes + class_bytes(block.class.into())))
     }
 
-    /// A free block of a class, held once.
+    /// Takes a free block of a class, with one holder.
     #[inline(always)]
     pub fn pop(&mut self, class: usize) -> Option<BlockId> {
         let of = self.classes.get_mut(class)?;
@@ -135,8 +135,8 @@ impl Arenas {
         Some(id)
     }
 
-    /// Cuts up a free block of a larger class, the smallest there is. False if there is none. What was cut up is whole again when
-    /// its arena is cut anew.
+    /// Cuts up a free block of the next larger class that has one. False if there is none. The block is whole again when its
+    /// arena is cut anew.
     pub fn split(&mut self, class: usize) -> bool {
         let Some(id) = (class + 1..CLASSES).find_map(|larger| self.classes[larger].free.pop()) else { return false };
         let block = &mut self.arenas[id.arena as usize].blocks[id.index as usize];
@@ -146,7 +146,7 @@ impl Arenas {
         self.classes[class].blocks += 1;
         let (end, mut at) = (block.offset + class_bytes(old), block.offset + class_bytes(class));
         self.give(class, id);
-        // Some of the size that is wanted, and of what is left the largest that fit.
+        // Some blocks of the wanted size, and from the rest the largest that fit.
         for _ in 1..BATCH {
             if end - at >= class_bytes(class) {
                 at = self.piece(id.arena, at, class);
@@ -160,7 +160,7 @@ impl Arenas {
         true
     }
 
-    /// A new free block at a place that is no other's. Returns where it ends.
+    /// Makes a free block at an unused place. Returns where it ends.
     fn piece(&mut self, arena: u32, offset: usize, class: usize) -> usize {
         let blocks = &mut self.arenas[arena as usize].blocks;
         let id = BlockId { arena, index: blocks.len() as u32 };
@@ -176,17 +176,17 @@ impl Arenas {
         of.free.push(id);
     }
 
-    /// Whether blocks of a class come and go so fast that it is better to have more of them.
+    /// Whether blocks of a class are taken so fast that it is better to have more of them.
     pub fn is_hungry(&self, class: usize) -> bool {
         self.classes[class].taken < HUNGRY
     }
 
-    /// The same, where there are few and no room to cut more.
+    /// Whether that is so when there are few and no room to cut more.
     pub fn is_short(&self, class: usize) -> bool {
         self.is_hungry(class) && self.classes[class].blocks < ENOUGH
     }
 
-    /// Readers were asked for what they have done with.
+    /// Notes that readers were checked for returned blocks.
     pub fn asked(&mut self, class: usize) {
         self.classes[class].taken = 0;
     }
@@ -219,7 +219,7 @@ impl Arenas {
         true
     }
 
-    /// Has arenas cut anew of which nothing is held. False if there are none of which anything was cut.
+    /// Cuts anew all arenas without a block in use. False if none of them had been cut.
     pub fn renew(&mut self) -> bool {
         let mut renewed = false;
         for (number, arena) in self.arenas.iter_mut().enumerate() {
@@ -243,32 +243,32 @@ impl Arenas {
         &self.arenas[id.arena as usize].blocks[id.index as usize]
     }
 
-    /// Whether there is no further block like this one at hand.
+    /// Whether no further block like this one is free.
     #[inline(always)]
     pub fn is_used_up(&self, id: BlockId) -> bool {
         self.classes[usize::from(self.block(id).class)].free.is_empty()
     }
 
-    /// Bytes of a block.
+    /// The size of a block in bytes.
     pub fn len(&self, id: BlockId) -> usize {
         class_bytes(self.block(id).class.into())
     }
 
-    /// Where a block begins in its arena.
+    /// The offset of a block in its arena.
     #[inline(always)]
     pub fn offset(&self, id: BlockId) -> usize {
         self.block(id).offset
     }
 
-    /// One more holds a block that is held.
+    /// Adds a holder to a block in use.
     #[inline(always)]
     pub fn hold(&mut self, id: BlockId) {
         let block = &mut self.arenas[id.arena as usize].blocks[id.index as usize];
-        debug_assert!(block.holds > 0, "a free block is nobody's to hold");
+        debug_assert!(block.holds > 0, "a free block can't get a holder");
         block.holds += 1;
     }
 
-    /// One holds it no longer; free when nobody does.
+    /// Removes a holder. The block is free when it has none.
     #[inline(always)]
     pub fn release(&mut self, id: BlockId) {
         let arena = &mut self.arenas[id.arena as usize];

@@ -1,4 +1,4 @@
-//! The reader's side: arenas of others, and what is on loan from them.
+//! The reader's side: mapped arenas of other nodes, and loans in them.
 
 use super::lease::Lease;
 use super::lender::ARENAS_MAX;
@@ -13,16 +13,16 @@ use doorbell_shm::returns::Returns;
 use std::fmt;
 use std::sync::Arc;
 
-/// An arena of another node, mapped read-only for as long as this or a loan from it lives.
+/// An arena of another node, mapped read-only while this or a loan from it lives.
 pub(crate) struct Lending {
     region: PeerRegion,
-    /// `None` if its owner was gone when it was mapped: nobody waits for what is given back.
+    /// `None` if the owner was gone when the arena was mapped: then nothing has to be returned.
     returns: Option<Returns>,
-    /// This node has left: its owner takes back everything by itself, and a later life may use the slots.
+    /// This node has left. The owner takes everything back by itself, and a later incarnation may use the slots.
     ended: Arc<AtomicBool>,
 }
 
-/// A message that lies in its owner's memory. Dropping it gives it back: one plain store.
+/// A message in its owner's memory. Dropping it returns it with one plain store.
 pub struct Lent {
     from: Arc<Lending>,
     offset: usize,
@@ -32,21 +32,21 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// Its bytes, where they lie.
+    /// The bytes in place.
     #[inline(always)]
     pub fn payload(&self) -> Payload<'_> {
         // SAFETY: within the arena (Lenders::find), which is mapped as long as `from`.
         unsafe { Payload::from_raw(self.ptr(), self.len) }
     }
 
-    /// How many bytes there are.
+    /// The number of bytes.
     #[inline(always)]
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether somebody truncated the memory, and a page that was gone was touched here: what was read may be zeros.
+    /// Whether the memory was truncated and a missing page was read: the bytes read may be zeros.
     #[inline]
     pub fn is_cut(&self) -> bool {
         self.from.region.is_cut()
@@ -77,17 +77,17 @@ impl fmt::Debug for Lent {
     }
 }
 
-/// Why a lease is good for nothing.
+/// Why a lease can't be used.
 pub(crate) enum Miss {
-    /// Its owner is gone, and its memory with it.
+    /// Its owner is gone, and so is its memory.
     Lost,
-    /// The system refuses to map it now.
+    /// The system refuses to map the memory now.
     NotNow,
-    /// No owner writes that.
+    /// No correct owner writes such a lease.
     Broken(&'static str),
 }
 
-/// The arenas of other nodes that this one has mapped. Behind its baton.
+/// The arenas of other nodes that this one has mapped. Used under the node's baton.
 pub struct Lenders {
     sources: Vec<Option<Source>>,
     ended: Arc<AtomicBool>,
@@ -107,7 +107,7 @@ impl Lenders {
         Self { sources, ended: Arc::new(AtomicBool::new(false)), membership, regions }
     }
 
-    /// The arena of a lease, if it is mapped and the lease keeps within it.
+    /// The arena of a lease, if it is mapped. Checks that the lease lies within it.
     #[inline(always)]
     pub(crate) fn known(&self, node: NodeId, life: Incarnation, lease: &Lease) -> Option<Result<&Arc<Lending>, Miss>> {
         let source = self.sources.get(node.index())?.as_ref().filter(|source| source.life == life)?;
@@ -116,7 +116,7 @@ impl Lenders {
         Some(if fits { Ok(lending) } else { Err(Miss::Broken("a loan lies outside its arena")) })
     }
 
-    /// The same; the arena is mapped if it is not. Then it makes system calls: the first time for each arena.
+    /// The same, and maps the arena if necessary, which makes system calls.
     pub(crate) fn find(&mut self, node: NodeId, life: Incarnation, lease: &Lease) -> Result<&Arc<Lending>, Miss> {
         if self.known(node, life, lease).is_none() {
             self.map(node, life, lease.arena)?;
@@ -137,17 +137,17 @@ impl Lenders {
         if source.arenas.len() >= ARENAS_MAX {
             return Err(Miss::Broken("loans in more arenas than a node has"));
         }
-        // A node withdraws its regions before it is seen to be gone, but says first that it departs.
+        // A node announces its departure before it withdraws its regions, and is seen to be gone only later.
         let lives = |inbox: &Option<Arc<PeerInbox>>| {
             // SAFETY: the peer's header page is mapped as long as its inbox.
             inbox.as_ref().is_some_and(|inbox| inbox.is_alive() && !unsafe { Bell::at(inbox.header()) }.departed())
         };
-        // The owner may be dead: what it sent before is delivered as long as its memory is there.
+        // The owner may be dead: its messages are still delivered while its memory exists.
         let region = self.membership.open_region(node, life, number, false).map_err(|error| match error {
             _ if !lives(&source.inbox) => Miss::Lost,
-            ShmError::Region { .. } => Miss::Broken("a loan in memory that is not there"),
+            ShmError::Region { .. } => Miss::Broken("a loan in memory that does not exist"),
             error => {
-                tracing::warn!(node = node.0, %error, "memory that a loan lies in could not be mapped");
+                tracing::warn!(node = node.0, %error, "could not map the memory of a loan");
                 Miss::NotNow
             }
         })?;
@@ -156,21 +156,21 @@ impl Lenders {
         Ok(())
     }
 
-    /// A life is gone, and all it sent was delivered.
+    /// Forgets an incarnation that is gone, after all its messages were delivered.
     pub(crate) fn forget(&mut self, node: NodeId, life: Incarnation) {
         if let Some(place) = self.sources.get_mut(node.index()) {
             place.take_if(|source| source.life == life);
         }
     }
 
-    /// This node leaves: nothing is given back any more.
+    /// This node leaves: nothing is returned any more.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
     }
 }
 
 impl Lending {
-    /// What a lease gives. Once for each lease that came; it was checked against this arena.
+    /// The message of a lease. Call it once for each lease, which must have been checked against this arena.
     #[inline(always)]
     pub(crate) fn lend(self: &Arc<Self>, lease: &Lease) -> Lent {
         let Lease { slot, generation, offset, len, .. } = *lease;

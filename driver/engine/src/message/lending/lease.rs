@@ -1,4 +1,4 @@
-//! What a loan's packet says: where the message lies, and how it is given back.
+//! The packet of a loan: the place of the message, and how to return it.
 
 use doorbell_fabric::Payload;
 use doorbell_shm::returns::RETURNS;
@@ -6,20 +6,20 @@ use doorbell_shm::returns::RETURNS;
 /// Blocks begin at multiples of this: a cache line.
 pub(crate) const LINE: u64 = 64;
 
-/// Bytes of a lease in a packet: they fit its cell.
+/// The length of a lease in a packet: it fits a cell.
 pub(crate) const LEASE_BYTES: usize = 32;
 
-/// One message that is lent to one reader.
+/// One message, lent to one reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {
-    /// The owner's region in which it lies.
+    /// The owner's region that has the message.
     pub arena: u32,
-    /// The reader's slot, and the generation that gives it back.
+    /// The reader's slot, and the generation that returns it.
     pub slot: u16,
     pub generation: u32,
-    /// Where in the region it begins.
+    /// The offset of the message in the region.
     pub offset: u64,
-    /// Its bytes.
+    /// The length of the message in bytes.
     pub len: u64,
 }
 
@@ -35,7 +35,7 @@ impl Lease {
         bytes
     }
 
-    /// A lease as it came. `None` if no owner writes that; whether the arena has such bytes is not known yet.
+    /// Decodes a lease. `None` if no correct owner writes it. Does not check whether the arena has these bytes.
     #[inline(always)]
     pub fn decode(payload: Payload<'_>) -> Option<Lease> {
         if payload.len() != LEASE_BYTES {

@@ -1,4 +1,4 @@
-//! The owner's side: the arenas, who holds what, and how it comes back.
+//! The owner's side: the arenas, the holders of blocks, and how blocks come back.
 
 use super::arena::{Arenas, BlockId, class_bytes, class_of};
 use super::lease::Lease;
@@ -15,27 +15,27 @@ use doorbell_shm::returns::{RETURNS, Returns};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of the first arena, unless more is asked for.
+/// The size of the first arena, unless a loan needs more.
 const FIRST: usize = 1 << 20;
-/// An arena has room for so many blocks of the size for which it is made.
+/// A new arena has room for this many blocks of the size for which it is made.
 const SOME: usize = 4;
-/// Bytes of an arena that is made although readers could be asked for blocks: at most.
+/// The most bytes of an arena that is made although readers could be checked for returned blocks.
 const COMFORT: usize = 32 << 20;
-/// Loans from this length on are asked for as soon as another was sent.
+/// For loans from this length on, returned blocks are collected as soon as another loan was sent.
 const WARM_BYTES: usize = 256 << 10;
 /// The most arenas of a node.
 pub(crate) const ARENAS_MAX: usize = 256;
 
-/// Everything that a node lends. Behind its `Shared`; thread-safe. Who has a way out may enter the books, and not the other way
-/// round.
+/// All loans of a node. Part of its `Shared`; thread-safe. Lock order: a thread that holds a send queue may enter the records,
+/// but not the other way round.
 pub(crate) struct Lender {
     books: Baton<Books>,
     /// Held while an arena is made, so that two threads do not make two.
     growing: Mutex<()>,
-    /// There was no room for an arena: no further one is tried where readers can be asked.
+    /// There was no room for an arena. No further one is tried if readers can be checked instead.
     cramped: AtomicBool,
     limit: usize,
-    /// Bytes of loans sent so far: written by whoever has the books, with plain stores.
+    /// The bytes of loans sent so far. The thread that holds the records writes it with plain stores.
     lent: AtomicU64,
     membership: Arc<Membership>,
     regions: Arc<RegionTable>,
@@ -43,29 +43,29 @@ pub(crate) struct Lender {
 
 struct Books {
     arenas: Arenas,
-    /// One for each arena. They stay until the node is gone: readers may have them mapped, and handles point into them.
+    /// One for each arena. They stay until the node is gone: readers may have mapped them, and handles point into them.
     memory: Vec<OwnRegion>,
     readers: Vec<Option<Box<Reader>>>,
 }
 
-/// What one node has on loan.
+/// The loans of one reader.
 struct Reader {
     life: Incarnation,
     returns: Returns,
     slots: Vec<Slot>,
-    /// Slots that are free, and those that are not: neither ever grows.
+    /// The free slots, and the slots in use: neither list ever grows.
     free: Vec<u16>,
     out: Vec<u16>,
 }
 
 #[derive(Clone, Copy)]
 struct Slot {
-    /// Goes on from life to life, as the words in shared memory stay.
+    /// Continues across incarnations of the reader, because the words in shared memory stay.
     generation: u32,
     block: BlockId,
 }
 
-/// A block in hand, and where it begins.
+/// A granted block and its address.
 type Grant = (BlockId, NonNull<u8>);
 
 /// A loan that is to be sent.
@@ -74,21 +74,21 @@ pub(crate) struct Parcel {
     pub tag: u64,
     pub block: BlockId,
     pub len: usize,
-    /// The handle goes on holding the block.
+    /// Whether the handle keeps holding the block.
     pub keep: bool,
 }
 
-/// How much a node lends, as of now.
+/// How much memory a node lends now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LoanStats {
-    /// Bytes of shared memory taken for loans.
+    /// The bytes of shared memory taken for loans.
     pub reserved: usize,
-    /// Of them, bytes of blocks that somebody holds: this node by a handle, or a reader.
+    /// Of these, the bytes of blocks in use by a handle of this node or by a reader.
     pub held: usize,
-    /// How many blocks those are.
+    /// The number of blocks in use.
     pub blocks: usize,
-    /// How often readers hold one: each reader of a block counts.
+    /// The number of pending loans: each reader of a block counts.
     pub out: usize,
 }
 
@@ -102,7 +102,7 @@ impl Lender {
 
     #[inline(always)]
     fn enter(&self, me: Token) -> Result<BatonGuard<'_, Books>> {
-        // Nobody's code runs in here, so no thread ever comes twice.
+        // No code of the program runs in here, so no thread enters twice.
         match self.books.enter(me) {
             Some(books) => Ok(books),
             None => Err(Error::Reentrant { operation: "loan" }),
@@ -114,7 +114,7 @@ impl Lender {
         self.lent.load(Ordering::Relaxed)
     }
 
-    /// A block for so many bytes.
+    /// A block for `bytes` bytes.
     #[inline(always)]
     pub(crate) fn grant(&self, me: Token, bytes: usize) -> Result<Grant> {
         if let Some(class) = class_of(bytes) {
@@ -126,7 +126,7 @@ impl Lender {
         self.grant_slow(me, bytes)
     }
 
-    /// No block of the size is at hand: asks readers, cuts more, at last makes an arena.
+    /// No block of the size is free: checks readers, cuts more blocks, and finally makes an arena.
     #[cold]
     fn grant_slow(&self, me: Token, bytes: usize) -> Result<Grant> {
         let none = || Error::LoansOut { bytes, limit: self.limit };
@@ -154,14 +154,14 @@ impl Lender {
         if least > room {
             return self.enter(me)?.find_in_larger(class).ok_or_else(none);
         }
-        // Each as large as all before, so that there are few.
+        // Each arena is as large as all earlier ones together, so that there are few.
         let wish = FIRST.max(reserved).max(some).min(room);
         let number = || self.regions.next_number();
         let region = self.membership.create_region(number(), wish);
         if region.is_err() {
             self.cramped.store(true, Ordering::Relaxed);
         }
-        // Where there is no room for so much there may be for less.
+        // If there is no room for this size, there may be for a smaller one.
         let region = if wish > least { region.or_else(|_| self.membership.create_region(number(), least)) } else { region };
         let mut books = self.enter(me)?;
         match region {
@@ -169,24 +169,24 @@ impl Lender {
                 books.arenas.add(region.len());
                 books.memory.push(region);
             }
-            // It may have been for comfort only.
+            // The arena may have been optional.
             Err(error) => return books.find(class, true).ok_or_else(|| error.into()),
         }
         books.find(class, true).ok_or_else(none)
     }
 
-    /// Bytes that further arenas may have.
+    /// The bytes that further arenas may take.
     fn room(&self, books: &Books) -> usize {
         if books.arenas.count() < ARENAS_MAX { self.limit.saturating_sub(books.arenas.bytes()) } else { 0 }
     }
 
-    /// One more holds the block.
+    /// Adds a holder to the block.
     pub(crate) fn hold(&self, me: Token, block: BlockId) -> Result<()> {
         self.enter(me)?.arenas.hold(block);
         Ok(())
     }
 
-    /// One holds it no longer.
+    /// Removes a holder of the block.
     #[inline(always)]
     pub(crate) fn release(&self, me: Token, block: BlockId) {
         if let Ok(mut books) = self.enter(me) {
@@ -194,8 +194,8 @@ impl Lender {
         }
     }
 
-    /// Puts a loan's packet into a lane. If it is done, the reader holds the block: as one more if it keeps, else in
-    /// place of the caller. `Full` also if the reader has as many loans as it can have.
+    /// Puts a loan's packet into a lane. If that succeeds, the reader holds the block: in addition to the caller if `keep` is
+    /// set, else in its place. `Full` also if the reader has as many loans as it can have.
     #[inline(always)]
     pub(crate) fn offer(&self, me: Token, state: &mut OutState, node: NodeId, parcel: &Parcel) -> Result<Push> {
         let Parcel { tag, block, len, keep } = *parcel;
@@ -214,15 +214,16 @@ impl Lender {
             books.arenas.hold(block);
         }
         self.lent.store(self.lent.load(Ordering::Relaxed).wrapping_add(len as u64), Ordering::Relaxed);
-        // Now, while the message is on its way, and not when the next loan is written. A large block that just came back is still in the
-        // caches, and its turn is next.
+        // Collect now, while the message travels, and not when the next loan is written. A large block that just came back is
+        // still in the caches, and is used next.
         if len >= WARM_BYTES || books.arenas.is_used_up(block) {
             books.collect();
         }
         Ok(push)
     }
 
-    /// This life of a reader is gone: it holds nothing any more. Returns how many loans it had, and the bytes of their blocks.
+    /// An incarnation of a reader is gone and holds nothing any more. Returns how many loans it had, and the bytes of their
+    /// blocks.
     pub fn drop_holds(&self, node: NodeId, life: Incarnation) -> (usize, u64) {
         if let Ok(mut books) = self.enter(Token::current()) {
             let Books { arenas, readers, .. } = &mut *books;
@@ -236,7 +237,7 @@ impl Lender {
         (0, 0)
     }
 
-    /// How much is lent, after readers were asked what they have done with.
+    /// How much is lent, after collecting returned loans.
     pub fn stats(&self, me: Token) -> Result<LoanStats> {
         let mut books = self.enter(me)?;
         books.collect();
@@ -254,13 +255,13 @@ impl Books {
         (block, unsafe { NonNull::new_unchecked(region.ptr()).add(offset) })
     }
 
-    /// In which region a block lies, and where.
+    /// The region of a block, and the offset in it.
     #[inline(always)]
     fn place(&self, block: BlockId) -> (&OwnRegion, usize) {
         (&self.memory[block.arena as usize], self.arenas.offset(block))
     }
 
-    /// Whatever can be had of the arenas there are, for blocks of this size. Where there are few: only if `asks`.
+    /// Finds a block of this size in the existing arenas. If blocks are few, readers are checked only with `asks`.
     fn find(&mut self, class: usize, asks: bool) -> Option<Grant> {
         let hungry = self.arenas.is_hungry(class) && self.arenas.cut(class);
         if !hungry {
@@ -282,14 +283,14 @@ impl Books {
         block.map(|block| self.grant(block))
     }
 
-    /// Takes back what readers have done with.
+    /// Collects the blocks that readers have returned.
     fn collect(&mut self) {
         for reader in self.readers.iter_mut().flatten() {
             reader.collect(&mut self.arenas);
         }
     }
 
-    /// A slot for a block at a reader. `None` if all are in use.
+    /// Reserves a slot for a block at a reader. `None` if all are in use.
     #[inline(always)]
     fn reserve(&mut self, membership: &Arc<Membership>, node: NodeId, life: Incarnation, block: BlockId) -> Option<(u16, u32)> {
         let place = self.readers.get_mut(node.index())?;
@@ -307,12 +308,12 @@ impl Books {
         let number = reader.free.pop()?;
         reader.out.push(number);
         let slot = &mut reader.slots[usize::from(number)];
-        // Never zero, so that a blank word gives nothing back.
+        // Never zero, so that a zeroed word returns nothing.
         *slot = Slot { generation: slot.generation.wrapping_add(1).max(1), block };
         Some((number, slot.generation))
     }
 
-    /// The slot that was reserved last is not needed.
+    /// Frees the slot that was reserved last.
     #[cold]
     fn cancel(&mut self, node: NodeId, slot: u16) {
         if let Some(Some(reader)) = self.readers.get_mut(node.index())
@@ -327,7 +328,7 @@ impl Reader {
     #[cold]
     fn new(membership: &Arc<Membership>, node: NodeId, life: Incarnation) -> Self {
         let slots = vec![Slot { generation: 0, block: BlockId::NONE }; RETURNS];
-        // The lowest comes first, so that few lines are in use.
+        // The lowest slot comes first, so that few cache lines are in use.
         let free = (0..RETURNS as u16).rev().collect();
         Self { life, returns: Returns::of_reader(membership, node), slots, free, out: Vec::with_capacity(RETURNS) }
     }

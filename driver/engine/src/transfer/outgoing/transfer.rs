@@ -1,4 +1,4 @@
-//! One message on its way out.
+//! One outgoing transfer.
 
 use super::{Farewell, Route, TRY_AGAIN};
 use crate::board::monitor::Monitor;
@@ -21,41 +21,41 @@ use doorbell_shm::meeting::{Claim, End, Ends, Meeting, Meetings, Moved, Refusal,
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of one memory-FIFO packet.
+/// The length of one memory-FIFO packet.
 const PIECE_BYTES: u64 = 16 << 10;
-/// A message shorter than this gives the target a moment to answer...
+/// For a message shorter than this, the target gets a moment to answer...
 const FIFO_AT_ONCE: u64 = 4 << 20;
-/// ...of so long, before its first chunk goes by memory FIFO.
+/// ...of this length, before the first chunk goes by memory FIFO.
 const ANSWER_WITHIN: Duration = Duration::from_micros(50);
-/// A target that has not copied anything for so long computes, or sleeps: the memory FIFO goes on.
+/// A target that has copied nothing for this long computes or sleeps, so the memory FIFO continues.
 const PULLS_WITHIN: Duration = Duration::from_millis(10);
-/// From this length on the memory FIFO keeps a share of the message after the remote get has come...
+/// From this length on, the memory FIFO keeps a share of the message after the remote get has come...
 const FIFO_GOES_ON: u64 = 16 << 20;
-/// ...of one chunk in so many of the origin's.
+/// ...of one chunk in this many of the origin's.
 const FIFO_SHARE: u32 = 4;
 
 /// The other end, and how this one keeps in step with it.
 #[derive(Clone)]
 pub(super) enum Partner {
-    /// By a meeting that both have.
+    /// By a rendezvous block that both share.
     Near(Arc<PeerInbox>, Meetings),
-    /// By words, as they share no memory.
+    /// By notices, because they share no memory.
     Apart(Incarnation, Arc<Lending>),
 }
 
-/// What one session puts.
+/// The part that one session puts.
 pub(super) struct Part {
-    /// By which link.
+    /// The link that carries it.
     by: u8,
-    /// As the target's session calls it.
+    /// The name of the message in the target's session.
     name: u64,
-    /// Which chunks.
+    /// The chunks of the part.
     run: Run,
-    /// Whether the session has begun, or never will; `None`: it could not be asked yet.
+    /// Whether the session has begun, or never will. `None`: it could not be asked yet.
     begun: Option<bool>,
 }
 
-/// A message on its way, which both ends move.
+/// An outgoing message that both ends move.
 pub(super) struct Transfer {
     pub(super) out: Arc<Outbound>,
     pub(super) route: Route,
@@ -64,37 +64,38 @@ pub(super) struct Transfer {
     pub(super) ends: Ends,
     pub(super) bytes: *const u8,
     pub(super) op: Arc<Op>,
-    /// The chunk that memory-FIFO packets are being made of: where it goes on, and how much is left.
+    /// The chunk that is being sent as memory-FIFO packets: the next offset, and the bytes left.
     pub(super) piece: Option<(u64, u64)>,
-    /// What the target said, once it did.
+    /// The target's answer, once it came.
     pub(super) get: Option<RemoteGet>,
     /// Where to put, if that is possible.
     pub(super) target: Option<Remote>,
-    /// What sessions put, all that was left when the target had said where to.
+    /// The parts that sessions put: all that was left when the target answered.
     pub(super) parts: Vec<Part>,
-    /// Parts that no session can put, and that go by memory FIFO when no other piece does: where they lie.
+    /// Parts that no session can put. They go by memory FIFO when no other piece does.
     pub(super) left: Vec<(u64, u64)>,
-    /// What the target is told of puts: their bytes, and the chunks that are not touched any more, be they put or not.
+    /// The puts as reported to the target: their bytes, and the chunks that are no longer touched, whether they were put or
+    /// not.
     pub(super) put: Moved,
-    /// Bytes that were not moved when the send counter was last looked at.
+    /// The bytes that were not moved at the latest look at the send counter.
     pub(super) unmoved: u64,
-    /// Descriptors alternate.
+    /// Counts turns: descriptors alternate.
     pub(super) turns: u32,
     pub(super) began: Instant,
-    /// Bytes that the target had pulled when that last changed, and when that was.
+    /// The bytes that the target had pulled at their latest change, and its time.
     pub(super) pulled: (u64, Instant),
-    /// The op has ended, and the bytes are not ours any more; the target is not done yet.
+    /// The op has ended and the bytes must not be used, but the target is not done yet.
     pub(super) drained: bool,
     /// The target broke the rules.
     pub(super) broken: bool,
-    /// The target, which shares no memory, said how it ended.
+    /// The target, which shares no memory, reported how the transfer ended.
     pub(super) answered: bool,
     pub(super) report: TransferReport,
     pub(super) monitor: Arc<Monitor>,
     pub(super) modes: Arc<Modes>,
 }
 
-// SAFETY: the bytes are kept readable by whoever made the SendOp until its op ended or was removed, and are not touched after that.
+// SAFETY: the maker of the SendOp keeps the bytes readable until its op ended or was removed. They are not touched after that.
 unsafe impl Send for Transfer {}
 
 impl Partner {
@@ -105,7 +106,7 @@ impl Partner {
         }
     }
 
-    /// Which life of the target it is.
+    /// The target's incarnation.
     pub(super) fn life(&self) -> Incarnation {
         match self {
             Partner::Near(peer, _) => peer.incarnation(),
@@ -113,14 +114,14 @@ impl Partner {
         }
     }
 
-    /// Tells the target that something changed which it can see.
+    /// Rings the target after a change that it can see.
     pub(super) fn ring(&self) {
         if let Partner::Near(peer, _) = self {
             peer.ring();
         }
     }
 
-    /// Gives up. False if that is too late. The sender has its bytes back either way.
+    /// Gives up. False if that is too late. Either way the sender may reuse its bytes afterwards.
     pub(super) fn close(&self, ticket: Ticket, ends: Ends) -> bool {
         match self {
             Partner::Near(peer, meetings) => {
@@ -131,7 +132,7 @@ impl Partner {
         }
     }
 
-    /// The sender has its bytes back after this.
+    /// Ends the use of the bytes; the sender may reuse them afterwards.
     pub(super) fn let_go(&self) {
         if let Partner::Apart(_, lending) = self {
             lending.let_go();
@@ -149,7 +150,7 @@ impl Transfer {
         self.partner.close(self.ticket, self.ends)
     }
 
-    /// Ends the op, after its receipt, if it has one, says what moved the bytes, and after the readers of those bytes let go of them.
+    /// Ends the op. Before that, its receipt, if it has one, gets the moved bytes, and the readers of the bytes let go of them.
     pub(super) fn finish(&self, outcome: Outcome) {
         if matches!(outcome, Outcome::Sent)
             && let Some(receipt) = self.op.receipt()
@@ -160,7 +161,7 @@ impl Transfer {
         self.op.finish(outcome);
     }
 
-    /// What moved the bytes, as far as this end knows. The target's words are cut to the length of the message.
+    /// What moved the bytes, as far as this end knows. The target's figures are limited to the length of the message.
     fn moved(&self) -> MovedBytes {
         let Self { ends, report, .. } = self;
         let fifo = report.fifo.bytes.min(ends.len);
@@ -179,16 +180,17 @@ impl Transfer {
         MovedBytes { fifo, put, pulled }
     }
 
-    /// Whether it was closed.
+    /// Whether the transfer was closed.
     fn is_given_up(&self) -> bool {
         let progress = self.meeting().and_then(|meeting| meeting.progress(u64::from(self.ticket.generation)));
         progress.is_some_and(|progress| progress.closed)
     }
 
-    /// Looks how far it is. True if it is over for both ends.
+    /// Looks at its progress. True if it is over for both ends.
     pub(super) fn look(&mut self) -> bool {
         if self.op.is_done() && !self.drained {
-            // Cancelled where the engine was out of reach: the bytes are gone, and the meeting is closed already; or all was on its way.
+            // It was cancelled while another thread held the engine. Its bytes are gone, and the rendezvous block is closed
+            // already; or everything was on its way.
             match self.partner {
                 Partner::Near(..) => return true,
                 Partner::Apart(..) if self.is_given_up() => {}
@@ -201,7 +203,7 @@ impl Transfer {
             return true;
         };
         if progress.finished {
-            // The target has all that sessions were to put, whether or not they know it yet.
+            // The target has all that sessions were to put, whether or not the sessions know it yet.
             if let Partner::Apart(_, lending) = &self.partner {
                 (0..self.parts.len()).for_each(|at| lending.set_arrived(at));
             }
@@ -211,7 +213,7 @@ impl Transfer {
             self.zero();
         }
         if progress.closed && !self.op.is_done() {
-            // From over there: its receiver took it and wants no more of it, or can't.
+            // The target's receiver took the message and does not want the rest, or can't read it.
             let refusal = self.meeting().and_then(|meeting| meeting.refusal(generation));
             self.finish(refusal.map_or(Outcome::Sent, |why| Outcome::Failed(self.refused(why))));
         }
@@ -221,7 +223,7 @@ impl Transfer {
         }
     }
 
-    /// What the target has to be told, if this was given up here: once.
+    /// The notice to the target if the transfer was given up here; returned once.
     pub(super) fn farewell(&mut self) -> Option<Farewell> {
         let Partner::Apart(life, _) = self.partner else { return None };
         if self.drained || self.answered || !self.is_given_up() {
@@ -235,14 +237,14 @@ impl Transfer {
     fn refused(&self, why: Refusal) -> Error {
         let (len, node, at) = (self.ends.len, self.out.target, self.bytes);
         let why = match why {
-            Refusal::Unreadable => "the system lets no other process read a part of its memory; send a copy of it".to_owned(),
-            Refusal::Unwritable => format!("the system can't write a part of the memory that node {node} receives it into"),
+            Refusal::Unreadable => "the system lets no other process read a part of that memory; send a copy of it".to_owned(),
+            Refusal::Unwritable => format!("the system can't write to a part of the memory into which node {node} receives it"),
         };
         Error::Invalid { what: format!("a message of {len} bytes at {at:p} can't be sent to node {node}: {why}") }
     }
 
-    /// The send counter: what is still to move. At zero the send is complete. It is looked at after that as well, so that the report
-    /// says how often the counter came to zero, and not how often the send was completed.
+    /// Looks at the send counter: the bytes still to be moved. At zero the send is complete. It continues after that, so that
+    /// the report tells how often the counter came to zero, and not how often the send was completed.
     pub(super) fn look_at_counter(&mut self) {
         if self.piece.is_some() {
             return;
@@ -252,7 +254,7 @@ impl Transfer {
         let pulled = meeting.pulled(generation);
         let Some(progress) = meeting.progress(generation) else { return };
         if pulled > self.ends.len {
-            // It can't read the message, or lies.
+            // The target can't read the message, or breaks the rules.
             return;
         }
         if pulled != self.pulled.0 {
@@ -272,7 +274,7 @@ impl Transfer {
         }
     }
 
-    /// What sessions were to put is there, as far as it `is_there`.
+    /// Counts what sessions were to put, as far as it `is_there`.
     fn count_put(&mut self, is_there: impl Fn(usize) -> bool) {
         if self.parts.is_empty() {
             return;
@@ -296,12 +298,12 @@ impl Transfer {
         }
     }
 
-    /// Moves a chunk, or a part of one, in one way or the other. False if there is nothing that could be moved now.
+    /// Moves a chunk, or a part of one. False if there is nothing that could be moved now.
     pub(super) fn advance(&mut self, me: Token) -> bool {
         self.turns = self.turns.wrapping_add(1);
         let copy = self.route.copy;
         let Some(get) = self.get else {
-            // A target that waits answers sooner than a chunk is through the lane.
+            // A waiting target answers sooner than a chunk passes the lane.
             if world::since(self.began) < self.patience() {
                 return false;
             }
@@ -310,7 +312,7 @@ impl Transfer {
         if let (Partner::Apart(..), Place::Session(name)) = (&self.partner, get.target)
             && copy != Copy::Target
         {
-            // A chunk that was begun first.
+            // A chunk that has begun comes first.
             return if self.parts.is_empty() && self.piece.is_some() {
                 self.push_piece(me)
             } else {
@@ -319,8 +321,8 @@ impl Transfer {
         }
         let puts = self.target.is_some() && copy != Copy::Target && self.route.has_engine;
         if !puts {
-            // A chunk that was begun has to be finished; beyond that, whoever can copy alone is faster than two with a lane between: unless
-            // it has turned to other things.
+            // A chunk that has begun must be finished. Beyond that, if one side can copy alone, it is faster than two with a
+            // lane between them, unless the target is busy with other things.
             let is_pulled = get.pulls && self.piece.is_none() && world::since(self.pulled.1) < PULLS_WITHIN;
             return !is_pulled && self.push_piece(me);
         }
@@ -340,12 +342,12 @@ impl Transfer {
         }
     }
 
-    /// How long until the memory FIFO may do what it left to the target, if that lies ahead.
+    /// How long until the memory FIFO may take over what it left to the target, if that is still to come.
     pub(super) fn due(&self) -> Option<Duration> {
         match self.get {
             None => self.patience().checked_sub(world::since(self.began)),
             Some(get) if get.pulls && self.target.is_none() => PULLS_WITHIN.checked_sub(world::since(self.pulled.1)),
-            // Another thread stood in the way.
+            // Another thread held what was needed.
             Some(_) if self.parts.iter().any(|part| part.begun.is_none()) => Some(TRY_AGAIN),
             _ => None,
         }
@@ -374,7 +376,7 @@ impl Transfer {
                 None => return false,
             },
         };
-        // Datagrams of about the same length: a short one costs as many calls as a long one.
+        // Datagrams of about the same length, since a short one costs as many calls as a long one.
         let most =
             if is_remote { left.div_ceil(left.div_ceil(packet_bytes.max(1)).max(1)) } else { PIECE_BYTES.min(packet_bytes) };
         let len = left.min(most);
@@ -400,17 +402,17 @@ impl Transfer {
         self.piece = piece;
     }
 
-    /// The number of a link of this network among all to the target.
+    /// The send queue's number for a link of this network.
     fn by(&self, link: u8) -> u8 {
         link + self.route.by - self.route.apart.unwrap_or(self.route.by)
     }
 
-    /// Whether it goes by this link, or a part of it does.
+    /// Whether it takes this link, or a part of it does.
     pub(super) fn goes_by(&self, by: u8) -> bool {
         self.route.by == by || self.route.beside.iter().any(|link| self.by(link) == by)
     }
 
-    /// Divides all that is left among the links for which the target has a name. False if nothing is.
+    /// Divides all that is left among the links for which the target has a name. False if none has one.
     fn divide(&mut self, name: u64, beside: Names) -> bool {
         let Some(mut rest) = self.claim(End::Last, u64::MAX) else { return false };
         let named = (0..).zip(beside).filter_map(|(link, name)| name.map(|name| (self.by(link), name)));
@@ -428,7 +430,7 @@ impl Transfer {
         true
     }
 
-    /// The direct put of all that is left, by sessions. False if none can begin now, or all have.
+    /// The direct put of all that is left, by sessions. False if none can begin now, or all have begun.
     fn put_rest(&mut self, me: Token, name: u64, beside: Names) -> bool {
         if !self.parts.is_empty() && self.parts.iter().all(|part| part.begun.is_some()) {
             return false;
@@ -460,7 +462,7 @@ impl Transfer {
                     self.note(RecordKind::DirectPut, Figure::BytesPut, from, len);
                 }
                 Some(false) => {
-                    // It never asked for it, or is gone.
+                    // The target never requested it, or is gone.
                     lending.take_part(at);
                     self.left.push((from, len));
                 }
@@ -470,7 +472,7 @@ impl Transfer {
         has_work
     }
 
-    /// A packet of a part that could not be put.
+    /// Sends a packet of a part that could not be put.
     fn push_left(&mut self, me: Token) -> bool {
         if self.piece.is_none() {
             let Some(next) = self.left.pop() else { return false };
@@ -479,9 +481,9 @@ impl Transfer {
         self.push_piece(me)
     }
 
-    /// One direct put.
+    /// Puts one chunk.
     fn put_chunk(&mut self) -> bool {
-        // Where the target pulls as well, both claim chunk by chunk, so as to end at once.
+        // If the target pulls as well, both claim one chunk at a time, so that they end together.
         let most = if self.get.is_some_and(|get| get.pulls) { 1 } else { CHUNK_MOST / self.ends.chunk };
         let Some(run) = self.claim(End::Last, most) else { return false };
         let Some(target) = &self.target else { return false };
@@ -501,7 +503,7 @@ impl Transfer {
                 self.piece = Some((at, len));
             }
         }
-        // Of a chunk that could not be put, too: a target that takes its buffer back waits for all that were claimed.
+        // Also for a chunk that could not be put: a target that takes its buffer back waits for all chunks that were claimed.
         if let Some(meeting) = self.meeting() {
             meeting.set_put(self.put);
         }
@@ -530,7 +532,7 @@ impl Transfer {
         }
     }
 
-    /// The target wrote into the meeting what no target does.
+    /// The target wrote something into the rendezvous block that no correct target writes.
     #[cold]
     fn broken(&mut self) {
         self.broken = true;
@@ -538,8 +540,8 @@ impl Transfer {
     }
 }
 
-/// Closes a meeting. After this the target does not read the message: one in another process may, to no effect, but one in this
-/// process follows addresses, and so is waited for while it copies the chunk that it claimed before.
+/// Closes a rendezvous block. After this the target does not read the message. A target in another process may still read,
+/// without effect. A target in this process uses plain addresses, so this waits while it copies a chunk that it claimed before.
 fn close_and_keep(meeting: &Meeting, generation: u64, ends: Ends, target: &PeerInbox) -> bool {
     let closed = meeting.close(generation);
     if closed && target.reach().is_some_and(|reach| reach.is_here()) {
