@@ -162,7 +162,7 @@ pub enum Error {
     #[cfg(not(loom))]
     #[error("cannot {operation} the device '{device}': {why}")]
     Device {
-        /// Which call.
+        /// The name of the call.
         operation: &'static str,
         /// The name of the device.
         device: Box<str>,

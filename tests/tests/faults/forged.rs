@@ -89,7 +89,7 @@ fn all_damaged(node: &Node) -> Vec<(u16, &'static str)> {
 #[test]
 fn a_message_in_crumbs_is_not_kept() {
     // Crumbs that end a chunk: no more of them than there are chunks. Others: they begin where a chunk does, or where the last one ended.
-    for (at, expected) in [(3 * CHUNK, "more chunks than the message has"), (CHUNK - 1, "a chunk in crumbs")] {
+    for (at, expected) in [(3 * CHUNK, "more chunks than the message has"), (CHUNK - 1, "a chunk in pieces that are too small")] {
         let space = Space::heap();
         let node = victim("crumbs", &space);
         let mut forger = Forger::join("crumbs", &space);

@@ -489,7 +489,7 @@ fn a_remote_get_by_a_link_that_was_not_offered_is_a_breach() {
         forger.control(&[&[ticket | REMOTE_GET | names << NAMES, 3, 7], beside].concat());
         let error = sent.wait_by(soon()).ok().expect("it ends").result.unwrap_err();
         assert!(matches!(error, Error::Damaged { node: NodeId(1) }), "{error}");
-        assert_eq!(is_damaged(&victim), Some("a remote get by a link that was not offered"));
+        assert_eq!(is_damaged(&victim), Some("a remote get with a link that was not offered"));
     }
 }
 
