@@ -1,4 +1,4 @@
-//! The counters of a node with those who are to be told: what the engine lowers.
+//! The DMA counters of a node, and the operations that wait for them.
 
 use super::CounterKey;
 use crate::error::Error;
@@ -18,7 +18,7 @@ pub struct CounterFile {
     me: (NodeId, Incarnation),
 }
 
-/// Who is told when a counter is at zero.
+/// The waiters of a counter: operations and an interrupt.
 #[derive(Debug, Default)]
 pub struct Told {
     waits: Vec<Arc<Op>>,
@@ -39,7 +39,7 @@ impl CounterFile {
         Self { counters: Counters::new(home), recorder, tallies, me }
     }
 
-    /// Values and status register.
+    /// The values and the status register.
     #[inline]
     pub(crate) fn register(&self) -> &Counters<Told> {
         &self.counters
@@ -50,7 +50,7 @@ impl CounterFile {
         self.counters.take()
     }
 
-    /// Gives a counter back. Nobody waits for it any more: those who do have borrowed it.
+    /// Frees a counter. No thread waits for it, since a waiter borrows its handle.
     pub(crate) fn give_back(&self, index: usize) {
         finish(self.counters.give_back(index).waits);
     }
@@ -80,9 +80,9 @@ impl CounterFile {
         self.counters.with(index, |_, standing| standing.secret).unwrap_or(0)
     }
 
-    /// Lowers a use of a counter by bytes that were moved. Whoever holds the baton needs to do no more: at the end of its turn it
-    /// wakes the thread that sleeps on the bell. Others go by `Shared::lower_counter`. `index` and `generation` may come from
-    /// outside.
+    /// Lowers a use of a counter by `bytes` bytes that were moved. The holder of the baton needs nothing else: at the end of
+    /// its turn it wakes the thread that sleeps on the bell. Other threads call `Shared::lower_counter`. `index` and
+    /// `generation` may come from outside.
     pub(crate) fn lower(&self, index: usize, generation: u32, bytes: u64) -> Lowered {
         let mut waits = Vec::new();
         let mut size = 0;
@@ -99,8 +99,8 @@ impl CounterFile {
         lowered
     }
 
-    /// As [`lower`](Self::lower), by a key that came from anywhere. A key of another node, incarnation or use lowers nothing, nor does a
-    /// guess.
+    /// As [`lower`](Self::lower), with a key from any origin. A key of another node, incarnation or use lowers nothing, and
+    /// neither does a guess.
     pub(crate) fn lower_by_key(&self, key: &CounterKey, bytes: u64) -> Lowered {
         let is_ours = (key.node, key.incarnation) == self.me;
         match self.counters.named(key.index.into(), key.secret).filter(|_| is_ours) {
@@ -121,12 +121,12 @@ impl CounterFile {
         self.counters.with(index, watch).flatten()
     }
 
-    /// Takes [`watch`](Self::watch) back.
+    /// Undoes [`watch`](Self::watch).
     pub(crate) fn unwatch(&self, index: usize, op: &Arc<Op>) {
         self.counters.with(index, |told, _| told.waits.retain(|other| !Arc::ptr_eq(other, op)));
     }
 
-    /// Has a descriptor made readable at zero; at once if the present use is there already.
+    /// Makes a descriptor readable at zero, or at once if the present use has already reached zero.
     pub(crate) fn interrupt(&self, index: usize, fd: Arc<OwnedFd>) {
         self.counters.with(index, |told, standing| {
             if standing.zero && standing.set {
@@ -136,7 +136,8 @@ impl CounterFile {
         });
     }
 
-    /// Ends all waits: the node leaves, after which nobody begins to wait, or was cut off from those who would lower its counters.
+    /// Ends all waits: the node leaves, or was cut off from the nodes that would lower its counters. After leaving, no new wait
+    /// begins.
     pub(crate) fn end_waits(&self, error: impl Fn() -> Error) {
         for index in 0..COUNTERS {
             let waits = self.counters.with(index, |told, _| std::mem::take(&mut told.waits));
@@ -145,7 +146,7 @@ impl CounterFile {
     }
 }
 
-/// Outside of the counter's lock: a waker may do anything.
+/// Outside the counter's lock, because a waker may do anything.
 fn finish(waits: Vec<Arc<Op>>) {
     waits.into_iter().for_each(|op| op.finish(Outcome::Counted));
 }
@@ -157,18 +158,18 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a descriptor just made, which nobody else has.
+    // SAFETY: a descriptor just made, which no other code has.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes it readable. It does not block, and can only fail if it is readable already.
+/// Makes the descriptor readable. It does not block, and can only fail if it is readable already.
 fn raise(fd: &OwnedFd) {
     let one = 1_u64;
     // SAFETY: eight readable bytes.
     unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
 }
 
-/// Makes it unreadable.
+/// Makes the descriptor unreadable.
 fn lay(fd: &OwnedFd) {
     let mut count = 0_u64;
     // SAFETY: eight writable bytes.

@@ -1,13 +1,13 @@
-//! What names a counter to others.
+//! Names of counters for other nodes.
 
 use doorbell_fabric::{Incarnation, NodeId};
 use std::fmt;
 
-/// Names one use of one DMA counter of one incarnation of a node. Plain data: it may travel in messages. A node that has the key may
-/// tell the owner how much was moved; a key of an earlier use changes nothing.
+/// A name for one use of one DMA counter of one incarnation of a node. Plain data: it may travel in messages. A node that has
+/// the key may report moved bytes to the owner. A key of an earlier use changes nothing.
 ///
-/// Each use has a random secret, which only its keys carry. A node that was not given the key can't make one: the owner shows the
-/// secret nowhere, and checks it. The `Debug` form leaves it out.
+/// Each use has a random secret, which only its keys carry. A node that was not given the key can't make one: the owner
+/// publishes the secret nowhere, and checks it. The `Debug` form leaves it out.
 ///
 /// ```
 /// # use doorbell::{CounterKey, Node, Space};
@@ -22,13 +22,13 @@ use std::fmt;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CounterKey {
-    /// Whose counter it is.
+    /// The node that has the counter.
     pub node: NodeId,
-    /// Which incarnation of that node.
+    /// The incarnation of that node.
     pub incarnation: Incarnation,
-    /// Which counter.
+    /// The number of the counter.
     pub index: u16,
-    /// Which use of it: random.
+    /// The random secret of the use.
     pub(crate) secret: u64,
 }
 
@@ -41,10 +41,10 @@ impl fmt::Debug for CounterKey {
 }
 
 impl CounterKey {
-    /// Bytes of a key in a message.
+    /// The length of a key in a message.
     pub const BYTES: usize = 16;
 
-    /// The key as bytes, the same on all machines.
+    /// Encodes the key, in the same way on all machines.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..2].copy_from_slice(&self.node.0.to_le_bytes());
@@ -54,7 +54,7 @@ impl CounterKey {
         bytes
     }
 
-    /// The key in these bytes; `None` if they are not as many. Whether there is such a counter is asked when it is used.
+    /// Decodes a key; `None` if the length is wrong. Whether the counter exists is checked when the key is used.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
         let [n0, n1, i0, i1, l0, l1, l2, l3, secret @ ..] = *bytes;

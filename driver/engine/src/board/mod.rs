@@ -1,4 +1,4 @@
-//! What a node shows of itself on its board: metrics, the flight recorder, and its DMA counters.
+//! What a node publishes on its board: metrics, the flight recorder, and its DMA counters.
 
 mod counters;
 mod key;

@@ -1,4 +1,4 @@
-//! What a node keeps of itself for others to see, and shows on its board.
+//! The state of a node that it publishes on its board.
 
 use crate::board::CounterFile;
 use doorbell_fabric::{Incarnation, NodeId};
@@ -6,11 +6,11 @@ use doorbell_shm::board::{Figures, Home, LatencyHistogram, Record, RecordKind, R
 use doorbell_shm::domain::Membership;
 use std::sync::Arc;
 
-/// Figures, flight recorder and DMA counters of one node. Any thread of the node may use it at any time; nothing here waits for
-/// the baton. Not to be used in a forked child, where the board is not mapped.
+/// Metrics, flight recorder and DMA counters of one node. Any thread of the node may use it at any time; nothing here waits for
+/// the baton. Must not be used in a forked child, where the board is not mapped.
 #[derive(Debug)]
 pub struct Monitor {
-    /// Where everything is counted that the engine does not count elsewhere.
+    /// The counts of everything that the engine does not count elsewhere.
     pub tallies: Arc<Tallies>,
     /// The DMA counters.
     pub counters: CounterFile,
@@ -30,13 +30,13 @@ impl Monitor {
         Self { tallies, counters, recorder, home }
     }
 
-    /// Notes what was done, for `doorbell autopsy`: some 30 ns.
+    /// Writes a record for `doorbell autopsy`. Takes some 30 ns.
     #[inline]
     pub fn record(&self, record: &Record) {
         self.recorder.record(record);
     }
 
-    /// Notes what happened to another node.
+    /// Records an event of another node.
     pub fn record_peer(&self, kind: RecordKind, node: NodeId, incarnation: Incarnation) {
         self.record(&Record::new(kind).peer(node).incarnation(incarnation));
     }
@@ -46,7 +46,7 @@ impl Monitor {
         &self.home
     }
 
-    /// Shows figures and everything else on the board.
+    /// Publishes metrics and everything else on the board.
     pub fn show(&self, figures: &Figures, latencies: &LatencyHistogram) {
         self.home.show(figures, latencies, self.counters.register());
     }

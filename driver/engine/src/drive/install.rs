@@ -1,12 +1,13 @@
-//! Services that each node has.
+//! Services that are installed in each node.
 
 use super::Shared;
 use crate::Result;
 use std::sync::Arc;
 
-/// How a service joins the engine of each node of this program. A crate that has a service submits one; to link the crate is to have the service.
+/// Installs a service in each node of this program. A crate with a service submits one of these, so linking the crate installs
+/// the service.
 pub struct Install {
-    /// Services are installed in this order, which is the same in all runs: by the numbers of their classes.
+    /// Services are installed in this order, by the numbers of their classes. The order is the same in all runs.
     pub order: u8,
     /// Registers the service.
     pub install: fn(&Arc<Shared>) -> Result<()>,
@@ -15,7 +16,7 @@ pub struct Install {
 inventory::collect!(Install);
 
 impl Install {
-    /// The order of an addition to what the engine itself has.
+    /// The order of a service that extends the engine's own ones.
     pub const AFTER_ENGINE: u8 = u8::MAX;
 }
 

@@ -1,4 +1,4 @@
-//! What all handles of a node share, and how their threads drive and wait.
+//! The state that all handles of a node share, and the wait loop of their threads.
 
 pub mod install;
 pub mod poller;
@@ -43,61 +43,61 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Turns in a row before the clock is looked at.
+/// The most turns in a row before the clock is read.
 pub const TURNS_MAX: usize = 64;
-/// Looks at the busy lanes before the baton is given to others for a moment.
+/// The most looks at the busy lanes before the baton is released for a moment.
 pub const SPIN_ROUNDS: u32 = 64;
 
-/// How long a wait for somebody to come sleeps where both the directory and the network may tell of it.
+/// How long a wait for a joining node sleeps if both the directory and the network may report one.
 const LOOK_AROUND: Duration = Duration::from_millis(10);
-/// How long after it has joined a node that met nobody may still be about to meet others.
+/// For this long after joining, a node that has met no other may still meet some.
 const SETTLING: Duration = Duration::from_millis(500);
-/// How long a sleep lasts if the port can't be waited for.
+/// How long a sleep lasts if waiting for the port fails.
 const WITHOUT_PORT: Duration = Duration::from_millis(1);
 
 /// A node's place on a network.
 pub(crate) struct Network {
     udp: Arc<Mutex<UdpFabric>>,
-    /// Whoever sleeps on the bell waits here for both.
+    /// The thread that sleeps on the bell waits here for both.
     port: Mutex<Option<Box<dyn Port>>>,
     addresses: Vec<SocketAddr>,
-    /// How long leaving may take.
+    /// The timeout for leaving.
     linger: Duration,
-    /// Until when those may answer that it was told to seek.
+    /// Until when the nodes that it seeks may answer.
     settled: Instant,
 }
 
 impl Network {
-    /// A place that was found.
+    /// A place for a network port.
     pub fn new(udp: UdpFabric, port: Box<dyn Port>, linger: Duration, seeks: bool) -> Self {
         let addresses = udp.addresses().to_vec();
         let settled = world::now() + if seeks { SETTLING } else { Duration::ZERO };
         Self { udp: Arc::new(Mutex::new(udp)), port: Mutex::new(Some(port)), addresses, linger, settled }
     }
 
-    /// Gives the address back.
+    /// Closes the network and frees the address.
     fn close(&self, end: impl FnOnce(&mut UdpFabric)) {
         end(&mut self.udp.lock().unwrap_or_else(PoisonError::into_inner));
         *self.port.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
-/// One handle of a node by which somebody works at what others take from the node when it leaves: a lane or the lock of a device.
+/// One handle that uses something that other nodes take over when this node leaves: a lane or the lock of a device.
 #[derive(Clone)]
 pub struct Work(Arc<CachePadded<AtomicBool>>);
 
-/// Work that is being done.
+/// A use in progress.
 pub struct Working<'a>(&'a AtomicBool);
 
 impl Drop for Working<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // Release: who finds it done finds what was done.
+        // Release: a thread that sees the end of the use sees its effects.
         self.0.store(false, Ordering::Release);
     }
 }
 
-/// An update under a lock.
+/// An update under a lock, in progress.
 pub struct Updating<'a>(&'a AtomicUsize);
 
 impl Drop for Updating<'_> {
@@ -107,7 +107,7 @@ impl Drop for Updating<'_> {
     }
 }
 
-/// The common part of a node.
+/// The state that the handles of a node share.
 pub struct Shared {
     baton: Baton<Engine>,
     later: Arc<Later>,
@@ -119,9 +119,9 @@ pub struct Shared {
     wait: Wait,
     progress: Progress,
     closed: AtomicBool,
-    /// Threads that may have the lock of a value.
+    /// The number of threads that may hold the lock of a value.
     updating: AtomicUsize,
-    /// Handles by which somebody may be at work; of those that are gone, some.
+    /// Handles that may be in use; may include some that are gone.
     works: Mutex<Vec<Weak<CachePadded<AtomicBool>>>>,
     regions: Arc<RegionTable>,
     lender: Arc<Lender>,
@@ -129,7 +129,7 @@ pub struct Shared {
     network: Option<Network>,
     modes: Arc<Modes>,
     movers: Arc<Clerks>,
-    /// What services keep for the threads of this node, outside of the engine.
+    /// The state of services for the threads of this node, outside the engine.
     kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
     reactor: ReactorWord,
 }
@@ -178,20 +178,20 @@ impl Shared {
         }
     }
 
-    /// Whether others that this node was told to seek may not have had the time to answer.
+    /// Whether nodes that this one seeks may not have had the time to answer.
     pub fn is_settling(&self) -> bool {
         self.network.as_ref().is_some_and(|network| world::now() < network.settled)
     }
 
-    /// Has the engine carry a service from now on.
+    /// Adds a service to the node.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: there is a service for packets of its class; [`Error::Reentrant`].
+    /// [`Error::Invalid`]: another service has packets of its class; [`Error::Reentrant`].
     pub fn register<S: Class>(&self, service: S) -> Result<()> {
         self.enter(Token::current(), "register a service")?.register(service)
     }
 
-    /// What a service keeps for the threads of this node, outside of the engine: one of a type.
+    /// A service's state for the threads of this node, outside the engine. There is one of each type.
     pub fn kept<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = kept.iter().find_map(|one| one.clone().downcast().ok()) {
@@ -202,7 +202,7 @@ impl Shared {
         new
     }
 
-    /// Sees to it that packets which are gathered are sent in time, though nobody calls.
+    /// Makes sure that gathered packets are sent in time, even without further calls.
     pub(crate) fn heed_gathering(self: &Arc<Self>) {
         let Some(network) = &self.network else { return };
         let shared = Arc::downgrade(self);
@@ -217,56 +217,56 @@ impl Shared {
         network.udp.lock().unwrap_or_else(PoisonError::into_inner).on_gather(Box::new(call));
     }
 
-    /// Which node is at an address of the network.
+    /// The node at an address of the network.
     pub(crate) fn node_at(&self, address: SocketAddr) -> Option<NodeId> {
         let udp = &self.network.as_ref()?.udp;
         udp.lock().unwrap_or_else(PoisonError::into_inner).node_at(address)
     }
 
-    /// What this node does about modes.
+    /// The settings for modes.
     pub(crate) fn modes(&self) -> &Modes {
         &self.modes
     }
 
-    /// Whether nodes are reached by a network.
+    /// Whether the node is on a network.
     pub fn has_network(&self) -> bool {
         self.network.is_some()
     }
 
-    /// Where others find this node on a network.
+    /// The addresses at which other nodes reach this one on a network.
     pub(crate) fn addresses(&self) -> &[SocketAddr] {
         self.network.as_ref().map_or(&[], |network| &network.addresses)
     }
 
-    /// What joined the domain, to be kept.
+    /// The node's membership of the domain, shared.
     pub fn membership_arc(&self) -> Arc<Membership> {
         self.membership.clone()
     }
 
-    /// What joined the domain: the directory, and which nodes live.
+    /// The node's membership: the directory, and which nodes live.
     pub fn membership(&self) -> &Membership {
         &self.membership
     }
 
-    /// The regions of this node, and those of others that it has mapped.
+    /// The regions of this node, and the mapped regions of others.
     pub fn regions(&self) -> &Arc<RegionTable> {
         &self.regions
     }
 
-    /// What this node lends.
+    /// The loans of this node.
     #[inline(always)]
     pub(crate) fn lender(&self) -> &Lender {
         &self.lender
     }
 
-    /// Figures, flight recorder and DMA counters.
+    /// Metrics, flight recorder and DMA counters.
     #[inline]
     pub(crate) fn monitor(&self) -> &Monitor {
         &self.monitor
     }
 
-    /// After something was completed outside of the engine: wakes the thread that sleeps on the bell if it waits for that. From
-    /// within the engine, its turn does so.
+    /// Call after completing an operation outside the engine: wakes the thread that sleeps on the bell if it waits for that
+    /// operation. Within the engine, the turn does so.
     pub fn wake_parked(&self, me: Token) {
         if let Some(mut engine) = self.baton.enter(me) {
             engine.wake_if_done();
@@ -278,7 +278,7 @@ impl Shared {
         &self.ways
     }
 
-    /// What the poller thread and others share.
+    /// The state shared with the poller thread.
     pub fn poller(&self) -> &PollerWord {
         &self.poller
     }
@@ -288,7 +288,7 @@ impl Shared {
         self.wait
     }
 
-    /// How a thread of this node begins to wait.
+    /// The backoff for a thread of this node.
     #[inline(always)]
     pub fn gear(&self, deadline: Option<Instant>) -> Gear {
         Gear::new(self.wait, deadline).on_network(self.network.is_some())
@@ -303,14 +303,14 @@ impl Shared {
         self.turns.load(Ordering::Relaxed)
     }
 
-    /// Whether this process may use the node at all; and the calling thread's token. Two loads.
+    /// Checks that this process may use the node, and returns the calling thread's token. Two loads.
     #[inline(always)]
     pub fn check(&self) -> Result<Token> {
         self.usable()?;
         Ok(Token::current())
     }
 
-    /// Threads that move data for callers that may not wait themselves.
+    /// The blocking pool: threads that move data for callers that may not wait themselves.
     pub fn movers(&self) -> &Arc<Clerks> {
         &self.movers
     }
@@ -321,7 +321,7 @@ impl Shared {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// Whether this process may use the node at all.
+    /// Checks that this process may use the node.
     #[inline(always)]
     pub fn usable(&self) -> Result<()> {
         if doorbell_shm::space::forked() {
@@ -333,16 +333,17 @@ impl Shared {
         Ok(())
     }
 
-    /// Before an update of a value under a lock: until the answer is dropped this node does not leave, as others would take the lock from it.
+    /// Begins an update of a value under a lock. Until the result is dropped, this node does not leave, because others would
+    /// take the lock from it.
     #[inline]
     pub fn begin_update(&self) -> Result<Updating<'_>> {
         self.updating.fetch_add(1, Ordering::SeqCst);
         let updating = Updating(&self.updating);
-        // In one order with the count, and with the flag and the count of who leaves: one of the two sees the other.
+        // In one order with the count here, and with the flag and the count in a leaving thread: one of the two sees the other.
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(updating) }
     }
 
-    /// A handle by which one thread at a time works.
+    /// A handle that is used by one thread at a time.
     pub fn new_work(&self) -> Work {
         let work = Arc::default();
         let mut works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
@@ -351,20 +352,20 @@ impl Shared {
         Work(work)
     }
 
-    /// Before each piece of work: until the answer is dropped this node does not leave. As [`begin_update`](Self::begin_update), for what is done so often
-    /// that two stores to a line of its own are enough.
+    /// Begins a use of a handle. Until the result is dropped, this node does not leave. As
+    /// [`begin_update`](Self::begin_update), but costs only two stores to a cache line of its own, for frequent uses.
     #[inline(always)]
     pub fn begin<'a>(&self, work: &'a Work) -> Result<Working<'a>> {
         work.0.store(true, Ordering::Relaxed);
         let working = Working(&work.0);
-        // With the heavy barrier of who leaves: one of the two sees the other.
+        // Pairs with the heavy barrier of the leaving thread: one of the two sees the other.
         light_barrier();
         if self.closed.load(Ordering::Relaxed) { Err(Error::Closed) } else { Ok(working) }
     }
 
-    /// Waits until nobody is in an update or at work, of a node that is closed: a second at most, as this thread may be.
+    /// Waits until no update and no use is in progress in a closed node: a second at most, since this thread may be in one.
     pub(crate) fn wait_for_updates(&self) {
-        // Between the flag of who leaves and the look at who is at work: pairs with `begin`.
+        // Between the leaving thread's flag and its look at the uses: pairs with `begin`.
         sure_barrier();
         let deadline = world::now() + Duration::from_secs(1);
         let works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
@@ -379,21 +380,23 @@ impl Shared {
         self.baton.is_mine(me)
     }
 
-    /// How this life of a node ended, if it has and this thread is not within a callback of this node. Asks the kernel.
+    /// How this incarnation of a node ended, if it has, and if this thread is not within a callback of this node. Asks the
+    /// kernel.
     pub(crate) fn ended(&self, me: Token, node: NodeId, incarnation: Incarnation) -> Option<Error> {
         let mut engine = self.baton.enter(me)?;
         engine.check_peers();
         engine.has_ended(node, incarnation).then(|| engine.unreachable(node, Some(incarnation)))
     }
 
-    /// Whether this life of a node is over: it left or died, and whoever is there under its id is another. False if that can't be asked now.
+    /// Whether this incarnation of a node is over: it left or died. Another one may have joined under its id. False if that
+    /// can't be checked now.
     pub fn is_over(&self, me: Token, node: NodeId, incarnation: Incarnation) -> bool {
         let Some(mut engine) = self.baton.enter(me) else { return false };
         engine.check_peers();
         engine.fabric().live(node) != Some(incarnation)
     }
 
-    /// Why this life of a node can't be reached any more, if it can't.
+    /// Why this incarnation of a node can't be reached any more, if so.
     #[cold]
     pub fn why_over(&self, node: NodeId, incarnation: Incarnation) -> Option<Error> {
         let mut engine = self.baton.enter(Token::current())?;
@@ -401,7 +404,7 @@ impl Shared {
         (engine.fabric().live(node) != Some(incarnation)).then(|| engine.unreachable(node, Some(incarnation)))
     }
 
-    /// Whether this life of a node shares memory with this one.
+    /// Whether this incarnation of a node shares memory with this one.
     pub fn is_near(&self, me: Token, node: NodeId) -> bool {
         self.baton.enter(me).is_some_and(|mut engine| !engine.fabric().is_remote(node))
     }
@@ -420,7 +423,7 @@ impl Shared {
         unsafe { Bell::at(self.membership.inbox().ptr()) }
     }
 
-    /// One turn of the engine, with what is left to be shown on the board.
+    /// One turn of the engine. Notes the work that is left over.
     pub fn turn(&self, me: Token) -> usize {
         self.baton.enter(me).map_or(0, |mut engine| engine.turn(me, false))
     }
@@ -434,15 +437,15 @@ impl Shared {
         turned.unwrap_or_default()
     }
 
-    /// Asks whether the peers live, and tells services and waiting threads of those that do not. Makes system calls.
+    /// Checks that the peers live, and tells services and waiting threads about those that do not. Makes system calls.
     pub fn check_peers(&self, me: Token) {
         if let Some(mut engine) = self.baton.enter(me) {
             engine.check_peers();
         }
     }
 
-    /// The directory without those who died and were not yet swept from it. From within a callback: with those of them whose
-    /// death was not noticed before.
+    /// The directory without members that died and were not removed yet. Within a callback, a member whose death was not
+    /// noticed before is included.
     pub fn living_members(&self, me: Token) -> Vec<Member> {
         let mut members = self.membership.members();
         if let Some(mut engine) = self.baton.enter(me) {
@@ -454,7 +457,7 @@ impl Shared {
         members
     }
 
-    /// Waits until somebody may have come or gone since the directory had this generation, for `most` at most.
+    /// Waits until a node may have joined or ended since the directory had this generation, for `most` at most.
     pub(crate) fn await_change(&self, me: Token, generation: u32, most: Duration) -> Result<()> {
         if self.network.is_none() {
             self.membership.wait_change(generation, most);
@@ -468,11 +471,11 @@ impl Shared {
         Ok(())
     }
 
-    /// Sleeps on the bell, and on the network if there is one, as long as the bell is armed by this sleeper.
+    /// Sleeps on the bell, and on the network if there is one, while the bell is armed by this sleeper.
     fn sleep(&self, sleeper: u32, timeout: Duration) {
         let Some(network) = &self.network else { return self.bell().sleep_as(sleeper, timeout) };
         let park = Park { bell: self.bell().word(), expected: sleeper, timeout, writable: false };
-        // The former leader may be on its way out of here: the bell does not say its number any more.
+        // The former leader may still be here, on its way out: the bell does not have its number any more.
         let mut port = network.port.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(port) = &mut *port else { return self.bell().sleep_as(sleeper, timeout) };
         if let Err(error) = port.park(park) {
@@ -481,7 +484,7 @@ impl Shared {
         }
     }
 
-    /// The way to a node's present life, made if need be. Control path.
+    /// The send queue to a node's present incarnation, made if necessary. A slow call.
     pub(crate) fn way(&self, me: Token, node: NodeId, priority: Priority) -> Result<(Arc<Outbound>, Incarnation)> {
         let Some(outbound) = self.ways.get(node, priority) else { return Err(Error::NoSuchNode { node }) };
         let mut engine = self.enter(me, "peer")?;
@@ -493,7 +496,8 @@ impl Shared {
         Ok((outbound.clone(), incarnation))
     }
 
-    /// The way to a node at normal priority, with the life it leads to: the path of [`Node::send`](super::Node::send).
+    /// The send queue to a node at normal priority, and the incarnation it leads to: the path of
+    /// [`Node::send`](super::Node::send).
     #[inline]
     pub(crate) fn known_way(&self, me: Token, node: NodeId) -> Result<(&Arc<Outbound>, Incarnation)> {
         if let Some(outbound) = self.ways.known(node, Priority::Normal)
@@ -508,7 +512,8 @@ impl Shared {
         self.ways.known(node, Priority::Normal).map(|outbound| (outbound, incarnation)).ok_or(Error::NoSuchNode { node })
     }
 
-    /// Drives until `op` is done. False if the deadline passed first, or if `stuck` said that it can't come to an end.
+    /// Turns the engine or sleeps until `op` is done. False if the deadline passed first, or if `stuck` returned that it can
+    /// never end.
     pub fn drive(
         &self,
         me: Token,
@@ -524,7 +529,7 @@ impl Shared {
             }
             if self.progress != Progress::Poller {
                 let mut engine = self.enter(me, "wait")?;
-                // Bounded: a flood from a peer must not hide the deadline.
+                // The loop is bounded: a flood from a peer must not delay the check of the deadline.
                 for _ in 0..TURNS_MAX {
                     if op.is_done() {
                         break;
@@ -587,14 +592,14 @@ impl Shared {
             helm.held = false;
         }
         if !helm.held {
-            // Before: a reactor that takes it in between is counted after this.
+            // Read before: a reactor that takes the helm in between is counted after this.
             let reactors = self.reactor.count();
             match self.helm.take() {
                 Some(from_poller) => {
                     helm.held = true;
                     helm.reactors = reactors;
                     if from_poller {
-                        // It may sleep though the bell is disarmed: a thread that looks by itself does that.
+                        // The poller may sleep although the bell is disarmed, since a thread that looks by itself disarms it.
                         self.bell().rouse();
                     }
                 }
@@ -616,14 +621,14 @@ impl Shared {
         Ok(())
     }
 
-    /// The poller's sleep on the bell, unless a thread of the application sleeps there. Returns the turns there had been when it went
-    /// to sleep.
+    /// The poller's sleep on the bell, unless a thread of the application sleeps there. Returns the number of turns before the
+    /// sleep.
     pub(crate) fn park_poller(&self, me: Token, timeout: Duration) -> u64 {
         if !self.helm.take_as_poller() {
             let turns = self.turns();
             world::park(Duration::from_millis(1));
             if self.turns() == turns {
-                // Whoever has the helm sleeps there, and drives when it wakes.
+                // The leader sleeps there, and turns the engine when it wakes.
                 self.poller.sleep_beside(|| self.helm.is_callers());
             }
             return turns;
@@ -631,16 +636,17 @@ impl Shared {
         let dozes = self.progress != Progress::Poller;
         let sleep = self.baton.enter(me).and_then(|mut engine| {
             if !self.helm.is_pollers() {
-                // A thread of the application took it meanwhile, and the bell with it.
+                // A thread of the application took the helm meanwhile, and the bell with it.
                 return None;
             }
             engine.check_peers_now_and_then();
             engine.show_for_sleep();
-            // Else it has to see for itself whether those live that a thread waits for.
+            // Otherwise it must check for itself that the peers live for which a thread waits.
             let is_told = if dozes { !self.poller.is_needed() } else { engine.fabric().is_remote_only() };
             let timeout = engine.arm(me, POLLER, if is_told { NOTHING_PENDING } else { timeout })?;
             if !self.helm.is_pollers() {
-                // Who took it before the bell was armed roused nobody, and does not arm it before the baton is free.
+                // A thread that took the helm before the bell was armed woke no sleeper. It can't arm the bell before the baton
+                // is free.
                 self.bell().disarm();
                 return None;
             }
@@ -662,14 +668,14 @@ impl Shared {
         turns
     }
 
-    /// Wakes the poller if it sleeps on the bell for long, whether or not anybody disarmed that since.
+    /// Wakes the poller from a long sleep on the bell, even if the bell was disarmed since.
     fn rouse_poller(&self) {
         if self.poller.rouse() {
             self.bell().rouse();
         }
     }
 
-    /// Tells the poller that there is something to do, where it alone drives.
+    /// Tells the poller that there is work, if only the poller turns the engine.
     pub fn hand_over(&self) {
         if self.progress == Progress::Poller {
             self.bell().ring(true);
@@ -696,7 +702,7 @@ impl Shared {
         })
     }
 
-    /// The latest transfers that ended.
+    /// The reports of the latest transfers.
     pub(crate) fn transfers(&self, me: Token) -> Result<Vec<TransferReport>> {
         Ok(self.enter(me, "transfers")?.reports())
     }
@@ -744,9 +750,9 @@ impl Shared {
 pub(crate) struct HelmHold<'a> {
     shared: &'a Shared,
     held: bool,
-    /// How many reactors there had been then.
+    /// The number of reactors when the helm was taken.
     reactors: u32,
-    /// It slept beside the helm, so it may be the one who was woken to take it.
+    /// It slept beside the helm, so it may be the thread that was woken to take it.
     slept: bool,
 }
 

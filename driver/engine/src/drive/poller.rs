@@ -1,9 +1,10 @@
-//! The poller: the thread that turns the engine when nobody else does.
+//! The poller: the thread that turns the engine when no other thread does.
 //!
-//! `Inline` has none, but on a network, where somebody has to answer. `Adaptive` turns only while nonblocking operations are pending and no
-//! thread of the application has turned the engine for a millisecond; on a network, whenever no thread has. `Poller` turns always, and
-//! nobody else does. Who has nothing to do sleeps long, as a node that is idle for hours should cost nothing: until a datagram comes or a
-//! timer of the network is due, an operation begins, or the thread that drives leaves the helm.
+//! With `Inline` there is none, except on a network, where peers need answers. With `Adaptive` it turns only while nonblocking
+//! operations are pending and no thread of the application has turned the engine for a millisecond; on a network, whenever no
+//! thread has. With `Poller` it turns always, and no other thread does. A poller without work sleeps long, because an idle node
+//! should cost nothing. It wakes when a datagram comes, when a timer of the network is due, when an operation begins, or when
+//! the parking leader leaves.
 
 use crate::drive::Shared;
 use crate::sync::baton::Token;
@@ -16,14 +17,14 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who turns the engine.
+/// Which thread turns the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Progress {
-    /// The threads that call, and nobody else. Nonblocking operations advance inside calls only.
+    /// Only threads that call the node. Nonblocking operations advance only inside calls.
     Inline,
-    /// A thread of the node, and nobody else: the application's threads only hand over and wait.
+    /// Only a thread of the node. The application's threads hand over their operations and wait.
     Poller,
-    /// The threads that wait; and a thread of the node when nobody waits and something is pending.
+    /// The threads that wait; and a thread of the node while no thread waits and something is pending.
     #[default]
     Adaptive,
 }
@@ -50,37 +51,38 @@ impl FromStr for Progress {
     }
 }
 
-/// How long the adaptive poller leaves an engine alone that somebody else turned.
+/// How long the adaptive poller leaves an engine alone after another thread turned it.
 const LEAVE_ALONE: Duration = Duration::from_millis(1);
-/// ... and packets that wait for others to be sent with, if perhaps none follow.
+/// ... and gathered packets that wait for others to be sent with, in case none follow.
 const LEAVE_GATHERED: Duration = Duration::from_micros(100);
-/// How long the adaptive poller sleeps on a bell that perhaps nobody rings.
+/// How long the adaptive poller sleeps on a bell that might not be rung.
 const UNRUNG: Duration = Duration::from_millis(10);
-/// Turns with work after which the adaptive poller lets others have the processor.
+/// After this many turns with work, the adaptive poller yields the processor.
 const YIELD_TURNS: u32 = 8;
-/// How long it sleeps when nothing is pending, or a thread of the application has the helm; whoever changes that wakes it.
+/// How long it sleeps when nothing is pending, or a thread of the application has the helm. A thread that changes this wakes
+/// it.
 pub const NOTHING_PENDING: Duration = Duration::from_secs(1);
 
-/// How often it looks whether an event loop that does not sleep still turns its reactor.
+/// How often it checks whether an awake event loop still turns its reactor.
 const STALLED: Duration = Duration::from_millis(250);
 
 /// Why it sleeps: nothing is pending, or a thread of the application has the helm.
 const IDLE: u32 = 1;
 const BESIDE_HELM: u32 = 2;
 
-/// What the application's threads and the poller share.
+/// The state shared by the application's threads and the poller.
 #[derive(Default)]
 pub struct PollerWord {
-    /// Why the poller sleeps, if not on the bell: zero if it does not, or soon looks again.
+    /// Why the poller sleeps, if not on the bell. Zero if it does not sleep, or only briefly.
     asleep: AtomicU32,
-    /// The poller sleeps on the bell for long, as nothing is pending: it may have to be woken though nobody would ring.
+    /// The poller sleeps on the bell for long, because nothing is pending. It may have to be woken without a ring.
     dozing: AtomicBool,
     stop: AtomicBool,
-    /// Nonblocking operations that have not ended.
+    /// The number of pending nonblocking operations.
     pending: AtomicUsize,
-    /// Something could not be sent that nobody waits for. Until the poller finds nothing to do.
+    /// Something could not be sent, and no thread waits for it. Set until the poller finds nothing to do.
     left: AtomicBool,
-    /// There is a reactor, which drives in the poller's place.
+    /// A reactor turns the engine in the poller's place.
     relieved: AtomicBool,
     /// How often packets began to be gathered.
     gathered: AtomicUsize,
@@ -95,7 +97,7 @@ impl PollerWord {
         }
     }
 
-    /// Something could not be sent that nobody waits for.
+    /// Notes that something could not be sent, and that no thread waits for it.
     pub fn left_over(&self) {
         self.left.store(true, Ordering::SeqCst);
         if !self.relieved.load(Ordering::SeqCst) {
@@ -103,7 +105,7 @@ impl PollerWord {
         }
     }
 
-    /// There is a reactor from now on, or none any more.
+    /// Sets whether a reactor turns the engine in the poller's place.
     pub fn relieve(&self, relieved: bool) {
         self.relieved.store(relieved, Ordering::SeqCst);
         self.wake();
@@ -114,7 +116,7 @@ impl PollerWord {
         self.pending.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Packets begin to be gathered, and nobody may come who sends them.
+    /// Notes that packets begin to be gathered, which perhaps no further call sends.
     pub fn gathering(&self) {
         self.gathered.fetch_add(1, Ordering::Relaxed);
     }
@@ -151,7 +153,7 @@ impl PollerWord {
         self.sleep_while(IDLE, most, || self.relieved.load(Ordering::SeqCst));
     }
 
-    /// A little while.
+    /// Pauses for a little while.
     pub fn pause(&self, most: Duration) {
         futex_wait(&self.asleep, 0, most);
     }
@@ -162,7 +164,7 @@ impl PollerWord {
     }
 
     fn sleep_while(&self, why: u32, most: Duration, is_so: impl FnOnce() -> bool) {
-        // Asleep, then a look at what it sleeps for: whoever wakes it does it the other way round.
+        // First asleep, then a look at the reason: a waking thread does this in the opposite order.
         self.asleep.store(why, Ordering::SeqCst);
         if is_so() && !self.stop.load(Ordering::SeqCst) {
             futex_wait(&self.asleep, why, most);
@@ -175,40 +177,40 @@ impl PollerWord {
         self.pending.load(Ordering::SeqCst) != 0 || self.left.load(Ordering::SeqCst)
     }
 
-    /// How long the adaptive poller may sleep on a bell that it armed: long if nothing is pending, and from here on whoever begins something
-    /// ends the sleep. A thread of the application that looks by itself lets no sender ring, and does not say when it ceases to look: who
-    /// waits for a nonblocking operation must not wait for that.
+    /// How long the adaptive poller may sleep on a bell that it armed: long if nothing is pending, because from now on a new
+    /// operation ends the sleep. A thread that looks by itself disarms the bell, and does not tell when it ceases to look, so a
+    /// pending nonblocking operation must not wait for that.
     pub fn doze(&self, timeout: Duration) -> Duration {
         self.dozing.store(true, Ordering::SeqCst);
         if self.is_needed() { timeout.min(UNRUNG) } else { timeout }
     }
 
-    /// After the sleep; or for who has to end it. Whether it was going on.
+    /// Ends a long sleep: called after it, or by a thread that has to end it. Returns whether it was going on.
     pub fn rouse(&self) -> bool {
         self.dozing.load(Ordering::SeqCst) && self.dozing.swap(false, Ordering::SeqCst)
     }
 }
 
-/// What a turn of the poller came to.
+/// The result of a turn of the poller.
 #[derive(Default)]
 pub struct Turned {
     /// The amount of work done.
     pub work: usize,
-    /// It is a sign of more to come.
+    /// The work is a sign of more to come.
     pub is_news: bool,
     /// A put or get of another node is half answered.
     pub serves: bool,
 }
 
-/// The poller's life: until it is told to stop.
+/// Runs the poller until it is told to stop.
 pub fn run(shared: Arc<Shared>) {
     let me = Token::current();
     let word = shared.poller();
     let (mut seen, mut gathered) = (shared.turns(), 0);
-    // In adaptive mode nobody waits for the poller's speed, so it goes to sleep at once.
+    // In adaptive mode no thread depends on the poller's speed, so it goes to sleep at once.
     let wait = if shared.progress() == Progress::Poller { shared.wait() } else { Wait::Park };
     let mut gear = Gear::new(wait, None);
-    // ... but where a put or get of another node is half answered, that node waits for each part of it.
+    // ... except while a put or get of another node is half answered, because that node waits for each part of it.
     let mut hasty = Gear::new(Wait::Auto, None);
     let mut driven = 0_u32;
     while !word.stopped() {
@@ -237,7 +239,7 @@ pub fn run(shared: Arc<Shared>) {
         let Turned { work, is_news, serves } = shared.turn_poller(me);
         seen = shared.turns();
         if word.left.load(Ordering::Relaxed) {
-            // Before the look: what is left after it says so again.
+            // Before the look: work left over after the look sets it again.
             word.left.store(false, Ordering::SeqCst);
             if shared.has_left_over(me) {
                 word.left.store(true, Ordering::SeqCst);
@@ -250,7 +252,7 @@ pub fn run(shared: Arc<Shared>) {
             hasty.awake();
             driven = driven.wrapping_add(1);
             if shared.progress() != Progress::Poller && driven.is_multiple_of(YIELD_TURNS) {
-                // A thread of the application may be waiting for this very processor, to drive by itself.
+                // A thread of the application may be waiting for this processor, to turn the engine itself.
                 world::yield_now();
             }
             continue;

@@ -1,16 +1,16 @@
 //! Counts of a node.
 
-/// What a node has done so far.
+/// Counts of a node since it joined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Messages that arrived whole, asked for or not.
+    /// Messages that arrived whole, whether or not a receive had asked for them.
     pub messages_in: u64,
     /// Their bytes.
     pub bytes_in: u64,
-    /// Of the messages that arrived, those that the poller thread carried.
+    /// Of the messages that arrived, those that the poller thread handled.
     pub by_poller: u64,
-    /// Of the messages that arrived, those that nobody had asked for yet.
+    /// Of the messages that arrived, those that no receive had asked for yet.
     pub unexpected: u64,
     /// Messages given to lanes.
     pub messages_out: u64,
@@ -18,10 +18,10 @@ pub struct Stats {
     pub bytes_out: u64,
     /// Messages that wait to be received.
     pub pooled: usize,
-    /// Bytes that they take.
+    /// The bytes of these messages in the pool.
     pub pooled_bytes: usize,
     /// The most bytes that waiting messages ever took.
     pub pooled_bytes_most: usize,
-    /// Times a thread slept on the doorbell.
+    /// How often a thread slept on the doorbell.
     pub parks: u64,
 }

@@ -1,4 +1,5 @@
-//! What tasks and event loops need of a node: operations that are polled, the reactor's sleep, and streams, which are written outside of the engine.
+//! What tasks and event loops need from a node: operations that are polled, the reactor's sleep, and streams, which are written
+//! outside the engine.
 
 use super::{Shared, WITHOUT_PORT};
 use crate::drive::poller::Progress;
@@ -17,16 +18,16 @@ use std::sync::{Arc, PoisonError};
 use std::task::Context;
 use std::time::Duration;
 
-/// How long an event loop has to turn its reactor when it was told to.
+/// How long an event loop has to turn its reactor after it was asked to.
 const LATE: Duration = Duration::from_millis(20);
-/// How long leaving waits for what services still have to move.
+/// How long leaving waits for data that services still have to move.
 const FLUSH_MOST: Duration = Duration::from_secs(1);
 
-/// Something was begun that no thread may wait for: as long as this lives somebody drives.
+/// A pending operation that perhaps no thread waits for. While this lives, some thread turns the engine.
 pub struct Begun(pub Arc<Shared>);
 
 impl Begun {
-    /// From now on, until this is dropped.
+    /// Pending from now on, until this is dropped.
     pub fn new(shared: &Arc<Shared>) -> Self {
         shared.began();
         Self(shared.clone())
@@ -40,13 +41,13 @@ impl Drop for Begun {
 }
 
 impl Shared {
-    /// A nonblocking operation began, which the poller may have to drive.
+    /// Notes that a nonblocking operation began, for which the poller may have to turn the engine.
     pub fn began(&self) {
         self.poller.began();
         self.rouse();
     }
 
-    /// Something is to be driven which perhaps nobody who sleeps looks for.
+    /// Wakes a thread for work that perhaps no sleeper looks for.
     pub(crate) fn rouse(&self) {
         if self.reactor.rouse() {
             self.bell().wake();
@@ -54,7 +55,8 @@ impl Shared {
         self.rouse_poller();
     }
 
-    /// Has the engine do something, in its next turn if this thread is within it, and sees to it that what can't go now goes later.
+    /// Runs `act` with the engine: in its next turn if this thread is within it. Makes sure that work which can't be done now
+    /// is done later.
     pub fn have_done(&self, me: Token, act: impl FnOnce(&mut Engine) + Send + 'static) {
         let is_left = match self.baton.enter(me) {
             Some(mut engine) => {
@@ -71,7 +73,7 @@ impl Shared {
         self.done_within(is_left);
     }
 
-    /// After something was done within the engine by a thread that does not stay: sees to it that `is_left`, what could not be done, is done later.
+    /// Call after a short use of the engine. `is_left` tells whether work could not be done, which is then done later.
     pub(crate) fn done_within(&self, is_left: bool) {
         if is_left {
             self.poller.left_over();
@@ -80,12 +82,12 @@ impl Shared {
         self.hand_over();
     }
 
-    /// Whether there is something that could not be done so far, and for which nobody waits.
+    /// Whether some work could not be done so far, and no thread waits for it.
     pub(crate) fn has_left_over(&self, me: Token) -> bool {
         self.baton.enter(me).is_some_and(|engine| engine.has_left_over())
     }
 
-    /// Whether `op` is over; if not, whoever drives wakes this task when it is.
+    /// Whether `op` is over. If not, the thread that turns the engine wakes this task when it is.
     pub fn poll_op(&self, op: &Op, context: &mut Context<'_>) -> bool {
         if !op.is_done()
             && let Ok(me) = self.check()
@@ -100,24 +102,24 @@ impl Shared {
         false
     }
 
-    /// This task waits for what whoever drives will see.
+    /// Makes sure that a thread turns the engine for this task.
     pub fn wake_driver_of(&self, context: &mut Context<'_>) {
         if self.reactor.is_there() {
             if self.reactor.rouse() {
                 self.bell().wake();
             }
         } else if self.progress == Progress::Inline {
-            // Nobody but this task.
+            // Only this task turns the engine.
             context.waker().wake_by_ref();
         }
     }
 
-    /// What the reactor and others share.
+    /// The state shared by the reactor and the node's threads.
     pub fn reactor(&self) -> &ReactorWord {
         &self.reactor
     }
 
-    /// A reactor drives from now on: its number. `None` if there is one.
+    /// Attaches a reactor, which turns the engine from now on. Returns its number, or `None` if there is one already.
     pub fn attach_reactor(&self) -> Option<u32> {
         let number = self.reactor.attach(|| {
             self.helm.take_as_reactor();
@@ -128,7 +130,7 @@ impl Shared {
         Some(number)
     }
 
-    /// The reactor of this number does not any more.
+    /// Detaches the reactor with this number.
     pub fn detach_reactor(&self, number: u32) {
         while self.reactor.turned(number) {
             if let Some(relied) = self.reactor.detach(self.reactor.life(), || self.leave_as_reactor()) {
@@ -142,14 +144,14 @@ impl Shared {
         self.poller.relieve(false);
     }
 
-    /// For the poller: there is a reactor, of which this was said some time ago, and which did not turn since. It may sleep; but if something waits for it, its event loop
-    /// is kept from it. Then it is none any more, until it turns again.
+    /// For the poller: the reactor has not turned since `life` was read. It may be asleep; but if work waits for it, its event
+    /// loop is blocked. The reactor is then detached until it turns again.
     pub(crate) fn stand_in(&self, me: Token, life: u64) {
         let turned = self.turn_poller(me);
         if !self.reactor.look() && !turned.is_news {
             return;
         }
-        // It may just be about to.
+        // It may just be about to turn.
         self.rouse();
         self.poller.pause(LATE);
         let Some(mut engine) = self.baton.enter(me) else { return };
@@ -166,12 +168,12 @@ impl Shared {
         wake_all(relied);
         tracing::debug!(
             node = self.membership.id().index(),
-            "the event loop that drives this node is kept from it; its poller does meanwhile"
+            "the event loop of this node's reactor is late; the poller turns the engine meanwhile"
         );
     }
 
-    /// The reactor is about to sleep until `op` is done or something arrives: if nothing did so far, how long it may, and the descriptor tells.
-    /// [`leave_watch`](Self::leave_watch) comes after.
+    /// Prepares the reactor's sleep until `op` is done or something arrives. Returns how long it may sleep, or `None` if
+    /// something has happened already; the descriptor then wakes it. Call [`leave_watch`](Self::leave_watch) afterwards.
     pub fn watch(&self, me: Token, op: &Arc<Op>, bell: &mut Option<Box<dyn Port>>) -> io::Result<Option<Duration>> {
         let Some(most) = self.enter(me, "sleep")?.park(me, REACTOR, op, PARK_MOST) else { return Ok(None) };
         let park = Park { bell: self.bell().word(), expected: REACTOR, timeout: most, writable: false };
@@ -184,7 +186,7 @@ impl Shared {
         Ok(Some(most))
     }
 
-    /// After the sleep.
+    /// Called after the sleep.
     pub fn leave_watch(&self, me: Token, op: &Arc<Op>, bell: &mut Option<Box<dyn Port>>) -> io::Result<()> {
         self.with_port(bell, |port| port.unwatch())?;
         let mut engine = self.enter(me, "wake up")?;
@@ -193,7 +195,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The port of the network, or one for the bell alone.
+    /// Uses the port of the network, or one for the bell alone.
     pub fn with_port<T>(
         &self,
         bell: &mut Option<Box<dyn Port>>,

@@ -1,4 +1,4 @@
-//! The sending half of one way to a node, over whichever fabric.
+//! The sending half of one connection to a node, over any fabric.
 
 use crate::mode::LinkFigures;
 use doorbell_fabric::{Link, PacketHead, PacketKind, Push};
@@ -11,18 +11,17 @@ use doorbell_udp::protocol::TransferId;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of a packet in shared memory. A message up to this long is one packet; of a longer one the target copies a packet while the next
-/// is written. Smaller packets would overlap more, but each costs two more journeys of a cache line, which between processors without a common
-/// cache take as long as copying 8 KiB.
+/// The length of a packet in shared memory. A message up to this length is one packet. Of a longer one, the target copies a
+/// packet while the next is written. Smaller packets would overlap more, but each needs two more transfers of a cache line,
+/// which between processors without a common cache take as long as copying 8 KiB.
 const PACKET_BYTES: usize = 16384;
 
-/// The sending half of one way to a node.
-// In place, as the path of every small message goes through the larger one.
+/// The sending half of one connection to a node. Not boxed, because the path of every small message uses the larger variant.
 #[allow(clippy::large_enum_variant)]
 pub enum AnyLink {
-    /// By a lane in shared memory.
+    /// A lane in shared memory.
     Shm(ShmLink),
-    /// By a lane of a session.
+    /// A lane of a session.
     Udp(UdpLink),
 }
 
@@ -36,8 +35,8 @@ impl AnyLink {
         }
     }
 
-    /// Bytes of each packet of a message of `len` bytes, but for the last. Datagrams of about the same length: a short one costs as many calls
-    /// as a long one.
+    /// The length of each packet of a message of `len` bytes, except the last. Datagrams have about the same length, since a
+    /// short one costs as many calls as a long one.
     #[inline]
     pub fn piece_bytes(&self, len: usize) -> usize {
         let most = self.packet_bytes();
@@ -47,7 +46,7 @@ impl AnyLink {
         }
     }
 
-    /// Whether it leads to a node that shares no memory with this one.
+    /// Whether the target shares no memory with this node.
     #[inline]
     pub fn is_remote(&self) -> bool {
         matches!(self, AnyLink::Udp(_))
@@ -59,7 +58,7 @@ impl AnyLink {
     /// As [`Link::push`].
     #[inline]
     pub unsafe fn push(&mut self, head: &PacketHead, bytes: *const u8, len: usize) -> Push {
-        debug_assert!(head.kind != PacketKind::Loan || !self.is_remote(), "nothing is lent to who shares no memory");
+        debug_assert!(head.kind != PacketKind::Loan || !self.is_remote(), "a loan to a node that shares no memory");
         match self {
             // SAFETY: caller.
             AnyLink::Shm(link) => unsafe { link.push(head, bytes, len) },
@@ -68,7 +67,8 @@ impl AnyLink {
         }
     }
 
-    /// As [`push`](Self::push), of a packet that goes with those that follow until [`Fabrics::release`](super::Fabrics::release).
+    /// As [`push`](Self::push), for a packet that is sent together with later ones, at
+    /// [`Fabrics::release`](super::Fabrics::release).
     #[inline]
     pub fn push_held(&mut self, head: &PacketHead, bytes: &[u8]) -> Push {
         match self {
@@ -78,7 +78,8 @@ impl AnyLink {
         }
     }
 
-    /// Has a session send a part of what its target expects by this name, `total` bytes in all. `None`: not now. False: it can't, and never will.
+    /// Lets a session send a part of what its target expects under this name, which has `total` bytes in all. `None`: not now.
+    /// `Some(false)`: it never can.
     pub fn begin_transfer(&self, name: u64, part: Range<u64>, total: u64, from: Arc<dyn BytesOut>) -> Option<bool> {
         match self {
             AnyLink::Shm(_) => Some(false),
@@ -86,7 +87,7 @@ impl AnyLink {
         }
     }
 
-    /// What the target has not taken yet, as far as is known. `None`: it can't be said just now.
+    /// What the target has not taken yet, as far as is known. `None`: it can't be read now.
     #[inline]
     pub fn figures(&mut self) -> Option<LinkFigures> {
         match self {
@@ -107,7 +108,7 @@ impl AnyLink {
         }
     }
 
-    /// Whether the target said that it takes no more messages until it asks for some.
+    /// Whether the target refuses messages until it requests some.
     pub fn refused(&self) -> bool {
         match self {
             AnyLink::Shm(link) => link.refused(),
@@ -115,7 +116,7 @@ impl AnyLink {
         }
     }
 
-    /// The longest message that finds room on an idle link whatever came before it.
+    /// The longest message that finds room on an idle link, whatever came before it.
     pub fn most_at_once(&self) -> usize {
         match self {
             AnyLink::Shm(link) => link.most_at_once(),
@@ -131,7 +132,7 @@ impl AnyLink {
         }
     }
 
-    /// Says whether messages wait for room on this link.
+    /// Tells the target whether sends wait for room on this link.
     #[inline]
     pub fn wait_for_room(&mut self, waits: bool) {
         if let AnyLink::Shm(link) = self {
@@ -139,7 +140,7 @@ impl AnyLink {
         }
     }
 
-    /// Prepares for a message like the last.
+    /// Prepares for a message like the last one.
     #[inline(always)]
     pub fn own_ahead(&self) {
         if let AnyLink::Shm(link) = self {
@@ -147,12 +148,12 @@ impl AnyLink {
         }
     }
 
-    /// Whether its packets are as long as only those of a bulk ring are, so that one would be of use.
+    /// Whether a bulk ring would help: its packets could be longer with one.
     pub fn has_use_for_bulk(&self) -> bool {
         matches!(self, AnyLink::Shm(_)) && self.packet_bytes() >= BULK_LEAST
     }
 
-    /// Offers a region as a bulk ring. Gives back one that can't be.
+    /// Offers a region as a bulk ring. Returns it if the link can't use it.
     pub fn offer_bulk(&mut self, region: OwnRegion) -> Option<OwnRegion> {
         match self {
             AnyLink::Shm(link) => link.offer_bulk(region),
@@ -160,7 +161,7 @@ impl AnyLink {
         }
     }
 
-    /// Ends the link, and gives its bulk ring back.
+    /// Ends the link, and returns its bulk ring.
     pub fn into_bulk(self) -> Option<OwnRegion> {
         match self {
             AnyLink::Shm(link) => link.into_bulk(),

@@ -1,8 +1,8 @@
-//! What leads to other nodes: shared memory where two nodes have some in common, and the network where they have none.
+//! Connections to other nodes: shared memory where two nodes share some, and the network where they do not.
 //!
-//! Which of the two reaches a node is found out when it is met: by the network everybody says a number that lies in its inbox, and whoever
-//! reads it there shares memory with it. All that goes to that life of the node goes by shared memory then, unless a [mode](crate::mode) is asked
-//! for or chosen that takes the network.
+//! When two nodes meet on the network, each announces a number that is in its inbox. A node that can read the number there
+//! shares memory with the other. Everything for that incarnation then goes through shared memory, unless a [mode](crate::mode)
+//! that takes the network is requested or chosen.
 
 mod link;
 mod net;
@@ -25,12 +25,12 @@ use std::time::Duration;
 /// Which fabrics a node uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum FabricKind {
-    /// Shared memory where there is any, and the network where there is none.
+    /// Shared memory where both nodes share it, and the network otherwise.
     #[default]
     Auto,
-    /// Shared memory alone.
+    /// Only shared memory.
     Shm,
-    /// The network alone, even to nodes of the same machine: of this node nothing is in `/dev/shm`.
+    /// Only the network, even to nodes of the same machine. The node has nothing in `/dev/shm`.
     Udp,
 }
 
@@ -61,14 +61,14 @@ pub struct Fabrics {
 }
 
 impl Fabrics {
-    /// Sends what links of the network hold: see [`AnyLink::push_held`].
+    /// Sends the packets that links of the network hold: see [`AnyLink::push_held`].
     pub fn release(&self) {
         if let Some(net) = &self.net {
             net.release();
         }
     }
 
-    /// Of a node that shares memory with others, and perhaps is on a network.
+    /// The fabrics of a node that shares memory with others, and may be on a network.
     pub fn new(mut shm: ShmFabric, net: Option<Net>) -> Self {
         if net.is_some() {
             shm.set_networked();
@@ -76,12 +76,12 @@ impl Fabrics {
         Self { shm, net }
     }
 
-    /// This node's place in its domain.
+    /// This node's membership of its domain.
     pub fn membership(&self) -> &Arc<Membership> {
         self.shm.membership()
     }
 
-    /// How long sampled messages took.
+    /// The durations of sampled messages.
     pub fn latencies(&self) -> &LatencyHistogram {
         self.shm.latencies()
     }
@@ -91,7 +91,7 @@ impl Fabrics {
         self.shm.bell()
     }
 
-    /// Hands at most `budget` packets to `sink`, and returns how much there was to do.
+    /// Hands at most `budget` packets to `sink`, and returns the work done.
     #[inline(always)]
     pub fn poll<S: Sink>(&mut self, sink: &mut S, budget: usize) -> usize {
         let taken = self.shm.poll(sink, budget);
@@ -100,7 +100,7 @@ impl Fabrics {
             Some(net) => {
                 let more = net.poll(&mut self.shm, sink, budget, taken > 0);
                 if more > 0 && self.shm.has_later() {
-                    // It may be what the others waited for.
+                    // The packets of the network may be what held others back.
                     self.shm.try_again();
                 }
                 taken + more
@@ -108,17 +108,18 @@ impl Fabrics {
         }
     }
 
-    /// How many links lead to a life of a node: whether by shared memory, which is the first then, and how many by the network.
+    /// The links to an incarnation of a node: whether shared memory is one of them, which is then the first, and how many the
+    /// network has.
     pub fn links(&self, node: NodeId, life: Incarnation) -> (bool, usize) {
         (self.shm.live(node) == Some(life), self.net.as_ref().map_or(0, |net| net.links(node, life)))
     }
 
-    /// Opens one of the network's links to a life of a node. `None`: not now.
+    /// Opens one of the network's links to an incarnation of a node. `None`: not now.
     pub fn connect_by(&mut self, target: NodeId, life: Incarnation, link: u8, priority: Priority) -> Option<AnyLink> {
         self.net.as_ref()?.connect_by(target, life, link, priority)
     }
 
-    /// The lane that was busy last, for the shortest way from there.
+    /// The lane that was busy last, for the fast path.
     #[inline(always)]
     pub fn hot(&mut self) -> Option<Hot<'_>> {
         self.shm.hot()
@@ -129,7 +130,7 @@ impl Fabrics {
         self.shm.spin(rounds)
     }
 
-    /// What happened to other nodes, oldest first.
+    /// The next change of another node, oldest first.
     #[inline]
     pub fn next_change(&mut self) -> Option<Change> {
         let Some(net) = &mut self.net else { return self.shm.next_change() };
@@ -157,10 +158,10 @@ impl Fabrics {
         self.net.as_ref().map_or_else(Vec::new, Net::members)
     }
 
-    /// Opens the way to a life of a node. `None`: not now.
+    /// Opens a link to an incarnation of a node. `None`: not now.
     ///
     /// # Errors
-    /// It can't be reached.
+    /// The node can't be reached.
     pub fn connect(&mut self, target: NodeId, life: Incarnation, priority: Priority) -> Result<Option<AnyLink>, ShmError> {
         if let Some(net) = &self.net
             && net.live(target) == Some(life)
@@ -174,17 +175,18 @@ impl Fabrics {
         }
     }
 
-    /// Has what a life of a node sends by a name of a session, that of this link, stored, and returns the name. `None`: there is no session with it.
+    /// Has a message stored that an incarnation of a node will send over this link, and returns the session's name for it.
+    /// `None`: there is no session.
     pub fn expect(&self, node: NodeId, life: Incarnation, link: u8, len: u64, into: &Arc<dyn BytesIn>) -> Option<u64> {
         self.net.as_ref()?.expect(node, life, link, len, into)
     }
 
-    /// Whether everything that this life of a node sent has been delivered, and no more can come.
+    /// Whether everything that this incarnation of a node sent has been delivered, and no more can come.
     pub fn drained(&self, node: NodeId, life: Incarnation) -> bool {
         self.shm.drained(node, life) && self.net.as_ref().is_none_or(|net| net.live(node) != Some(life))
     }
 
-    /// Takes nothing more of what the present life of a node sends: it broke the rules.
+    /// Reads nothing more from the present incarnation of the node, which broke the rules.
     pub fn close_lanes(&mut self, node: NodeId) {
         self.shm.close_lanes(node);
         if let Some(net) = &mut self.net {
@@ -192,14 +194,14 @@ impl Fabrics {
         }
     }
 
-    /// The node leaves: the network's peers are heard out by whoever closes it.
+    /// The node leaves. The thread that closes the network handles the last packets of its peers.
     pub fn end_network(&mut self) {
         if let Some(net) = &mut self.net {
             net.end();
         }
     }
 
-    /// Looks who came and went, where that costs little.
+    /// Refreshes the peers, where that costs little.
     pub fn glance(&mut self) {
         self.shm.glance();
         if let Some(net) = &mut self.net {
@@ -207,7 +209,7 @@ impl Fabrics {
         }
     }
 
-    /// Asks of every known node whether it lives.
+    /// Checks of every known node that it lives.
     pub fn check_peers(&mut self) {
         self.shm.check_peers();
         if let Some(net) = &mut self.net {
@@ -218,12 +220,13 @@ impl Fabrics {
         }
     }
 
-    /// Whether anything waits that was not refused.
+    /// Whether something waits that was not refused.
     pub fn has_news(&self) -> bool {
         self.shm.has_news() || self.net.as_ref().is_some_and(Net::has_news)
     }
 
-    /// Arms the bell for the sleeper of this number and looks once more. If that found nothing: how long it may sleep, `timeout` at most.
+    /// Arms the bell for the sleeper with this number, and looks once more. Returns how long it may sleep, `timeout` at most,
+    /// or `None` if something was found.
     pub fn arm(&mut self, sleeper: u32, timeout: Duration) -> Option<Duration> {
         let timeout = self.shm.arm(sleeper, timeout)?;
         let Some(net) = &self.net else { return Some(timeout) };
@@ -240,7 +243,7 @@ impl Fabrics {
         self.net.as_ref().is_some_and(Net::was_chatter)
     }
 
-    /// Whether all others are reached by the network, which tells of their deaths by itself.
+    /// Whether all other nodes are reached by the network, which reports their deaths by itself.
     pub fn is_remote_only(&self) -> bool {
         // This node's own lanes are open, too.
         let mut others =
@@ -248,7 +251,7 @@ impl Fabrics {
         self.net.is_some() && others.all(|id| self.shm.peer(id).is_none())
     }
 
-    /// Whether some sender was told that its messages are not taken for now.
+    /// Whether a sender was told that its messages are refused for now.
     pub fn refusing(&self) -> bool {
         self.shm.refusing() || self.net.as_ref().is_some_and(Net::refusing)
     }

@@ -1,4 +1,4 @@
-//! The network, as one node's engine sees it.
+//! The network as one node's engine sees it.
 
 use super::AnyLink;
 use doorbell_fabric::world;
@@ -11,27 +11,27 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often the socket is asked while lanes in shared memory have something each time: a look costs a third of a microsecond.
+/// How often the socket is read while lanes in shared memory always have something: a read costs a third of a microsecond.
 const LOOK_EVERY: Duration = Duration::from_micros(2);
-/// How soon to look again where the kernel had no room for what is to be sent.
+/// How soon to try again after the kernel had no room for a datagram.
 const STUCK: Duration = Duration::from_micros(200);
 
-/// The network, as one node's engine sees it.
+/// The network as one node's engine sees it.
 pub struct Net {
     udp: Arc<Mutex<UdpFabric>>,
-    /// By id: who is reached by it.
+    /// By id: the nodes that are reached by it.
     lives: Vec<Option<Member>>,
-    /// By id: who shares memory with this node and is reached by the network as well.
+    /// By id: nodes that share memory with this one and are also reached by the network.
     beside: Vec<Option<Incarnation>>,
-    /// Of those, who is no more; what arrived of it is still being taken.
+    /// Of these, the ones that are gone; what arrived from them is still being taken.
     gone: Vec<(NodeId, Incarnation)>,
-    /// Who was met and shares memory with this node, which has not opened its inbox yet.
+    /// Nodes that were met and share memory with this node, which has not opened their inboxes yet.
     pending: Vec<(NodeId, Incarnation)>,
     changes: VecDeque<Change>,
     looked: Instant,
-    /// The last poll did not ask the socket.
+    /// The last poll did not read the socket.
     skipped: bool,
-    /// The last poll found nothing but what keeps peers known to each other, or acknowledgements.
+    /// The last poll found nothing but keep-alives and acknowledgements.
     chatter: bool,
     /// The node leaves: nothing is for it any more.
     ended: bool,
@@ -42,12 +42,12 @@ fn lock(udp: &Mutex<UdpFabric>) -> MutexGuard<'_, UdpFabric> {
 }
 
 impl Net {
-    /// Sends what links hold.
+    /// Sends the packets that links hold.
     pub fn release(&self) {
         lock(&self.udp).release();
     }
 
-    /// A network for a domain of so many nodes.
+    /// The network of a domain for `nodes` nodes.
     pub fn new(udp: Arc<Mutex<UdpFabric>>, nodes: usize) -> Self {
         let lives = (0..nodes).map(|_| None).collect();
         let (beside, gone, pending) = (vec![None; nodes], Vec::new(), Vec::new());
@@ -65,8 +65,8 @@ impl Net {
         }
     }
 
-    /// The node leaves: from here on nothing is taken in. What it had begun to receive is forgotten, and the rest of it would look like a
-    /// breach of the rules.
+    /// The node leaves: nothing is taken from now on. It forgets incomplete messages, whose rest would look like a breach of
+    /// the rules.
     pub fn end(&mut self) {
         self.ended = true;
     }
@@ -107,11 +107,11 @@ impl Net {
         taken
     }
 
-    /// Those who are gone, and of whom nothing more is to come, are gone for shared memory, too.
+    /// Reports nodes that are gone to shared memory, too, once nothing more can come from them.
     #[cold]
     fn bury(&mut self, shm: &mut ShmFabric, taken: bool) {
         let mut udp = lock(&self.udp);
-        // What is left waits for something that never came: it was lost with its sender.
+        // The rest waits for something that never comes: it was lost with its sender.
         let is_stuck = |udp: &UdpFabric, node| !taken && udp.is_put_off(node) && shm.is_put_off(node);
         self.gone.retain(|(node, life)| {
             if udp.has(*node, *life) && is_stuck(&udp, *node) {
@@ -129,12 +129,12 @@ impl Net {
         }
     }
 
-    /// Whether the last poll found nothing but what keeps peers known to each other, or acknowledgements.
+    /// Whether the last poll found nothing but keep-alives and acknowledgements.
     pub fn was_chatter(&self) -> bool {
         self.chatter
     }
 
-    /// Takes in what arrived, and learns who came and went.
+    /// Takes in what arrived, and notices nodes that joined or ended.
     pub fn look(&mut self, shm: &mut ShmFabric) {
         if self.ended {
             return;
@@ -167,7 +167,7 @@ impl Net {
                     }
                     self.lose(node, life, Change::Died(node, life));
                 }
-                // What went by it may be lost.
+                // What it carried may be lost.
                 UdpChange::StrandLost(node, life, _) => self.changes.push_back(Change::Parted(node, life)),
             }
         }
@@ -177,7 +177,8 @@ impl Net {
         }
     }
 
-    /// A node is on the network. If it is in the directory, too, and its inbox says what it says of itself, it is reached by shared memory.
+    /// Handles a node that appeared on the network. If the directory has it, too, and its inbox has the announced number, it is
+    /// reached by shared memory.
     fn meet(&mut self, udp: &mut UdpFabric, shm: &mut ShmFabric, node: NodeId, life: Incarnation) {
         shm.glance();
         let Some(about) = udp.about(node).cloned() else { return };
@@ -188,14 +189,14 @@ impl Net {
                 shm.set_beside(node, life, true);
                 udp.beside(node);
             }
-            // Of the former life not all was read yet, or its end was not noticed.
+            // The former incarnation has unread messages, or its end was not noticed yet.
             Some(inbox) if is_listed && inbox.incarnation() != life => self.pending.push((node, life)),
             None if is_listed || shm.is_closing(node) => self.pending.push((node, life)),
             Some(_) => {
                 tracing::warn!(
                     node = node.0,
                     label = about.label,
-                    "a node of the network has the id of one that is attached here; it is not let in"
+                    "a node of the network has the id of a node in shared memory; it is refused"
                 );
                 udp.expel(node);
             }
@@ -207,7 +208,7 @@ impl Net {
         }
     }
 
-    /// A session beside shared memory is over, and all that came by it was taken. False if it was none.
+    /// Ends a session beside shared memory, after all that came over it was taken. False if there was none.
     fn part(&mut self, shm: &mut ShmFabric, node: NodeId, life: Incarnation) -> bool {
         let was_beside = self.beside[node.index()].take_if(|beside| *beside == life).is_some();
         if was_beside {
@@ -216,11 +217,11 @@ impl Net {
         was_beside
     }
 
-    /// Shared memory says that a life is over.
+    /// Shared memory reports that an incarnation is over.
     fn gone(&mut self, node: NodeId, life: Incarnation) {
         if self.beside[node.index()] == Some(life) {
             let mut udp = lock(&self.udp);
-            // What lies in the sockets has arrived.
+            // Reads what has already arrived in the sockets.
             udp.look();
             udp.gone(node, life);
             self.gone.push((node, life));
@@ -233,7 +234,7 @@ impl Net {
         }
     }
 
-    /// The id that a guest gets: from the highest down, as those that join by shared memory take the lowest.
+    /// The id for a joining node: from the highest down, because nodes that join by shared memory take the lowest.
     fn id_for(&self, udp: &mut UdpFabric, shm: &ShmFabric, ask: &Ask) -> Option<NodeId> {
         let membership = shm.membership();
         let mut ids = (0..membership.max_nodes() as u16).rev().map(NodeId);
@@ -250,13 +251,13 @@ impl Net {
         if let Change::Left(node, life) | Change::Died(node, life) = change {
             self.gone(node, life);
         }
-        // Shared memory has the say: of who is reached by it, the network brings nothing.
+        // Shared memory takes precedence: the network reports no node that shared memory reaches.
         if let Change::Joined(node, _) = change
             && let Some(member) = self.lives.get(node.index()).and_then(Option::as_ref)
         {
             tracing::warn!(
                 node = node.0,
-                "a node that attached here has the id of one of the network, which is not reached any more"
+                "a node in shared memory has the id of a node of the network, which is no longer reached"
             );
             let life = member.incarnation;
             self.expel(node);
@@ -267,23 +268,23 @@ impl Net {
         Some(change)
     }
 
-    /// The life of a node that is reached by the network.
+    /// The incarnation of a node that is reached by the network.
     #[inline]
     pub fn live(&self, node: NodeId) -> Option<Incarnation> {
         self.lives.get(node.index())?.as_ref().map(|member| member.incarnation)
     }
 
-    /// Those that are reached by it.
+    /// The nodes that are reached by the network.
     pub fn members(&self) -> Vec<Member> {
         self.lives.iter().flatten().cloned().collect()
     }
 
-    /// The way to a life that is reached by it.
+    /// Opens a link to an incarnation that is reached by the network.
     pub fn connect(&self, target: NodeId, life: Incarnation, priority: Priority) -> Option<AnyLink> {
         UdpLink::new(&self.udp, target, life, priority).map(AnyLink::Udp)
     }
 
-    /// How many links there are to this life.
+    /// The number of links to this incarnation.
     pub fn links(&self, node: NodeId, life: Incarnation) -> usize {
         if self.live(node) != Some(life) && self.beside.get(node.index()) != Some(&Some(life)) {
             return 0;
@@ -291,7 +292,7 @@ impl Net {
         lock(&self.udp).strands(node, life)
     }
 
-    /// One of them.
+    /// Opens one of these links.
     pub fn connect_by(&self, target: NodeId, life: Incarnation, link: u8, priority: Priority) -> Option<AnyLink> {
         UdpLink::by(&self.udp, target, life, link, priority).map(AnyLink::Udp)
     }
@@ -301,14 +302,14 @@ impl Net {
         lock(&self.udp).expect_by(node, life, link, len, into).map(|transfer| transfer.0)
     }
 
-    /// Talks with a node no more.
+    /// Ends all conversation with a node.
     pub fn expel(&mut self, node: NodeId) {
         if self.live(node).is_some() || self.beside.get(node.index()).is_some_and(Option::is_some) {
             lock(&self.udp).expel(node);
         }
     }
 
-    /// Whether anything waits that was not refused.
+    /// Whether something waits that was not refused.
     pub fn has_news(&self) -> bool {
         if self.ended {
             return false;
@@ -326,7 +327,7 @@ impl Net {
         udp.timeout().map_or(most, |due| most.min(due))
     }
 
-    /// Whether some sender was told that its messages are not taken for now.
+    /// Whether a sender was told that its messages are refused for now.
     pub fn refusing(&self) -> bool {
         lock(&self.udp).refusing()
     }

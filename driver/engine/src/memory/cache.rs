@@ -7,10 +7,10 @@ use doorbell_shm::domain::PeerInbox;
 use doorbell_shm::region::PeerRegion;
 use std::sync::Arc;
 
-/// What a copy does: its name, and whether it writes.
+/// The kind of a copy: its name, and whether it writes.
 #[derive(Clone, Copy)]
 pub struct Act {
-    /// What errors call it.
+    /// Its name in errors.
     pub name: &'static str,
     /// Whether it needs a key that may write.
     pub writes: bool,
@@ -19,7 +19,7 @@ pub struct Act {
 pub(crate) const PUT: Act = Act { name: "put", writes: true };
 pub(crate) const GET: Act = Act { name: "get", writes: false };
 
-/// Places in the cache of a peer.
+/// The number of places in a peer's cache.
 pub(crate) const CACHED: usize = 8;
 
 /// The regions that a thread's peer used lately. The thread finds them without a lock.
@@ -31,7 +31,7 @@ pub(crate) struct RegionCache {
 }
 
 impl RegionCache {
-    /// Where the bytes that `place` names are, if the cache has the region and the region allows the access.
+    /// The address of the bytes that `place` names, if the cache has the region and the key allows the access.
     #[inline(always)]
     pub(crate) fn find(&mut self, place: &Place, bytes: usize, act: Act) -> Option<*mut u8> {
         let region = self.regions[place.number as usize % CACHED].as_ref()?;
@@ -45,7 +45,7 @@ impl RegionCache {
         locate(region, place, bytes, act).ok()
     }
 
-    /// After a copy: an error if the region was truncated by then.
+    /// Called after a copy: an error if the region was truncated by then.
     #[inline(always)]
     pub(crate) fn whole(&self, place: &Place) -> Result<()> {
         match &self.regions[place.number as usize % CACHED] {
@@ -61,7 +61,7 @@ pub fn whole(region: &PeerRegion) -> Result<()> {
     if region.is_cut() { Err(Error::Damaged { node: region.node() }) } else { Ok(()) }
 }
 
-/// Where the bytes that `place` names are in a region of the right number, if the key was made for this region.
+/// The address of the bytes that `place` names in a region with the right number, if the key was made for this region.
 #[inline(always)]
 pub(crate) fn locate(region: &PeerRegion, place: &Place, bytes: usize, act: Act) -> Result<*mut u8, KeyFault> {
     if !region.is_live() {

@@ -1,8 +1,8 @@
 //! Copies between private memory and memory that others may write at the same time.
 //!
-//! Aligned elements of four and eight bytes are one store or load each way, when they go alone: a counter or a flag is never
-//! seen half. All else is the C library's copy. Miri gets relaxed atomics throughout, as it would rightly call the rest a
-//! race if two nodes of one process did not order their accesses.
+//! A single aligned element of four or eight bytes takes one store or load, so a reader never sees half of a counter or a flag.
+//! All else is the C library's copy. Under Miri everything is relaxed atomics, because Miri would rightly report a race if two
+//! nodes of one process did not order their accesses.
 
 use doorbell_fabric::sync::{Ordering, fence};
 
@@ -33,7 +33,7 @@ pub unsafe fn inward(src: *const u8, dst: *mut u8, len: usize) {
     }
 }
 
-/// Copies out of shared memory. What is read later was written later: see [`crate::Peer::flush`].
+/// Copies out of shared memory. Later reads see values at least as new: see [`crate::Peer::flush`].
 ///
 /// # Safety
 /// `src` is the start of `len` readable bytes of shared memory, and `dst` of `len` writable ones.

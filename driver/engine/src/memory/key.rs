@@ -1,4 +1,4 @@
-//! Keys: what names a part of a region, with which rights, and as what.
+//! Keys: names of parts of regions, with rights and an element type.
 
 use crate::Result;
 use crate::error::{Error, KeyFault};
@@ -7,15 +7,16 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 
-/// Bytes of a key in a message: as many as fit the cell of a lane, so that a message with a key costs one line.
+/// The length of a key in a message: as many bytes as fit the cell of a lane, so that a message with a key takes one cache
+/// line.
 pub const KEY_BYTES: usize = 40;
 
 const MAGIC: u8 = 0xdb;
 const READ: u8 = 1;
 const WRITE: u8 = 2;
 
-/// Plain data: any bytes are a value, and a value is nothing but its bytes. Numbers, arrays of them, and structures that
-/// derive the three traits of [`zerocopy`].
+/// Plain data: any bytes are a value, and a value has no other state. Numbers, arrays of numbers, and structures that derive
+/// the three traits of [`zerocopy`].
 pub trait Plain: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable {}
 
 impl<T: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable> Plain for T {}
@@ -24,17 +25,17 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What a key allows.
+/// The rights of a key.
 pub trait Access: sealed::Sealed {
-    /// Whether it allows to put.
+    /// Whether the key may put.
     const WRITABLE: bool;
 }
 
-/// A key with it allows to get.
+/// The right to get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadOnly {}
 
-/// A key with it allows to put and to get.
+/// The right to put and to get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadWrite {}
 
@@ -49,7 +50,7 @@ impl Access for ReadWrite {
     const WRITABLE: bool = true;
 }
 
-/// Which bytes a key means.
+/// The bytes that a key names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
     /// The owner of the region.
@@ -58,11 +59,11 @@ pub struct Place {
     pub incarnation: Incarnation,
     /// The number of the region.
     pub number: u32,
-    /// From the start of the region's data.
+    /// The offset from the start of the region's data, in bytes.
     pub offset: u64,
-    /// Bytes from there.
+    /// The number of bytes.
     pub bytes: u64,
-    /// The region's secret, or what `read_secret` makes of it.
+    /// The region's secret, or the one that `read_secret` derives from it.
     pub secret: u64,
 }
 
@@ -73,18 +74,19 @@ pub(crate) fn read_secret(secret: u64) -> u64 {
     (mixed ^ (mixed >> 27)).wrapping_mul(0x81da_def4_bc2d_d44d) ^ (mixed >> 33)
 }
 
-/// Names elements of a region of one life of a node, and says what may be done with them. Plain data: copy it, send it, keep
-/// it. A key is good until its region is withdrawn or its node is gone; using it then is an error and nothing worse.
+/// A name for elements of a region of one incarnation of a node, with the right to read or to write them. Plain data: copy it,
+/// send it, keep it. A key is valid until its region is withdrawn or its node is gone. Using it after that only returns an
+/// error.
 ///
-/// Over shared memory a key guards against mistakes. It is no protection from a process that wants to do harm and runs as
-/// the same user. Over the network the owner of the region checks it at each put and get; who is let in there at all, the domain's key decides.
+/// In shared memory a key guards against mistakes. It does not protect from a hostile process of the same user. Over the
+/// network, the owner of the region checks it at each put and get; the domain's key decides which nodes can connect at all.
 pub struct Key<T, A> {
     pub(crate) place: Place,
     _means: PhantomData<fn() -> (T, A)>,
 }
 
 impl<T: Plain, A: Access> Key<T, A> {
-    /// The region's number.
+    /// The number of the region.
     pub fn number(&self) -> u32 {
         self.place.number
     }
@@ -93,34 +95,34 @@ impl<T: Plain, A: Access> Key<T, A> {
         Self { place, _means: PhantomData }
     }
 
-    /// The node whose memory it is.
+    /// The node that has the memory.
     pub fn node(&self) -> NodeId {
         self.place.node
     }
 
-    /// Which life of that node.
+    /// The incarnation of that node.
     pub fn incarnation(&self) -> Incarnation {
         self.place.incarnation
     }
 
-    /// Elements that it reaches.
+    /// The number of elements that the key covers.
     pub fn len(&self) -> usize {
         (self.place.bytes / size_of::<T>() as u64) as usize
     }
 
-    /// Whether it reaches none.
+    /// Whether it covers no elements.
     pub fn is_empty(&self) -> bool {
         self.place.bytes == 0
     }
 
-    /// The key to what begins at this element of what `self` reaches. Beyond its end it reaches nothing: a put or get of any
-    /// element with it is [`KeyFault::OutOfRange`].
+    /// A key for the elements of `self` from this one on. Beyond the end it covers no elements: a put or get with it is
+    /// [`KeyFault::OutOfRange`].
     #[must_use]
     pub fn at(&self, element: usize) -> Self {
         self.range(element..)
     }
 
-    /// The key to these elements of what `self` reaches, as far as it reaches.
+    /// A key for this range of the elements of `self`, cut at their end.
     ///
     /// ```
     /// # use doorbell::{Node, Space};
@@ -151,7 +153,7 @@ impl<T: Plain, A: Access> Key<T, A> {
         Self::new(Place { offset: self.place.offset + start as u64 * size, bytes, ..self.place })
     }
 
-    /// As bytes, for a message.
+    /// Encodes the key for a message.
     pub fn to_bytes(&self) -> [u8; KEY_BYTES] {
         let Place { node, incarnation, number, offset, bytes, secret } = self.place;
         let mut out = [0; KEY_BYTES];
@@ -169,11 +171,11 @@ impl<T: Plain, A: Access> Key<T, A> {
         out
     }
 
-    /// Reads a key from exactly [`KEY_BYTES`] bytes. A key that may write becomes one that may only read, if that is asked for.
+    /// Decodes a key from exactly [`KEY_BYTES`] bytes. A key with write access can be decoded as [`ReadOnly`].
     ///
     /// # Errors
-    /// [`Error::Key`]: [`Forged`](KeyFault::Forged) if these bytes are no key, or damaged; [`ReadOnly`](KeyFault::ReadOnly) if
-    /// its rights do not suffice; [`WrongType`](KeyFault::WrongType) if its elements have another size or alignment.
+    /// [`Error::Key`]: [`Forged`](KeyFault::Forged) if the bytes are no key or were changed; [`ReadOnly`](KeyFault::ReadOnly)
+    /// if its rights do not suffice; [`WrongType`](KeyFault::WrongType) if its elements have another size or alignment.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         const OPERATION: &str = "read a key";
         let forged = Error::Key { operation: OPERATION, node: None, why: KeyFault::Forged };
@@ -213,7 +215,7 @@ impl<T: Plain, A: Access> Key<T, A> {
 }
 
 impl<T: Plain> Key<T, ReadWrite> {
-    /// The same elements, to be read only.
+    /// A key for the same elements that may only read.
     #[must_use]
     pub fn read_only(&self) -> Key<T, ReadOnly> {
         Key::new(Place { secret: read_secret(self.place.secret), ..self.place })
@@ -254,12 +256,12 @@ impl<T, A> fmt::Debug for Key<T, A> {
     }
 }
 
-/// Alignment in the upper four bits, size in the lower twelve.
+/// The alignment in the upper four bits, the size in the lower twelve.
 fn type_tag<T>() -> u16 {
     (align_of::<T>().trailing_zeros().min(15) as u16) << 12 | (size_of::<T>() & 0xfff) as u16
 }
 
-/// Of all bytes but its own two.
+/// The checksum of all bytes except its own two.
 fn checksum(bytes: &[u8; KEY_BYTES]) -> u16 {
     let others = bytes.iter().enumerate().filter(|(at, _)| !(14..16).contains(at));
     let sum =

@@ -1,4 +1,4 @@
-//! The regions that a node has, and those of its peers that it has mapped.
+//! The regions of a node, and the mapped regions of its peers.
 
 use doorbell_fabric::{Incarnation, NodeId};
 use doorbell_shm::domain::{Membership, PeerInbox};
@@ -10,13 +10,13 @@ use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-/// Mapped regions of one life of a peer at which those that were withdrawn are first let go.
+/// From this many mapped regions of one incarnation of a peer on, withdrawn ones are unmapped.
 const SWEEP_AT: usize = 32;
 
-/// Why a region of a peer can't be had.
+/// Why a region of a peer can't be mapped.
 #[derive(Debug)]
 pub enum Miss {
-    /// Its node has another life now.
+    /// Its node has another incarnation now.
     OtherLife,
     /// Its node is gone.
     Gone {
@@ -29,18 +29,18 @@ pub enum Miss {
     Shm(ShmError),
 }
 
-/// Behind a node's `Shared`. Thread-safe.
+/// Part of a node's `Shared`. Thread-safe.
 #[derive(Default)]
 pub struct RegionTable {
     /// By address: length and number.
     own: RwLock<BTreeMap<usize, (usize, u32)>>,
-    /// By number: the memory of those that others may put to and get from.
+    /// By number: the regions that other nodes may put to and get from.
     memories: RwLock<BTreeMap<u32, RegionMemory>>,
     made: AtomicU32,
     peers: Mutex<BTreeMap<NodeId, Life>>,
 }
 
-/// What is mapped of the latest life of a peer that was asked for.
+/// The mapped memory of the latest requested incarnation of a peer.
 struct Life {
     inbox: Arc<PeerInbox>,
     regions: BTreeMap<u32, Arc<PeerRegion>>,
@@ -48,8 +48,8 @@ struct Life {
     credit: Credit,
 }
 
-/// What may be copied before somebody asks again whether the peer lives: that costs half a microsecond, so that it is dear
-/// beside a small copy and nothing beside a large one.
+/// How many bytes may be copied before the peer is checked again. A check takes half a microsecond, which is much compared with
+/// a small copy and little compared with a large one.
 #[derive(Default)]
 pub(crate) struct Credit(usize);
 
@@ -57,7 +57,7 @@ impl Credit {
     const WHOLE: usize = 256 << 10;
     const EACH: usize = 1 << 10;
 
-    /// Whether it is time to ask.
+    /// Whether it is time for a check.
     #[inline(always)]
     pub fn spend(&mut self, bytes: usize) -> bool {
         let cost = bytes.saturating_add(Self::EACH);
@@ -73,7 +73,7 @@ impl Life {
         Miss::Gone { left: unsafe { Bell::at(self.inbox.header()) }.departed() }
     }
 
-    /// Lets go of what was withdrawn: its pages go back to the system with the last mapping.
+    /// Unmaps withdrawn regions: their pages go back to the system with the last mapping.
     fn sweep(&mut self) {
         self.regions.retain(|_, region| region.is_live());
         self.sweep_at = SWEEP_AT.max(2 * self.regions.len());
@@ -86,31 +86,31 @@ impl RegionTable {
         self.made.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Enters a region of this node.
+    /// Adds a region of this node.
     pub fn enter(&self, ptr: *const u8, len: usize, number: u32) {
         self.own.write().unwrap_or_else(PoisonError::into_inner).insert(ptr.addr(), (len, number));
     }
 
-    /// Enters a region of this node to which others may have keys.
+    /// Adds a region of this node for which others may have keys.
     pub fn offer(&self, own: &OwnRegion) {
         self.memories.write().unwrap_or_else(PoisonError::into_inner).insert(own.number(), own.memory());
         self.enter(own.ptr(), own.len(), own.number());
     }
 
-    /// Takes a region of this node out.
+    /// Removes a region of this node.
     pub fn forget(&self, ptr: *const u8) {
         if let Some((_, number)) = self.own.write().unwrap_or_else(PoisonError::into_inner).remove(&ptr.addr()) {
             self.memories.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
         }
     }
 
-    /// The memory of a region of this node to which others may have keys: mapped as long as the answer is kept.
+    /// The memory of a region of this node for which others may have keys. It stays mapped as long as the result is kept.
     pub fn memory(&self, number: u32) -> Option<RegionMemory> {
         self.memories.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
-    /// The number of the region of this node in which these bytes lie, and where in it they begin; `None` if they are private.
-    /// The answer is good as long as the caller keeps the region: by a clone, or by a slice of it.
+    /// The region of this node that contains these bytes, and their offset in it; `None` if they are private. The answer is
+    /// valid as long as the caller keeps the region, by a clone or a slice of it.
     pub fn find(&self, ptr: *const u8, len: usize) -> Option<(u32, u64)> {
         let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
         let (start, (bytes, number)) = own.range(..=ptr.addr()).next_back()?;
@@ -118,8 +118,8 @@ impl RegionTable {
         (offset.checked_add(len)? <= *bytes).then_some((*number, offset as u64))
     }
 
-    /// A region of a peer, mapped at least as asked for; `None` if it is not to be had: withdrawn, of another life, refused by
-    /// the system. Control path the first time; afterwards a short lock.
+    /// A region of a peer, mapped with at least the requested access. `None` if it was withdrawn, belongs to another
+    /// incarnation, or the system refuses. The first call for a region is slow; later ones take a short lock.
     pub fn map_peer(
         &self,
         membership: &Membership,
@@ -131,17 +131,17 @@ impl RegionTable {
         self.open(membership, node, incarnation, number, writable, 0).ok()
     }
 
-    /// The inbox of this life of a peer, for its [`reach`](PeerInbox::reach) and to ask whether it lives.
+    /// The inbox of this incarnation of a peer, for its [`reach`](PeerInbox::reach) and to check that it lives.
     pub fn inbox(&self, membership: &Membership, node: NodeId, incarnation: Incarnation) -> Result<Arc<PeerInbox>, Miss> {
         Ok(self.life(&mut self.peers(), membership, node, incarnation)?.inbox.clone())
     }
 
-    /// Whether the inbox of this life of a peer is mapped, as it shares memory with this node.
+    /// Whether the inbox of this incarnation of a peer is mapped, which means that it shares memory with this node.
     pub fn knows(&self, node: NodeId, incarnation: Incarnation) -> bool {
         self.peers().get(&node).is_some_and(|life| life.inbox.incarnation() == incarnation)
     }
 
-    /// Lets go of all that is mapped of this life of a peer: it is over.
+    /// Unmaps everything of this incarnation of a peer, which is over.
     pub fn let_go(&self, node: NodeId, incarnation: Incarnation) {
         if let Entry::Occupied(life) = self.peers().entry(node)
             && life.get().inbox.incarnation() == incarnation
@@ -150,7 +150,7 @@ impl RegionTable {
         }
     }
 
-    /// As [`map_peer`](Self::map_peer), for a copy of `bytes`, and tells why not.
+    /// As [`map_peer`](Self::map_peer), for a copy of `bytes` bytes; the error tells why not.
     pub fn open(
         &self,
         membership: &Membership,
@@ -171,7 +171,7 @@ impl RegionTable {
         }
         if let Some(region) = life.regions.get(&number) {
             if !region.is_live() {
-                // Whoever leaves withdraws its regions, too.
+                // A node that leaves withdraws its regions, too.
                 let is_alive = life.inbox.is_alive();
                 life.sweep();
                 return Err(if is_alive { Miss::Withdrawn } else { life.gone() });
@@ -219,7 +219,7 @@ impl RegionTable {
             Entry::Vacant(entry) => Ok(entry.insert(find()?)),
             Entry::Occupied(entry) if entry.get().inbox.incarnation() == incarnation => Ok(entry.into_mut()),
             Entry::Occupied(mut entry) => {
-                // An earlier life must not take the place of the present one.
+                // An earlier incarnation must not take the place of the present one.
                 entry.insert(find()?);
                 Ok(entry.into_mut())
             }

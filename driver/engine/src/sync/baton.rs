@@ -1,23 +1,23 @@
-//! The baton: exclusive access that a thread which comes again and again keeps without a locked instruction.
+//! The baton: exclusive access that a frequent thread gets without a locked instruction.
 //!
 //! A baton is a short lock with a **bias**. After one thread has taken it many times in a row, the lock is biased to that
-//! thread: it then enters by writing its own word and reading the bias, both in its own cache. Another thread that wants
-//! the baton takes the lock, revokes the bias, and pays for the fence that the biased thread left out
-//! ([`sure_barrier`]): either the biased thread has seen the revocation, or the revoker sees it inside and waits. Once that fence
-//! was refused by the kernel no thread gets a bias any more.
+//! thread. The biased thread then enters by writing its own word and reading the bias, both in its own cache. Another thread
+//! that wants the baton takes the lock, revokes the bias, and pays for the fence that the biased thread left out
+//! ([`sure_barrier`]). Either the biased thread has seen the revocation, or the revoking thread sees it inside and waits. Once
+//! the kernel has refused that fence, no thread gets a bias any more.
 //!
 //! A thread may be stopped for long between reading the bias and writing its word, and the bias may have moved on by then. So
-//! each thread that ever had the bias has a word of its own, a **seat**, which nobody else writes.
+//! each thread that ever had the bias has a word of its own, a **seat**, which no other thread writes.
 
 use doorbell_fabric::sync::{AtomicU32, AtomicU64, Barriers, Ordering, light_barrier, spin_hint, sure_barrier};
 use doorbell_fabric::world;
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 
-/// Times in a row after which a baton is biased to the thread that took it.
+/// After this many entries in a row, a baton is biased to the thread that took it.
 const STREAK: u32 = if cfg!(loom) { 1 } else { 64 };
 
-/// Threads that a baton can ever be biased to. Later ones take the lock.
+/// The most threads that a baton can ever be biased to. Later ones take the lock.
 const SEATS: usize = if cfg!(loom) { 2 } else { 16 };
 
 /// Exclusive access to a `T`, for the threads of one process.
@@ -33,9 +33,9 @@ pub struct Baton<T> {
 /// The place of one thread that has or had the bias.
 #[derive(Default)]
 struct Seat {
-    /// Whose it is, for ever; 0 while it is free. Written under the lock.
+    /// The seat's thread, for ever; 0 while it is free. Written under the lock.
     token: AtomicU32,
-    /// 1 while that thread is in by bias. Written by that thread alone.
+    /// 1 while that thread is inside by bias. Only that thread writes it.
     inside: AtomicU32,
 }
 
@@ -50,7 +50,7 @@ unsafe impl<T: Send> Sync for Baton<T> {}
 // SAFETY: the value moves with the baton.
 unsafe impl<T: Send> Send for Baton<T> {}
 
-/// Names a thread for as long as it lives.
+/// The name of a thread for as long as it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token(u32);
 
@@ -64,7 +64,7 @@ impl Token {
         #[cold]
         fn assign() -> u32 {
             static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
-            // After four thousand million threads a token is used twice; by then its first bearer has ended.
+            // After four thousand million threads a token is used twice; by then the first thread with it has ended.
             NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed).max(1)
         }
         TOKEN.with(|token| {
@@ -75,7 +75,7 @@ impl Token {
         })
     }
 
-    /// The number that no other living thread has.
+    /// The token's number, which no other living thread has.
     #[inline(always)]
     pub fn number(self) -> u32 {
         self.0
@@ -88,7 +88,7 @@ impl Token {
 }
 
 impl<T> Baton<T> {
-    /// A baton that nobody holds.
+    /// A free baton.
     pub fn new(value: T) -> Self {
         Self {
             bias: AtomicU64::new(0),
@@ -118,7 +118,7 @@ impl<T> Baton<T> {
         self.enter_locked(me)
     }
 
-    /// Whether another thread comes so often that to enter here would disturb it.
+    /// Whether another thread enters so often that entering here would disturb it.
     pub fn is_anothers(&self, me: Token) -> bool {
         let bias = self.bias.load(Ordering::Relaxed);
         bias != 0 && bias as u32 != me.0
@@ -133,7 +133,7 @@ impl<T> Baton<T> {
     #[inline]
     fn enter_locked(&self, me: Token) -> Option<BatonGuard<'_, T>> {
         if self.lock.compare_exchange(0, me.0, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            // Whoever has the lock may be waiting for this thread to come out.
+            // A thread that has the lock may be waiting for this one to leave.
             if self.lock.load(Ordering::Relaxed) == me.0 || self.is_in_by_bias(me) {
                 return None;
             }
@@ -146,7 +146,7 @@ impl<T> Baton<T> {
         Some(BatonGuard { baton: self, me, biased: None })
     }
 
-    /// Whether this thread has it.
+    /// Whether this thread has the baton.
     pub fn is_mine(&self, me: Token) -> bool {
         self.lock.load(Ordering::Relaxed) == me.0 || self.is_in_by_bias(me)
     }
@@ -167,14 +167,14 @@ impl<T> Baton<T> {
         }
     }
 
-    /// Takes the bias away from whoever has it and waits until that thread is out. The caller holds the lock.
+    /// Revokes the bias and waits until the biased thread is outside. The caller holds the lock.
     #[cold]
     fn revoke(&self, bias: u64) {
         // REVOKE: the bias, then a fence in every thread, then the look inside. Pairs with INSIDE.
         self.bias.store(0, Ordering::Relaxed);
         sure_barrier();
         let mut spins = 0_u32;
-        // Acquire: what the biased thread did inside happens before what we do.
+        // Acquire: what the biased thread did inside happens before what follows here.
         while self.inside(bias).load(Ordering::Acquire) != 0 {
             spins += 1;
             wait_a_little(spins);
@@ -182,7 +182,7 @@ impl<T> Baton<T> {
     }
 }
 
-/// A holder is inside for a microsecond or so, unless it was descheduled: then let it run.
+/// Waits a little. A holder is inside for a microsecond or so, unless it was descheduled: then let it run.
 fn wait_a_little(spins: u32) {
     if spins < 64 {
         spin_hint();
@@ -194,11 +194,11 @@ fn wait_a_little(spins: u32) {
     }
 }
 
-/// The baton in hand. Dropping it lets others in.
+/// The held baton. Dropping it releases the baton.
 pub struct BatonGuard<'a, T> {
     baton: &'a Baton<T>,
     me: Token,
-    /// Its seat, if the thread entered by bias.
+    /// The seat, if the thread entered by bias.
     biased: Option<&'a AtomicU32>,
 }
 
@@ -239,7 +239,7 @@ impl<T> Drop for BatonGuard<'_, T> {
 }
 
 impl<T> BatonGuard<'_, T> {
-    /// Out of line: whoever comes often has the bias.
+    /// Out of line, because a frequent thread has the bias.
     #[inline(never)]
     fn unlock(&mut self) {
         // SAFETY: this guard is the only one (enter).
@@ -250,7 +250,7 @@ impl<T> BatonGuard<'_, T> {
                 held.streak = 0;
                 let mine_or_free = |seat: &Seat| [0, self.me.0].contains(&seat.token.load(Ordering::Relaxed));
                 if let Some(seat) = self.baton.seats.iter().position(mine_or_free)
-                    // Where barriers fail each revocation waits for milliseconds.
+                    // Where barriers fail, each revocation waits for milliseconds.
                     && Barriers::join().process
                 {
                     self.baton.seats[seat].token.store(self.me.0, Ordering::Relaxed);
@@ -269,7 +269,8 @@ mod loom_tests {
     use super::*;
     use std::sync::Arc;
 
-    /// Two threads, each inside twice, so that a bias arises, is used, and is revoked: never both inside.
+    /// Two threads, each inside twice, so that a bias arises, is used, and is revoked. They must never be inside at the same
+    /// time.
     #[test]
     fn one_thread_at_a_time() {
         loom::model(|| {
@@ -277,11 +278,11 @@ mod loom_tests {
             let visit = |baton: &Baton<loom::cell::UnsafeCell<u32>>, token, times| {
                 for _ in 0..times {
                     let guard = baton.enter(Token::numbered(token)).unwrap();
-                    // SAFETY: loom checks that nobody else is inside.
+                    // SAFETY: loom checks that no other thread is inside.
                     guard.with_mut(|count| unsafe { *count += 1 });
                 }
             };
-            // The main thread is biased before the other begins, so that the model is spent on the revocation.
+            // The main thread is biased before the other begins, so that the model explores the revocation.
             visit(&baton, 1, 2);
             assert_eq!(baton.bias.load(Ordering::Relaxed), 1);
             let other = baton.clone();
@@ -301,7 +302,7 @@ mod loom_tests {
             let visit = |baton: &Baton<loom::cell::UnsafeCell<u32>>, token, times| {
                 for _ in 0..times {
                     let guard = baton.enter(Token::numbered(token)).expect("this thread is not inside");
-                    // SAFETY: loom checks that nobody else is inside.
+                    // SAFETY: loom checks that no other thread is inside.
                     guard.with_mut(|count| unsafe { *count += 1 });
                 }
             };
@@ -313,7 +314,7 @@ mod loom_tests {
         });
     }
 
-    /// A thread that is in by bias and asks again is told so, though another waits for it to come out.
+    /// A thread that is inside by bias and enters again is refused, even while another thread waits for it to leave.
     #[test]
     fn a_thread_inside_is_told_so_while_its_bias_is_revoked() {
         loom::model(|| {
@@ -370,7 +371,8 @@ mod tests {
         assert_ne!(baton.bias.load(Ordering::Relaxed), 0, "the streak led to a bias");
     }
 
-    /// A filter forbids the barrier to a process in which a thread has the bias. As nothing takes a filter back, a process of its own does that.
+    /// A filter forbids the barrier in a process in which a thread has the bias. Nothing removes a filter, so the test uses a
+    /// process of its own.
     #[test]
     #[cfg(not(miri))]
     fn a_barrier_that_fails_later_lets_nobody_in_and_gives_no_bias() {
@@ -396,12 +398,12 @@ mod tests {
             .collect();
         often(&baton, ROUNDS);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        assert_eq!(*baton.enter(Token::current()).unwrap(), 4 * ROUNDS, "two were in at once");
+        assert_eq!(*baton.enter(Token::current()).unwrap(), 4 * ROUNDS, "two threads were inside at once");
         often(&baton, 3 * u64::from(STREAK));
-        assert_eq!(baton.bias.load(Ordering::Relaxed), 0, "a bias that nobody could revoke without waiting");
+        assert_eq!(baton.bias.load(Ordering::Relaxed), 0, "a bias that could not be revoked without waiting");
     }
 
-    /// From here on `membarrier` fails for all threads of this process.
+    /// Makes `membarrier` fail for all threads of this process from now on.
     #[cfg(not(miri))]
     fn forbid_membarrier() {
         let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };

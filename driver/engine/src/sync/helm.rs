@@ -1,8 +1,8 @@
-//! The helm: which of the waiting threads sleeps on the doorbell.
+//! The parking leader: which of the waiting threads sleeps on the doorbell. The right to be leader is called the helm.
 //!
-//! Any number of threads wait; one of them sleeps where a producer of another process can wake it, on the bell, and drives
-//! the engine when it wakes. The others sleep on their own operations. Whoever leaves the helm wakes one of them, so that
-//! the bell is never left alone while somebody sleeps.
+//! Any number of threads wait. One of them, the leader, sleeps on the bell, where a producer of another process can wake it,
+//! and turns the engine when it wakes. The others sleep on their own operations. A leader that leaves wakes one of them, so
+//! that the bell always has a sleeper while any thread sleeps.
 
 use super::op::Op;
 use doorbell_fabric::sync::{AtomicU32, Ordering, planted_bug};
@@ -13,14 +13,15 @@ use std::sync::Arc;
 use std::sync::Mutex;
 
 const FREE: u32 = 0;
-/// A thread of the application has it. As which it also sleeps on the bell: who armed that is seen there, so that nobody sleeps on in the place of another.
+/// The helm belongs to a thread of the application. The bell stores this number while that thread sleeps on it, so that a
+/// sleeper wakes if another kind of leader armed the bell.
 pub const CALLER: u32 = 1;
-/// The poller has it.
+/// The helm belongs to the poller.
 pub const POLLER: u32 = 2;
-/// The reactor has it. It keeps it when it is awake, too.
+/// The helm belongs to the reactor, which keeps it while it is awake, too.
 pub const REACTOR: u32 = 3;
 
-/// Who sleeps on the bell, and who sleeps elsewhere.
+/// The leader, which sleeps on the bell, and the threads that sleep elsewhere.
 #[derive(Default)]
 pub struct Helm {
     word: AtomicU32,
@@ -28,8 +29,8 @@ pub struct Helm {
 }
 
 impl Helm {
-    /// Takes the helm for a thread of the application, from the poller too. Says whether the poller had it: then it sleeps
-    /// on the bell and has to be woken.
+    /// Takes the helm for a thread of the application, also from the poller. `Some(true)` if the poller had it: the poller then
+    /// sleeps on the bell and must be woken.
     pub fn take(&self) -> Option<bool> {
         match self.word.compare_exchange(FREE, CALLER, Ordering::SeqCst, Ordering::SeqCst) {
             Ok(_) => Some(false),
@@ -38,22 +39,22 @@ impl Helm {
         }
     }
 
-    /// Takes the helm for the poller, if nobody has it.
+    /// Takes the helm for the poller, if it is free.
     pub fn take_as_poller(&self) -> bool {
         self.word.compare_exchange(FREE, POLLER, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Takes the helm for the reactor, whoever has it: who sleeps on the bell has to be woken.
+    /// Takes the helm for the reactor from any leader. The caller must wake a thread that sleeps on the bell.
     pub fn take_as_reactor(&self) {
         self.word.store(REACTOR, Ordering::SeqCst);
     }
 
-    /// Leaves the helm and wakes one sleeper, who will take it.
+    /// Leaves the helm and wakes one sleeper, which will take it.
     pub fn leave(&self) {
         self.leave_as(CALLER);
     }
 
-    /// The reactor leaves the helm.
+    /// Leaves the helm for the reactor.
     pub fn leave_as_reactor(&self) {
         self.leave_as(REACTOR);
     }
@@ -76,23 +77,23 @@ impl Helm {
         self.word.load(Ordering::SeqCst) == CALLER
     }
 
-    /// For a thread that was woken to take the helm and has no need of it: wakes another.
+    /// Called by a thread that was woken to take the helm and does not need it: wakes another.
     pub fn pass_on(&self) {
         if self.word.load(Ordering::SeqCst) == FREE {
             self.call_a_sleeper();
         }
     }
 
-    /// Leaves the helm, if the poller still has it. Says whether it had.
+    /// Leaves the helm, if the poller still has it. Returns whether it had.
     pub fn leave_as_poller(&self) -> bool {
         self.leave_as(POLLER)
     }
 
-    /// Sleeps on `op` for as long as somebody else has the helm. `sleep` does the sleeping; it is not called if the helm is
-    /// free, so that the caller takes it.
+    /// Sleeps on `op` while another thread has the helm. `sleep` does the sleeping. It is not called if the helm is free, so
+    /// that the caller takes the helm.
     pub fn sleep_on(&self, op: &Arc<Op>, sleep: impl FnOnce()) {
-        // Listed, then SLEEPING, then a look at the helm. Whoever leaves frees the helm, then looks at the list: one of
-        // the two sees the other.
+        // First listed, then SLEEPING, then a look at the helm. A leader that leaves frees the helm, and then looks at the
+        // list: one of the two sees the other.
         self.lock().push(op.clone());
         if op.will_sleep() {
             let free = !planted_bug("helm") && self.word.load(Ordering::SeqCst) == FREE;
@@ -131,7 +132,7 @@ mod loom_tests {
     use doorbell_shm::doorbell::Bell;
     use std::time::Duration;
 
-    /// A node in small: the bell, the helm, and a count of what has arrived, which stands for the lanes.
+    /// A model of a node: the bell, the helm, and a count of arrivals in place of the lanes.
     struct Small {
         bell: Bell,
         helm: Helm,
@@ -145,7 +146,7 @@ mod loom_tests {
             Arc::new(Small { bell: Bell::new(), helm: Helm::default(), arrived: AtomicU32::new(0), ops })
         }
 
-        /// A turn of the engine: completes what has arrived.
+        /// A turn of the engine: completes the operations whose messages arrived.
         fn turn(&self) {
             let arrived = self.arrived.load(Ordering::Acquire);
             for op in self.ops.iter().take(arrived as usize) {
@@ -153,7 +154,7 @@ mod loom_tests {
             }
         }
 
-        /// What `Shared::drive` does for a thread that parks at once.
+        /// Models `Shared::drive` for a thread that parks at once.
         fn wait(&self, op: &Arc<Op>) {
             let mut held = false;
             loop {
@@ -179,7 +180,7 @@ mod loom_tests {
         }
     }
 
-    /// A node on a network in small: who sleeps has the port, and others wait for it. The baton is a lock here.
+    /// A model of a node on a network: a sleeper has the port, and others wait for it. The baton is a lock here.
     struct Networked {
         bell: Bell,
         helm: Helm,
@@ -189,7 +190,7 @@ mod loom_tests {
     }
 
     impl Networked {
-        /// What `Shared::park_poller` does.
+        /// Models `Shared::park_poller`.
         fn poller(&self) {
             if !self.helm.take_as_poller() {
                 return;
@@ -205,7 +206,7 @@ mod loom_tests {
                 }
             }
             drop(baton);
-            // One of the two sees the other: who ends it says so, and rouses it.
+            // One of the two sees the other: the thread that ends the poller sets `stopped`, and then rouses it.
             if is_armed && self.stopped.load(Ordering::SeqCst) == 0 {
                 let _port = self.port.lock().unwrap();
                 self.bell.sleep_as(sleeper, Duration::MAX);
@@ -215,12 +216,12 @@ mod loom_tests {
             }
         }
 
-        /// What `Shared::drive` does for a thread whose time is over as soon as it sleeps, so that nobody has to ring for it.
+        /// Models `Shared::drive` for a thread whose timeout passes as soon as it sleeps, so that nothing has to ring for it.
         fn caller(&self) {
             if let baton = self.baton.lock().unwrap()
                 && self.bell.is_armed()
             {
-                // It looks by itself (`Engine::poll`).
+                // The thread looks by itself (`Engine::poll`).
                 self.bell.disarm();
                 drop(baton);
             }
@@ -231,7 +232,7 @@ mod loom_tests {
             let baton = self.baton.lock().unwrap();
             let _ = self.bell.arm_as(CALLER);
             drop(baton);
-            // As long as somebody sleeps there this waits.
+            // This waits while another thread sleeps there.
             drop(self.port.lock().unwrap());
             let baton = self.baton.lock().unwrap();
             self.bell.disarm();
@@ -240,7 +241,8 @@ mod loom_tests {
         }
     }
 
-    /// A thread of the application takes the helm from the poller, wherever that is on its way to sleep: the poller lets go of the port, though nobody rings.
+    /// A thread of the application takes the helm from the poller at any point on the poller's way to sleep. The poller must
+    /// let go of the port, although nothing rings.
     #[test]
     fn the_poller_makes_room() {
         let mut builder = loom::model::Builder::new();
@@ -265,7 +267,8 @@ mod loom_tests {
         });
     }
 
-    /// Two threads wait, each for its own operation; one message completes both. Whoever takes the helm, the other is
+    /// Two threads wait, each for its own operation; one message completes both. Whichever takes the helm, the other is woken,
+    /// too.
     /// woken too.
     #[test]
     fn nobody_sleeps_on() {
@@ -285,7 +288,7 @@ mod loom_tests {
         });
     }
 
-    /// The one who has the helm leaves it while another is about to fall asleep beside it: the other takes over.
+    /// The leader leaves the helm while another thread is about to fall asleep beside it: the other takes over.
     #[test]
     fn the_helm_is_handed_over() {
         let mut builder = loom::model::Builder::new();
@@ -297,7 +300,7 @@ mod loom_tests {
             let other = {
                 let small = small.clone();
                 loom::thread::spawn(move || {
-                    // Sleeps beside the helm until it is handed over; then it is free to be taken.
+                    // Sleeps beside the helm until it is handed over and free.
                     while small.helm.take().is_none() {
                         small.helm.sleep_on(&small.ops[1], || small.ops[1].sleep(Duration::MAX));
                     }

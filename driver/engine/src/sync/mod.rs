@@ -1,4 +1,4 @@
-//! What threads of a node agree by: the baton, the parking leader, waits, operations, and the pool of threads for work that may wait.
+//! How a node's threads coordinate: the baton, the parking leader, waits, operations, and the blocking pool.
 
 pub mod baton;
 pub mod helm;

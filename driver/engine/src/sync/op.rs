@@ -1,4 +1,4 @@
-//! One operation that did not complete at once.
+//! An operation that did not complete at once.
 
 use crate::error::Error;
 use crate::mode::Receipt;
@@ -20,19 +20,19 @@ pub enum Outcome {
     Sent,
     /// The message is in the buffer.
     Received(Envelope),
-    /// The message was longer than the buffer; here it is.
+    /// The message was longer than the buffer. The outcome owns it.
     Truncated(Box<Message>),
     /// The counter is at zero.
     Counted,
     /// The put or get took place.
     Copied,
-    /// The update took place: the old value, if that was asked for.
+    /// The update took place. The bytes are the old value, if it was requested.
     Updated([u8; 16]),
     /// This member has its result of a collective.
     Collected,
-    /// The answer to a letter.
+    /// The reply to a lock request.
     Answered(Vec<u8>),
-    /// It did not take place, or not wholly.
+    /// It did not take place, or not completely.
     Failed(Error),
 }
 
@@ -41,7 +41,7 @@ const PENDING: u32 = 0;
 const SLEEPING: u32 = 1;
 const DONE: u32 = 2;
 
-/// The state of one operation, shared by whoever waits for it and whoever drives.
+/// The state of one operation, shared by the threads that wait for it and the thread that turns the engine.
 #[derive(Debug, Default)]
 pub struct Op {
     word: AtomicU32,
@@ -56,7 +56,7 @@ struct End {
     closer: Option<Closer>,
     outcome: Option<Outcome>,
     waker: Option<Waker>,
-    /// How it goes, if that was asked.
+    /// The receipt, if one was requested.
     receipt: Option<Box<Receipt>>,
 }
 
@@ -67,7 +67,7 @@ impl std::fmt::Debug for End {
 }
 
 impl Op {
-    /// An operation under way.
+    /// A pending operation.
     pub fn new() -> Arc<Op> {
         Arc::default()
     }
@@ -78,7 +78,7 @@ impl Op {
         self.word.load(Ordering::Acquire) == DONE
     }
 
-    /// Ends it, once; wakes whoever waits. Later calls change nothing.
+    /// Ends the operation once, and wakes its waiters. Later calls change nothing.
     pub fn finish(&self, outcome: Outcome) {
         let (waker, slept) = {
             let mut end = self.lock();
@@ -86,7 +86,7 @@ impl Op {
                 return;
             }
             end.outcome = Some(outcome);
-            // While it is locked: who finds no place for its waker finds the outcome.
+            // Done under the lock: a waiter that can no longer store its waker finds the outcome.
             let publish = || self.word.swap(DONE, Ordering::AcqRel) == SLEEPING;
             if planted_bug("finish") {
                 let waker = end.waker.take();
@@ -101,7 +101,7 @@ impl Op {
             wake(&self.word);
         }
         if let Some(waker) = waker {
-            // Whoever drives runs this, the poller too: a waker that panics must not end it.
+            // Any thread that turns the engine runs this, including the poller, and a panicking waker must not end it.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake()));
         }
     }
@@ -117,7 +117,7 @@ impl Op {
         self.end.lock().unwrap()
     }
 
-    /// Takes the outcome, once it is done.
+    /// Takes the outcome, if the operation is done.
     pub fn take(&self) -> Option<Outcome> {
         if !self.is_done() {
             return None;
@@ -125,7 +125,7 @@ impl Op {
         self.lock().outcome.take()
     }
 
-    /// Notes how its message goes, and returns what was noted before.
+    /// Stores the receipt, and returns the former one.
     pub fn set_receipt(&self, receipt: Receipt) -> Option<Receipt> {
         let mut end = self.lock();
         match &mut end.receipt {
@@ -137,51 +137,51 @@ impl Op {
         }
     }
 
-    /// How its message goes, or went, if that was asked.
+    /// The receipt so far, if one was requested.
     pub fn receipt(&self) -> Option<Receipt> {
         let end = self.lock();
         let receipt = end.receipt.as_deref().copied()?;
         Some(if matches!(end.outcome, Some(Outcome::Sent)) { receipt.sent() } else { receipt })
     }
 
-    /// Says how its transfer is ended by whoever can't reach the engine.
+    /// Sets how a thread that can't reach the engine ends the operation's transfer.
     pub fn set_closer(&self, closer: Closer) {
         self.lock().closer = Some(closer);
     }
 
-    /// Cancels it from where the engine is out of reach: what has not taken place by now never will.
+    /// Cancels the operation from where the engine is out of reach. What has not taken place by now never will.
     pub fn cancel(&self) {
         let closer = self.lock().closer.take();
         let outcome = if closer.is_none_or(|close| close()) { Outcome::Failed(Error::Cancelled) } else { Outcome::Sent };
         self.finish(outcome);
     }
 
-    /// Names who is to be told when it ends. False if it has ended already.
+    /// Sets the waker for the end of the operation. False if it has ended already.
     pub fn set_waker(&self, waker: &Waker) -> bool {
         let mut end = self.lock();
         if end.outcome.is_some() || self.is_done() {
             return false;
         }
         let before = end.waker.replace(waker.clone());
-        // With it may go a task, and with that what waits here.
+        // Dropping a waker may drop a task, which may own operations that wait here.
         drop(end);
         drop(before);
         true
     }
 
-    /// Says that this thread will sleep. False if the operation has ended.
+    /// Announces that this thread will sleep. False if the operation has ended.
     pub fn will_sleep(&self) -> bool {
         self.word.compare_exchange(PENDING, SLEEPING, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Sleeps until the operation ends or somebody [`nudge`](Self::nudge)s, `timeout` and 50 ms at most. After
-    /// [`will_sleep`](Self::will_sleep).
+    /// Sleeps until the operation ends or another thread calls [`nudge`](Self::nudge), for at most `timeout` and at most 50 ms.
+    /// Call [`will_sleep`](Self::will_sleep) before.
     pub fn sleep(&self, timeout: Duration) {
         sleep(&self.word, SLEEPING, timeout.min(PARK_MOST));
         let _ = self.word.compare_exchange(SLEEPING, PENDING, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Wakes the thread that sleeps here, though the operation has not ended. True if one did or was about to.
+    /// Wakes the thread that sleeps here, although the operation has not ended. True if a thread slept or was about to.
     pub fn nudge(&self) -> bool {
         // The word changes, so that a thread between will_sleep and sleep does not fall asleep.
         let slept = self.word.compare_exchange(SLEEPING, PENDING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
@@ -202,7 +202,7 @@ fn wake(word: &AtomicU32) {
     doorbell_shm::doorbell::futex_wake(word);
 }
 
-/// Under loom a sleep is a wait for the word to change: one that never ends is a lost wake-up, which loom reports.
+/// Under loom, a sleep waits for the word to change. A sleep that never ends is a lost wake-up, which loom reports.
 #[cfg(loom)]
 fn sleep(word: &AtomicU32, expected: u32, _timeout: Duration) {
     while word.load(Ordering::Relaxed) == expected {

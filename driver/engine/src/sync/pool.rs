@@ -1,4 +1,4 @@
-//! Threads that do for other nodes, or for the engine, what may have to wait.
+//! The blocking pool: threads for work that may wait, on behalf of other nodes or of the engine.
 
 use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId};
@@ -6,22 +6,23 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long one stays that has nothing to do.
+/// How long a thread without work stays.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Threads of one other node that may wait for keys at a time.
+/// The most threads of one other node that may wait for locks at a time.
 pub const WAITS_MAX: usize = 256;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The node that a job is done for. Each has a number of threads of its own, so that none can keep them from the others. A job beyond them waits for one of these.
+/// The node for which a job is done. Each has a limit of its own, so that no node can keep the threads from others. A job
+/// beyond the limit waits until one of the customer's jobs ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Customer {
     /// This node.
     Own,
-    /// Another node, for which keys are made and destroyed.
+    /// Another node, for which locks are made and destroyed.
     Chores(NodeId, Incarnation),
-    /// Another node, whose threads wait for keys.
+    /// Another node, whose threads wait for locks.
     Waits(NodeId, Incarnation),
 }
 
@@ -30,14 +31,14 @@ impl Customer {
         match self {
             Customer::Own => 512,
             Customer::Chores(..) => 1,
-            // As many as the node may have asked and not been answered: a wait that has no thread stands in no key's line, and the key it would get
-            // goes to others.
+            // As many as the node may have unanswered requests. A wait without a thread would not stand in its lock's queue,
+            // and the lock would pass to others.
             Customer::Waits(..) => WAITS_MAX,
         }
     }
 }
 
-/// They come when there is something to do, and go after a while.
+/// The blocking pool. Threads start when there is work, and end after a while without any.
 #[derive(Default)]
 pub struct Clerks {
     state: Mutex<State>,
@@ -46,18 +47,18 @@ pub struct Clerks {
 
 #[derive(Default)]
 struct State {
-    /// What a thread may begin at once. Each is counted in `busy` already.
+    /// Jobs that a thread may begin at once. Each is counted in `busy` already.
     ready: VecDeque<(Customer, Job)>,
-    /// Jobs that wait for others of their customer to end.
+    /// Jobs that wait until others of their customer end.
     held: VecDeque<(Customer, Job)>,
-    /// How many jobs of each customer are ready or under way; of those that have any.
+    /// For each customer, the number of its jobs that are ready or running. Customers without jobs are not listed.
     busy: Vec<(Customer, usize)>,
     idle: usize,
     all: usize,
 }
 
 impl State {
-    /// Counts one more job of a customer; false if it has as many as it may.
+    /// Counts one more job of a customer; false if it has reached its limit.
     fn begin(&mut self, customer: Customer) -> bool {
         match self.busy.iter_mut().find(|(whose, _)| *whose == customer) {
             Some((_, count)) if *count >= customer.threads_most() => return false,
@@ -67,7 +68,7 @@ impl State {
         true
     }
 
-    /// A job has ended: the next one of its customer is ready.
+    /// Notes that a job has ended: the next one of its customer is ready.
     fn end(&mut self, customer: Customer) {
         if let Some(at) = self.held.iter().position(|(whose, _)| *whose == customer) {
             let next = self.held.remove(at);
@@ -88,12 +89,12 @@ impl Clerks {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has something done soon for this node. Never waits. Where no thread can be had it is dropped.
+    /// Hands over a job of this node. Never waits. If no thread can be started and none runs, the job is dropped.
     pub fn submit(self: &Arc<Self>, job: Job) {
         self.submit_for(Customer::Own, job);
     }
 
-    /// The same for whichever customer.
+    /// The same for any customer.
     pub fn submit_for(self: &Arc<Self>, customer: Customer, job: Job) {
         let mut state = self.state();
         if !state.begin(customer) {
@@ -110,17 +111,17 @@ impl Clerks {
         let clerks = self.clone();
         let spawned = world::spawn("doorbell-clerk", move || clerks.work());
         if let Err(error) = spawned {
-            tracing::warn!(%error, "no thread can be had to do what may have to wait; that waits for one that is there");
+            tracing::warn!(%error, "could not start a thread of the blocking pool; the job waits for a running one");
             let mut state = self.state();
             state.all -= 1;
-            // If there is none it is not done at all: dropping it says so to whoever waits.
+            // If no thread runs, the jobs are never done. Dropping them tells their waiters.
             let lost = if state.all == 0 { std::mem::take(&mut *state) } else { State::default() };
             drop(state);
             drop(lost);
         }
     }
 
-    /// How many there are.
+    /// The number of threads.
     pub fn threads(&self) -> usize {
         self.state().all
     }
@@ -131,7 +132,7 @@ impl Clerks {
         loop {
             if let Some((customer, job)) = state.ready.pop_front() {
                 drop(state);
-                // A job that panics must not take a clerk's place with it.
+                // A job that panics must not end its thread.
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
                 state = self.state();
                 state.end(customer);
@@ -178,7 +179,7 @@ mod tests {
         for _ in 0..MOST {
             assert_eq!(begins.recv_timeout(PATIENCE), Ok(greedy));
         }
-        // All threads wait. There are no more of them, and others have their own.
+        // All threads of a customer wait and it gets no more, but other customers still get theirs.
         for customer in [Customer::Waits(NodeId(6), Incarnation(1)), Customer::Chores(NodeId(5), Incarnation(1)), Customer::Own] {
             waits(customer);
             assert_eq!(begins.recv_timeout(PATIENCE), Ok(customer));
@@ -203,7 +204,7 @@ mod tests {
                 std::thread::yield_now();
                 under_way.store(false, Ordering::SeqCst);
                 told.send((job, is_alone)).unwrap();
-                // The next one is done all the same.
+                // The next job is done all the same.
                 std::panic::resume_unwind(Box::new("on purpose"));
             };
             clerks.submit_for(Customer::Chores(NodeId(1), Incarnation(1)), Box::new(job));

@@ -1,25 +1,25 @@
-//! What a reactor and the threads of its node share.
+//! The state that a reactor shares with the threads of its node.
 
 use doorbell_fabric::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Reach, heavy_barrier};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-/// The direction of a pipe that somebody waits for.
+/// The side of a pipe for which a thread or task waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// For bytes, or to be accepted.
+    /// Waits for bytes, or for being accepted.
     Read = 0,
-    /// For room.
+    /// Waits for room.
     Write = 1,
 }
 
-/// A pipe at which a reactor looks, in place of being told.
+/// A pipe that a reactor polls, so that the other end need not notify.
 pub trait Pipe: Send + std::marker::Sync {
-    /// The reactor looks at this side from now on. False if it did already.
+    /// Marks this side as polled by the reactor. False if it was already.
     fn becomes_hot(&self, side: Side) -> bool;
-    /// The reactor looks at this side no more.
+    /// Ends the polling of this side.
     fn cools(&self, side: Side);
-    /// The other end is to tell when it has changed something for this side.
+    /// Requests a notification from the other end when it changes something for this side.
     fn mark(&self, side: Side);
     /// Whether there is something for this side.
     fn has_news(&self, side: Side) -> bool;
@@ -35,26 +35,27 @@ pub type PipeSide = (Arc<dyn Pipe>, Side);
 /// Whether there is a reactor, and whether it sleeps.
 #[derive(Default)]
 pub struct ReactorWord {
-    /// Bit 0: there is one. Above: how often it turned, so that who finds that it does not takes its place, and not a moment after it did.
+    /// Bit 0: there is a reactor. Above: its number of turns. A poller that replaces a reactor because it does not turn must
+    /// not do so just after it turned.
     life: AtomicU64,
-    /// Held by who makes one of it, or none.
+    /// Held while a reactor is attached or detached.
     change: Mutex<()>,
-    /// It waits for its descriptor, or is about to.
+    /// The reactor waits for its descriptor, or is about to.
     asleep: AtomicBool,
     waker: Mutex<Option<Waker>>,
-    /// How many there have been.
+    /// The number of reactors so far.
     count: AtomicU32,
-    /// Pipes at which it looks, and for whom: what arrives there is then not told in another way.
+    /// The pipes that the reactor polls. The other end sends no notification for them.
     hot: Mutex<Vec<PipeSide>>,
 }
 
-/// Pipes at which it looks at most; if there are more, those who write there are asked to tell.
+/// The most pipes that the reactor polls. Beyond that, their writers are asked to notify.
 const HOT_MOST: usize = 64;
 
 const THERE: u64 = 1;
 const TURN: u64 = 2;
 
-/// Wakes those for whom a reactor looks no more.
+/// Wakes the waiters of pipes that a reactor no longer polls.
 pub fn wake_all(ends: Vec<PipeSide>) {
     for (end, side) in ends {
         end.cools(side);
@@ -63,53 +64,54 @@ pub fn wake_all(ends: Vec<PipeSide>) {
 }
 
 impl ReactorWord {
-    /// Whether there is one.
+    /// Whether there is a reactor.
     #[inline]
     pub fn is_there(&self) -> bool {
         self.life.load(Ordering::Relaxed) & THERE != 0
     }
 
-    /// Whether there is one, and how often it turned.
+    /// Whether there is a reactor, and its number of turns, in one word.
     pub fn life(&self) -> u64 {
         self.life.load(Ordering::SeqCst)
     }
 
-    /// The reactor of this number turns. False if it is none any more.
+    /// Counts a turn of the reactor with this number. False if it is no longer attached.
     pub fn turned(&self, number: u32) -> bool {
-        // One that was replaced must not pass for the one that is there.
+        // A reactor that was replaced must not count for its successor.
         self.count() == number && self.life.fetch_add(TURN, Ordering::SeqCst) & THERE != 0
     }
 
-    /// Whether the reactor of this number is the one.
+    /// Whether the reactor with this number is attached.
     pub fn is(&self, number: u32) -> bool {
         self.life() & THERE != 0 && self.count() == number
     }
 
-    /// How many there have been: who had the helm before one came has it no more.
+    /// The number of reactors so far. A thread that had the helm before a reactor was attached does not have it any more.
     pub fn count(&self) -> u32 {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// There is one from now on, if there was none; then `take` takes the helm for it. Its number, or `None` if there was one.
+    /// Attaches a reactor if there is none. `take` takes the helm for it. Returns its number, or `None` if there is one
+    /// already.
     pub fn attach(&self, take: impl FnOnce()) -> Option<u32> {
         let _old;
         let _change = self.change();
         if self.life.fetch_or(THERE, Ordering::SeqCst) & THERE != 0 {
             return None;
         }
-        // Of the one before.
+        // The waker of the former reactor.
         _old = self.waker().take();
         take();
-        // After it: who takes the helm reads this before, and so does not hold it for longer than until here.
+        // Counted after `take`: a thread that takes the helm reads the count before, and so notices that it lost the helm.
         Some(self.count.fetch_add(1, Ordering::SeqCst) + 1)
     }
 
-    /// There is none any more, if there was one of which [`life`](Self::life) said this and that did not turn since; then `leave` leaves its helm. Whoever relied
-    /// on it, to be [woken](wake_all). `None` if it did turn.
+    /// Detaches the reactor, provided that it has not turned since [`life`](Self::life) returned `life`. `leave` leaves its
+    /// helm. Returns the pipes whose waiters must be [woken](wake_all), or `None` if it did turn.
     pub fn detach(&self, life: u64, leave: impl FnOnce()) -> Option<Vec<PipeSide>> {
         let _change = self.change();
         let mut hot = self.hot();
-        // While it is locked: who finds none has its pipe looked at by others.
+        // Done with `hot` locked: a thread that finds no reactor has its pipe polled otherwise.
         if life & THERE == 0 || self.life.compare_exchange(life, life & !THERE, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             return None;
         }
@@ -118,7 +120,7 @@ impl ReactorWord {
         Some(std::mem::take(&mut *hot))
     }
 
-    /// Has the reactor look at a pipe until there is something. False if there is none.
+    /// Lets the reactor poll a pipe until there is something. False if there is no reactor.
     pub fn look_at<P: Pipe + 'static>(&self, pipe: &Arc<P>, side: Side) -> bool {
         self.add(&**pipe, side, || pipe.clone())
     }
@@ -137,7 +139,7 @@ impl ReactorWord {
         true
     }
 
-    /// Wakes those for whom there is something. Whether there was anybody.
+    /// Wakes the waiters of pipes with something to do. Returns whether there were any.
     pub fn look(&self) -> bool {
         let mut found = Vec::new();
         {
@@ -161,7 +163,7 @@ impl ReactorWord {
         any
     }
 
-    /// Whoever writes into the pipes at which it looked is to tell from now on. A barrier follows, and [`look_last`](Self::look_last).
+    /// Asks the writers of all polled pipes to notify from now on. Call a barrier and then [`look_last`](Self::look_last).
     pub fn mark(&self) -> Vec<PipeSide> {
         let hot = std::mem::take(&mut *self.hot());
         for (end, side) in &hot {
@@ -171,8 +173,8 @@ impl ReactorWord {
         hot
     }
 
-    /// After the barrier, if there was one: wakes those for whom there was something before others knew that they are to tell. Whether there was
-    /// anybody. Without a barrier it goes on looking.
+    /// After the barrier: wakes the waiters of pipes that changed before the writers saw the request. Returns whether there
+    /// were any. Without a barrier, the reactor continues to poll the pipes.
     pub fn look_last(&self, marked: Vec<PipeSide>, was_barrier: bool) -> bool {
         let mut any = false;
         for (end, side) in marked {
@@ -194,7 +196,7 @@ impl ReactorWord {
         self.hot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The task to wake in place of ringing the bell.
+    /// Sets the task to be woken instead of ringing the bell.
     pub fn set_waker(&self, waker: &Waker) {
         let mut own = self.waker();
         match &mut *own {
@@ -203,22 +205,23 @@ impl ReactorWord {
         }
     }
 
-    /// It looks once more, and then waits.
+    /// The reactor looks once more, and then waits.
     pub fn fall_asleep(&self) {
         self.asleep.store(true, Ordering::SeqCst);
     }
 
-    /// It is awake.
+    /// The reactor is awake.
     pub fn wake_up(&self) {
         self.asleep.store(false, Ordering::SeqCst);
     }
 
-    /// Whether nobody roused it since.
+    /// Whether the reactor still sleeps and was not roused.
     pub fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::SeqCst)
     }
 
-    /// Ends its sleep: something was begun that it is to drive. One load if it does not sleep. True if somebody has to ring the bell for that.
+    /// Ends the reactor's sleep, because a new operation needs its turns. One load if it does not sleep. True if the caller has
+    /// to ring the bell.
     #[inline]
     pub fn rouse(&self) -> bool {
         self.asleep.load(Ordering::SeqCst) && self.rouse_sleeper()

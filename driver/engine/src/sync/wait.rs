@@ -1,9 +1,9 @@
-//! The three gears of waiting: spin, yield, park.
+//! The backoff of a wait: spin, yield, park.
 //!
-//! Spin half a microsecond; then yield. If a yield really switched to somebody, the processors are crowded: for the next
-//! waits spin only a quarter of a microsecond and then yield until the awaited thing happened. If yields do not switch,
-//! spin on for some 30 µs, with a yield whenever the wait has doubled: each takes a third of a microsecond, in which nobody looks.
-//! Then park. One policy for everything that waits.
+//! A thread spins for half a microsecond, and then yields. If a yield really switched to another thread, the processors are
+//! crowded: the next waits spin for only a quarter of a microsecond, and then yield until the awaited thing has happened. If
+//! yields do not switch, the thread spins on for some 30 µs, with a yield whenever the wait has doubled, because a yield takes
+//! a third of a microsecond without a look. Then it parks. All waits use this policy.
 
 use doorbell_fabric::world;
 use std::cell::Cell;
@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 /// How a thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Wait {
-    /// The three gears, with a memory of how crowded the processors are.
+    /// Spin, yield, park, with a memory of how crowded the processors are.
     #[default]
     Auto,
-    /// Never gives the processor away, and makes no system call as long as messages come within a second of each other; a
-    /// death is noticed as late as that. For threads with a processor of their own.
+    /// Never gives the processor away, and makes no system call while messages come within a second of each other. So it may
+    /// notice a death a second late. For threads with a processor of their own.
     Spin,
-    /// Gives the processor away at every look, and never sleeps.
+    /// Yields the processor after every look, and never sleeps.
     Yield,
     /// Sleeps at once.
     Park,
@@ -49,39 +49,39 @@ impl FromStr for Wait {
 
 const SPIN: Duration = Duration::from_nanos(500);
 const SPIN_CROWDED: Duration = Duration::from_nanos(250);
-/// Where a look is a system call, and an answer takes some microseconds.
+/// For a node on a network: a look is a system call, and an answer takes some microseconds.
 const SPIN_NETWORK: Duration = Duration::from_micros(5);
 const SWITCHED: Duration = Duration::from_nanos(500);
 const SPIN_ON: Duration = Duration::from_micros(30);
 const YIELD_MOST: Duration = Duration::from_millis(1);
-/// Waits for which a switch is remembered.
+/// The number of waits for which a switch is remembered.
 const MEMORY: u32 = 256;
-/// The longest sleep, as insurance; also how often a waiting thread asks whether its peers live.
+/// The longest sleep, in case a wake-up is lost. Also how often a waiting thread checks that its peers live.
 pub const PARK_MOST: Duration = Duration::from_millis(50);
-/// The same where all others are reached by the network, which wakes the sleeper when one of them is to be asked.
+/// The longest sleep if all other nodes are reached by the network, which wakes the sleeper when one of them must be checked.
 const PARK_NETWORK: Duration = Duration::from_secs(1);
-/// How often a thread that does not park asks whether its peers live.
+/// How often a thread that does not park checks that its peers live.
 pub const CHECK_EVERY: Duration = Duration::from_millis(25);
-/// How often a thread does that was told to spin, and so to make no system calls: when no exchange is going on any more, be
-/// the other side as slow as it may, for want of a processor.
+/// How often a spinning thread does so. It should make no system calls, so it checks only when an exchange has stopped, even
+/// with a slow peer that lacks a processor.
 const CHECK_EVERY_SPINNING: Duration = Duration::from_secs(1);
 
 thread_local!(static CROWDED: Cell<u32> = const { Cell::new(0) });
 
-/// What a waiting thread does next.
+/// The next step of a waiting thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Look again.
     Again,
-    /// Look again, and ask whether the peers live.
+    /// Look again, and check that the peers live.
     Check,
-    /// Sleep, this long at most.
+    /// Sleep, for this long at most.
     Park(Duration),
     /// The deadline has passed.
     Expired,
 }
 
-/// One wait: says after each look that found nothing what to do.
+/// The backoff of one wait: decides what to do after each look that found nothing.
 pub struct Gear {
     wait: Wait,
     deadline: Option<Instant>,
@@ -89,16 +89,16 @@ pub struct Gear {
     checked: Option<Instant>,
     /// How long it spins at first.
     spin: Duration,
-    /// For how long it yields at most where processors are crowded.
+    /// How long it yields at most where processors are crowded.
     yields: Duration,
     /// How long it sleeps at most.
     park: Duration,
-    /// How long it has waited when it yields next.
+    /// The waiting time at which it yields next.
     yield_at: Duration,
     yielding: bool,
     crowded: bool,
     slept: bool,
-    /// Where processors are crowded it sleeps at once, and yields no more.
+    /// Where processors are crowded it sleeps at once, and does not yield.
     gives_way: bool,
 }
 
@@ -123,19 +123,21 @@ impl Gear {
         }
     }
 
-    /// A wait for somebody who may have lost its processor, perhaps to this very thread: whoever yields again and again stands in its way.
+    /// For a wait for a thread that may have lost its processor, perhaps to this thread: yielding again and again would stand
+    /// in its way.
     pub fn giving_way(mut self) -> Self {
         self.gives_way = true;
         self
     }
 
-    /// A wait beside others that may be as long: where processors are crowded it yields for `most`, and then sleeps.
+    /// For a wait beside others that may be as long: where processors are crowded it yields for `most`, and then sleeps.
     pub fn yielding_for(mut self, most: Duration) -> Self {
         self.yields = most;
         self
     }
 
-    /// The same for a node on a network, or not: there the first gear is longer. So is the sleep; whoever arms the bell says if it may be.
+    /// Sets whether the node is on a network. There it spins for longer, and sleeps for longer if the thread that arms the bell
+    /// permits it.
     #[inline(always)]
     pub fn on_network(mut self, on_network: bool) -> Self {
         if on_network {
@@ -144,25 +146,27 @@ impl Gear {
         self
     }
 
-    /// A wait for somebody who answers at once, which takes about so long: it spins for that first.
+    /// For a wait for an immediate answer, which takes about `most`: spins for that long first.
     pub fn spinning_for(mut self, most: Duration) -> Self {
         self.spin = self.spin.max(most);
         self
     }
 
-    /// Something happened: it may be followed by more, so begin with spinning again.
+    /// Something happened. More may follow, so begin with spinning again.
     pub fn awake(&mut self) {
         self.began = None;
         self.yielding = false;
         self.slept = false;
     }
 
-    /// After a sleep. If nothing happened in it, the next step is another: an idle node must not spin at every time-out.
+    /// Called after a sleep. If nothing happened in it, the next step is another sleep: an idle node must not spin at every
+    /// timeout.
     pub fn slept(&mut self) {
         self.slept = true;
     }
 
-    /// Whether it is time to ask whether the peers live; then it counts as asked. After a sleep, which may have been short.
+    /// Whether it is time to check that the peers live. If so, counts as checked. For use after a sleep, which may have been
+    /// short.
     pub fn check_due(&mut self) -> bool {
         let now = world::now();
         let due = self.checked.is_none_or(|checked| now - checked >= CHECK_EVERY);
@@ -172,7 +176,7 @@ impl Gear {
         due
     }
 
-    /// After a look that found nothing.
+    /// The next step after a look that found nothing.
     pub fn step(&mut self) -> Step {
         let now = world::now();
         if self.deadline.is_some_and(|deadline| now >= deadline) {

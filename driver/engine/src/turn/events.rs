@@ -1,44 +1,44 @@
-//! Who came and who went.
+//! Events: nodes that joined or ended.
 
 use doorbell_fabric::{Incarnation, NodeId};
 
-/// Something that happened to a node of the domain. The first event of a node is that it joined itself.
+/// An event of a node of the domain. The first event that a node gets is its own joining.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// It attached. Every node sees those that were there when it joined as events too.
+    /// It attached. Nodes that were there before this one joined are reported as such events, too.
     Joined {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// Which life of it.
+        /// Its incarnation.
         incarnation: Incarnation,
     },
     /// It left in good order.
     Left {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// Which life of it.
+        /// Its incarnation.
         incarnation: Incarnation,
     },
     /// It died: killed, crashed, or ended without leaving.
     Died {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// Which life of it.
+        /// Its incarnation.
         incarnation: Incarnation,
     },
-    /// It wrote something into shared memory that no peer should, or its inbox was truncated: what it sends is read no further. Or it is
-    /// this node itself, of whose memory somebody truncated a part.
+    /// It wrote something into shared memory that no correct peer writes, or its inbox was truncated: nothing more is read from
+    /// it. The node may also be this one, if another process truncated its memory.
     Damaged {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// What it did.
+        /// What happened.
         reason: &'static str,
     },
 }
 
 impl Event {
-    /// The node it is about.
+    /// The node that the event concerns.
     pub fn node(&self) -> NodeId {
         match self {
             Event::Joined { node, .. } | Event::Left { node, .. } | Event::Died { node, .. } | Event::Damaged { node, .. } => {

@@ -1,4 +1,4 @@
-//! The short way: a message that is first in the lane that was busy last, while nothing else is under way.
+//! The fast path: a message that is first in the lane that was busy last, while nothing else is pending.
 
 use super::Engine;
 use crate::message::Match;
@@ -11,17 +11,17 @@ use doorbell_fabric::{Envelope, PacketKind};
 use doorbell_shm::fabric::Hot;
 use std::sync::Arc;
 
-/// What the short way brought.
+/// The result of the fast path.
 pub enum HotTake {
     /// A whole message.
     Whole(Envelope),
-    /// The first part of one; the rest goes to the same buffer by the long way.
+    /// The first part of a message. The rest goes to the same buffer by the slow path.
     Part(Arc<Op>),
 }
 
 impl Engine {
-    /// The shortest way from a lane to a buffer: a message that is first in the lane that was busy last, while nothing else
-    /// is under way in this node. Looks `rounds` times. `None` says nothing: then [`poll`](Self::poll).
+    /// The shortest path from a lane to a buffer: takes a message that is first in the lane that was busy last, if nothing else
+    /// is pending in this node. Looks `rounds` times. `None` says nothing about messages: call [`poll`](Self::poll) then.
     #[inline(always)]
     pub fn take_hot(&mut self, accepts: &Match, buf: &mut [u8], rounds: u32) -> Option<HotTake> {
         if !self.is_quiet() {
@@ -30,7 +30,7 @@ impl Engine {
         let inbound = &mut self.inbound;
         let mut hot = self.fabric.hot()?;
         let assembly = &mut inbound.assemblies[hot.index()];
-        // What can be asked before there is a message is asked before.
+        // Checked before there is a message, to keep the path after it short.
         let (source, incarnation) = hot.source();
         if assembly.active.is_some() || !accepts.accepts_source(source, incarnation) {
             return None;
@@ -61,7 +61,7 @@ impl Engine {
         Some(HotTake::Whole(envelope))
     }
 
-    /// Whether nothing is under way in this node that a message could concern.
+    /// Whether nothing is pending in this node that a message could concern.
     #[inline(always)]
     fn is_quiet(&self) -> bool {
         let inbound = &self.inbound;
@@ -73,7 +73,7 @@ impl Engine {
             && inbound.incoming.is_empty()
     }
 
-    /// The same as [`take_hot`](Self::take_hot), for a message that is lent and whose arena is mapped.
+    /// As [`take_hot`](Self::take_hot), for a lent message whose arena is mapped.
     #[inline(always)]
     pub fn take_hot_loan(&mut self, accepts: &Match, rounds: u32) -> Option<(Envelope, Lent)> {
         if !self.is_quiet() {
@@ -92,7 +92,7 @@ impl Engine {
             return None;
         }
         let lease = Lease::decode(hot.payload(&seen))?;
-        // Whatever is wrong with it, the long way finds out.
+        // If anything is wrong with it, the slow path finds out.
         let lending = inbound.lenders.known(envelope.source, envelope.incarnation, &lease)?.ok()?;
         let lent = lending.lend(&lease);
         hot.take_into(&seen, &mut []);
@@ -102,7 +102,7 @@ impl Engine {
     }
 }
 
-/// The rest of a message whose first part is in `buf`. What does not come at once goes there by the long way.
+/// Takes the rest of a message whose first part is in `buf`. What does not come at once goes there by the slow path.
 #[cold]
 #[inline(never)]
 fn take_rest(

@@ -1,4 +1,5 @@
-//! What a thread that is within the engine wants of it: a stream may be dropped by a waker that the engine runs, a request by the closure of a receive. The next turn does it.
+//! Deferred operations: work that a thread within the engine can't do itself. A waker that the engine runs may drop a stream,
+//! for example, or the closure of a receive may drop a request. The next turn does the work.
 
 use super::Engine;
 use crate::sync::baton::Token;
@@ -7,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 type Deed = Box<dyn FnOnce(&mut Engine, Token) + Send>;
 
-/// What is to be done.
+/// The deferred operations.
 #[derive(Default)]
 pub struct Later {
     any: AtomicBool,
@@ -15,20 +16,20 @@ pub struct Later {
 }
 
 impl Later {
-    /// Has the next turn do it.
+    /// Defers an operation to the next turn.
     pub fn add(&self, deed: Deed) {
         let mut deeds = self.deeds.lock().unwrap_or_else(PoisonError::into_inner);
         deeds.push(deed);
         self.any.store(true, Ordering::Relaxed);
     }
 
-    /// Whether there is anything. Told of by the thread that is within the engine to itself, or with the baton.
+    /// Whether there are any. Read by the thread that is within the engine, or with the baton.
     #[inline(always)]
     pub fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
 
-    /// What there is.
+    /// Takes all deferred operations.
     pub fn take(&self) -> Vec<Deed> {
         let mut deeds = self.deeds.lock().unwrap_or_else(PoisonError::into_inner);
         self.any.store(false, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The links of all ways out, for others to see.
+//! Publishes the links of all send queues on the board.
 
 use super::{Engine, SHOW_EVERY};
 use crate::message::outbound::Outbound;
@@ -10,11 +10,11 @@ use doorbell_shm::board::{LINK_ROWS, LinkRow};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Which links are shown, and where.
+/// Which links are published, and in which rows.
 pub(super) struct LinksShown {
     nodes: Vec<NodeShown>,
     free: Vec<u8>,
-    /// When all were shown last.
+    /// When all were last published.
     at: Instant,
 }
 
@@ -22,18 +22,18 @@ pub(super) struct LinksShown {
 struct NodeShown {
     /// The row of each link.
     rows: [Option<u8>; LINKS_MAX],
-    /// Messages and bytes that had gone there when it was shown.
+    /// The messages and bytes sent when it was last published.
     carried: (u64, u64),
-    /// Something waited.
+    /// Something was queued or untaken then.
     waited: bool,
 }
 
-/// What is known of a link.
+/// The present state of a link.
 #[derive(Clone, Copy, Default)]
 enum Seen {
     #[default]
     Nothing,
-    /// It is there, and can't be asked now.
+    /// It exists, but can't be read now.
     Busy,
     Row(LinkRow),
 }
@@ -50,7 +50,7 @@ impl LinksShown {
 }
 
 impl Engine {
-    /// Shows the links: all of them, or those of nodes to which something has gone since the last time.
+    /// Publishes the links: all of them, or those of nodes to which something was sent since the last time.
     pub(super) fn show_links(&mut self, now: Instant, all: bool) {
         let me = Token::current();
         if all {
@@ -66,7 +66,7 @@ impl Engine {
                 is_listed |= way.listed.load(doorbell_fabric::sync::Ordering::Relaxed);
             }
             let is_news = carried != shown.carried || shown.waited || is_listed;
-            // A thread that sends all the time is disturbed now and then only.
+            // A thread that sends all the time is disturbed only now and then.
             let is_news = is_news && !ways.clone().any(|way| way.state.is_anothers(me));
             if (all || is_news)
                 && let Some(seen) = self.see_links(me, node, ways)
@@ -76,7 +76,7 @@ impl Engine {
         }
     }
 
-    /// The links to a node, all priorities together. `None`: this thread is in one of the ways, so it can't be said.
+    /// Reads the links to a node, all priorities together. `None`: this thread holds one of the queues, so they can't be read.
     fn see_links<'a>(
         &mut self,
         me: Token,

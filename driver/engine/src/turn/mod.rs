@@ -1,4 +1,4 @@
-//! What one turn of the engine does.
+//! One turn of the engine.
 
 pub mod events;
 mod hot;
@@ -46,23 +46,23 @@ use std::time::{Duration, Instant};
 
 /// Looks at the lanes between two looks at transfers.
 const SPIN_TRANSFER: u32 = 4;
-/// Packets handled in one turn.
+/// The most packets handled in one turn.
 const TURN_PACKETS: usize = 64;
-/// Polls after which whoever drives looks at the clock.
+/// After this many polls, the thread that turns the engine reads the clock.
 const POLLS_PER_CLOCK: u32 = 64;
-/// How often a node that never sleeps shows its figures.
+/// How often a node that never sleeps publishes its metrics.
 const SHOW_EVERY: Duration = Duration::from_millis(50);
 
-/// What a node's engine is told when it is made.
+/// The settings of a node's engine.
 #[derive(Clone, Debug)]
 pub struct EngineSettings {
-    /// Bytes of messages that nobody has asked for.
+    /// The most bytes of unmatched messages.
     pub pool_bytes: usize,
-    /// Whether it may make system calls unasked.
+    /// Whether the engine may make system calls of its own accord.
     pub calls: bool,
     /// Whether threads of the application and the poller take turns.
     pub adaptive: bool,
-    /// Who copies large messages.
+    /// Which side copies large messages.
     pub copy: Copy,
     /// Whether memory FIFOs begin at the high end of a buffer.
     pub fifo_from_high: bool,
@@ -70,54 +70,54 @@ pub struct EngineSettings {
     pub loan_bytes: usize,
     /// The most bytes of bulk rings.
     pub bulk_bytes: usize,
-    /// By which links and protocols messages go.
+    /// Settings for modes, by which messages choose links and protocols.
     pub modes: Arc<Modes>,
 }
 
-/// The state that whoever drives may touch: behind the node's baton.
+/// The engine's state, which only the holder of the node's baton may touch.
 pub struct Engine {
     fabric: Fabrics,
     inbound: Inbound,
     outgoing: Outgoing,
-    /// For engines of nodes that share no memory.
+    /// Notices for engines of nodes that share no memory.
     words: VecDeque<Notice>,
-    /// What its callers' closures want of it.
+    /// Operations deferred by closures that the engine calls.
     later: Arc<Later>,
     local: Local,
     copy: Copy,
-    /// By which links and protocols messages go.
+    /// Settings for modes, by which messages choose links and protocols.
     modes: Arc<Modes>,
-    /// Whether the poller thread turns it just now.
+    /// Whether the poller thread turns the engine just now.
     by_poller: bool,
     sending: Vec<Arc<Outbound>>,
     events: VecDeque<Event>,
     events_dropped: u64,
-    /// Comings and goings so far.
+    /// The number of joins and ends so far.
     changes: u64,
     ends: Vec<Option<End>>,
-    /// The life of each node that broke the rules.
+    /// By node: the incarnation that broke the rules.
     damaged: Vec<Option<Incarnation>>,
     /// This node's inbox was truncated: nothing can be done any more.
     severed: bool,
     ways: Arc<Ways>,
-    /// Changes with every poll: tells the poller that somebody else drives.
+    /// Changes with every poll. It tells the poller that another thread turns the engine.
     turns: Arc<CachePadded<AtomicU64>>,
-    /// What is shown of this node.
+    /// The published state of this node.
     monitor: Arc<Monitor>,
-    /// What this node lends.
+    /// The loans of this node.
     lender: Arc<Lender>,
-    /// What the thread waits for that sleeps on the bell.
+    /// The operation of the thread that sleeps on the bell.
     parked: Option<Arc<Op>>,
-    /// Some target may have been told that something waits for room.
+    /// A target may have been told that a send waits for room.
     waited: bool,
     polls: u32,
-    /// When somebody last asked whether the peers live.
+    /// When the peers were last checked.
     checked: Instant,
-    /// When the figures were last shown.
+    /// When the metrics were last published.
     shown: Instant,
-    /// Which links are shown.
+    /// The published links.
     links: LinksShown,
-    /// Whether it may make system calls unasked.
+    /// Whether the engine may make system calls of its own accord.
     calls: bool,
     /// Whether threads of the application and the poller take turns.
     adaptive: bool,
@@ -168,47 +168,47 @@ impl Engine {
         }
     }
 
-    /// The fabric it turns.
+    /// The fabrics of the node.
     #[inline(always)]
     pub fn fabric(&mut self) -> &mut Fabrics {
         &mut self.fabric
     }
 
-    /// Looks up to `rounds` times at the lanes that were busy lately; fewer times while a transfer is under way, whose other end changes
-    /// words that are not in a lane. True as soon as one has something.
+    /// Looks up to `rounds` times at the lanes that were busy lately; fewer times while a transfer is pending, because its
+    /// other end changes words outside the lanes. True as soon as a lane has something.
     pub fn spin(&self, rounds: u32) -> bool {
         let is_idle = !self.outgoing.is_active() && self.inbound.incoming.is_empty();
         self.fabric.spin(if is_idle { rounds } else { rounds.min(SPIN_TRANSFER) })
     }
 
-    /// Messages nobody has asked for yet.
+    /// Messages that no receive has asked for yet.
     #[inline(always)]
     pub fn pool(&mut self) -> &mut Pool {
         &mut self.inbound.pool
     }
 
-    /// What is wanted of it by those who are within it.
+    /// Operations deferred by threads within the engine.
     pub(crate) fn later(&self) -> &Arc<Later> {
         &self.later
     }
 
-    /// Whether there is something that could not be done so far, and for which nobody waits.
+    /// Whether some work could not be done so far, and no thread waits for it.
     pub(crate) fn has_left_over(&self) -> bool {
         self.inbound.services.wants() == Wants::Soon || self.later.any()
     }
 
-    /// Figures, flight recorder and DMA counters.
+    /// Metrics, flight recorder and DMA counters.
     #[inline]
     pub(crate) fn monitor(&self) -> &Monitor {
         &self.monitor
     }
 
-    /// Shows everything on the board, and returns the figures.
+    /// Publishes everything on the board, and returns the metrics.
     pub fn show(&mut self) -> Figures {
         self.show_now(world::now(), true)
     }
 
-    /// Shows what has changed. Cheap beside the sleep that it comes with.
+    /// Publishes what has changed. Cheap compared with the sleep that follows.
     pub fn show_for_sleep(&mut self) {
         let now = world::now();
         self.show_now(now, self.links.is_due(now));
@@ -245,19 +245,19 @@ impl Engine {
         figures
     }
 
-    /// Wakes the thread that sleeps on the bell if what it waits for is done.
+    /// Wakes the thread that sleeps on the bell if its operation is done.
     pub fn wake_if_done(&mut self) {
         if self.parked.is_some() {
             self.wake_parked();
         }
     }
 
-    /// Whether nonblocking operations wait for somebody to drive.
+    /// Whether nonblocking operations need turns of the engine.
     pub fn has_pending(&self) -> bool {
         !self.inbound.posted.is_empty() || !self.is_at_rest()
     }
 
-    /// Whether nothing is under way but receives to which nothing came so far.
+    /// Whether nothing is pending but receives without a message.
     fn is_at_rest(&self) -> bool {
         self.sending.is_empty()
             && !self.outgoing.is_active()
@@ -268,14 +268,14 @@ impl Engine {
             && !self.inbound.assemblies.iter().any(|a| a.active.is_some())
     }
 
-    /// Takes what arrived, for `direct` first of all that no posted receive accepts. Returns how many packets it took.
+    /// Takes what arrived. Messages that no posted receive accepts go to `direct` first. Returns how many packets it took.
     #[inline(always)]
     pub fn poll<D: Direct>(&mut self, direct: &mut D, poller: bool) -> usize {
         let mut dispatch = Dispatch { inbound: &mut self.inbound, direct, poller, satisfied: false };
         let taken = self.fabric.poll(&mut dispatch, TURN_PACKETS);
         self.by_poller = poller;
         if self.adaptive && !poller && self.parked.is_none() && self.fabric.bell().is_armed() {
-            // The poller sleeps on the bell, and this thread looks by itself now: no sender need ring.
+            // The poller sleeps on the bell, and this thread now looks by itself, so no sender needs to ring.
             self.fabric.bell().disarm();
         }
         if !self.inbound.news.is_empty() {
@@ -287,7 +287,7 @@ impl Engine {
         if self.parked.is_some() {
             self.wake_parked();
         }
-        // Only one thread is in here, and nobody needs the exact number: a plain load and store.
+        // Only one thread is in here, and the exact number does not matter: a plain load and store.
         self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.polls = self.polls.wrapping_add(1);
         if self.polls.is_multiple_of(POLLS_PER_CLOCK) {
@@ -296,8 +296,8 @@ impl Engine {
         taken
     }
 
-    /// Whoever always finds something to do never waits, and those who wait ask whether the peers live and show their figures. So do
-    /// it here too.
+    /// Does what waiting threads do before they sleep: checks the peers and publishes the metrics. A thread that always finds
+    /// work never waits.
     #[cold]
     fn now_and_then(&mut self) {
         let now = world::now();
@@ -309,7 +309,7 @@ impl Engine {
         }
     }
 
-    /// Wakes the thread that sleeps on the bell if this thread just did for it what it waits for.
+    /// Wakes the thread that sleeps on the bell if this thread just completed its operation.
     #[cold]
     fn wake_parked(&mut self) {
         if self.inbound.sighted || self.parked.as_ref().is_some_and(|op| op.is_done()) {
@@ -317,13 +317,13 @@ impl Engine {
         }
     }
 
-    /// Says that a thread is about to sleep on the bell until `op` is done, `timeout` at most. `None` if it should look again
-    /// instead. Call [`awake`](Self::awake) after the sleep.
+    /// Prepares a sleep on the bell until `op` is done, for at most `timeout`. `None` if the thread should look again instead.
+    /// Call [`awake`](Self::awake) after the sleep.
     pub fn park(&mut self, me: Token, sleeper: u32, op: &Arc<Op>, timeout: Duration) -> Option<Duration> {
         if op.is_done() {
             return None;
         }
-        // Nobody else but the network has to be asked, and it says when.
+        // All peers are on the network, which tells when one must be checked.
         let is_told = self.fabric.is_remote_only() && self.is_at_rest() && !self.fabric.refusing();
         let timeout = self.arm(me, sleeper, if is_told { timeout } else { timeout.min(PARK_MOST) })?;
         // The last look may have ended it, though it did nothing else.
@@ -336,46 +336,46 @@ impl Engine {
         Some(timeout)
     }
 
-    /// Arms the bell for one of those who have the helm, and looks once more at everything that might ring it: the lanes, and room for what is queued.
-    /// If that found nothing: how long to sleep.
+    /// Arms the bell for the present leader, and looks once more at everything that might ring it: the lanes, and room for
+    /// queued sends. Returns how long to sleep, or `None` if there was something.
     pub fn arm(&mut self, me: Token, sleeper: u32, timeout: Duration) -> Option<Duration> {
-        // Before the barrier: what finds no room here says so to its target, and tries once more after it. Either the target sees that, or this
-        // thread sees the room.
+        // Before the barrier: a send without room tells its target so, and is tried once more after the barrier. Either the
+        // target sees that, or this thread sees the room.
         if self.push(me) > 0 {
             return None;
         }
         if self.waited && self.is_at_rest() {
-            // Else a target would ring for ever for a packet that is long gone.
+            // Otherwise a target would ring for ever for a packet that was sent long ago.
             self.waited = false;
             for way in self.ways.iter() {
-                // A way that another thread has is left for the next time.
+                // A queue that another thread holds is left for the next time.
                 let state = if way.state.is_anothers(me) { None } else { way.state.enter(me) };
                 state.map_or_else(|| self.waited = true, |mut state| state.rest());
             }
         }
         let timeout = self.fabric.arm(sleeper, timeout)?;
-        // What was refused may have room, or a taker, by now.
+        // Refused messages may have room, or a receive, by now.
         let refused = if self.fabric.refusing() { self.poll(&mut Nobody, false) } else { 0 };
         if refused + self.push(me) > 0 {
             self.fabric.bell().disarm();
             return None;
         }
-        // Nobody rings when a target that does not answer is not waited for any longer, or when another thread lets go of the network.
+        // Nothing rings when a silent target is given up, or when another thread lets go of the network.
         let is_quiet = self.words.is_empty() && !self.has_left_over();
         let timeout = if is_quiet { timeout } else { timeout.min(TRY_AGAIN) };
         Some(self.outgoing.due().map_or(timeout, |due| timeout.min(due)))
     }
 
-    /// After the sleep until `op` is done.
+    /// Called after the sleep for `op`.
     pub fn awake(&mut self, op: &Arc<Op>) {
-        // A reactor may have taken the bell over, and sleep by now.
+        // A reactor may have taken over the bell and sleep by now.
         if self.parked.as_ref().is_some_and(|parked| Arc::ptr_eq(parked, op)) {
             self.parked = None;
             self.fabric.bell().disarm();
         }
     }
 
-    /// Nobody sleeps on the bell, whatever was said.
+    /// Forgets the sleeper on the bell.
     pub fn forget_parked(&mut self) {
         self.parked = None;
         self.fabric.bell().disarm();
@@ -386,14 +386,14 @@ impl Engine {
         self.poll(&mut Nobody, poller) + self.push(me)
     }
 
-    /// Whether a turn that did so much is a sign of more to come. What idle nodes say on a network to stay known to each other is none: they
-    /// would spin after each word.
+    /// Whether a turn with this much work is a sign of more to come. Packets that only keep idle nodes known to each other are
+    /// not: the nodes would spin after each of them.
     #[inline(always)]
     pub fn is_news(&self, work: usize) -> bool {
         work > 1 || work == 1 && !self.fabric.was_chatter()
     }
 
-    /// Ends everything: the node leaves.
+    /// Ends everything, because the node leaves.
     pub fn close(&mut self, me: Token, in_good_order: bool) {
         if in_good_order {
             self.say_farewell(me);
@@ -403,7 +403,7 @@ impl Engine {
         self.fabric.end_network();
     }
 
-    /// Ends everything that is pending, and cuts all ways out. False if this thread holds one of them, which is still as it was.
+    /// Ends everything that is pending, and cuts all send queues. False if this thread holds one of them, which is unchanged.
     pub(super) fn end_all(&mut self, me: Token, why: CloseReason) -> bool {
         let error = || why.error();
         self.inbound.lenders.end();
@@ -419,14 +419,15 @@ impl Engine {
             .map(|receive| receive.op.clone())
             .collect::<Vec<_>>()
         {
-            // Nobody writes into its buffer after this.
+            // Nothing writes into its buffer after this.
             self.unpost(&op);
             op.finish(Outcome::Failed(error()));
         }
         self.outgoing.fail(None, error);
         self.inbound.services.close(why);
         self.fail_posted(|_| Some(error()));
-        // All of them: a thread that was stopped on its way to a lane must not write there when the lane is another's.
+        // All of them: a thread that was stopped on its way to a lane must not write there when the lane belongs to another
+        // node.
         let mut all = true;
         for way in self.ways.iter() {
             match way.state.enter(me) {

@@ -1,4 +1,4 @@
-//! By which link and protocol a message goes.
+//! Chooses the link and protocol of a message.
 
 use super::Engine;
 use crate::error::Error;
@@ -16,10 +16,10 @@ use doorbell_fabric::sync::Ordering;
 use doorbell_shm::domain::PeerInbox;
 use std::sync::Arc;
 
-/// The mode of a message that nothing is said of.
+/// The mode of a message without a request.
 const LANE: Mode = Mode { fabric: Fabric::Shm, link: 0, protocol: Protocol::Transfer };
 
-/// What is needed to plan how a message goes.
+/// What is needed to choose a message's mode.
 pub(super) struct Planner<'a> {
     pub outgoing: &'a mut Outgoing,
     /// The target, if it shares memory with this node.
@@ -29,11 +29,11 @@ pub(super) struct Planner<'a> {
 }
 
 impl Engine {
-    /// Opens the links beside the first that lead to where a way out leads, if something may be sent by them.
+    /// Opens further links to the target of a send queue, if something may be sent over them.
     pub fn open_links(&mut self, outbound: &Outbound, state: &mut OutState) {
         let life = state.incarnation;
         let (is_near, remote) = self.fabric.links(outbound.target, life);
-        // While there are several, any of them may be.
+        // With several links of a network, each of them may be used.
         let most = if remote > 1 { LINKS_MAX } else { usize::from(is_near) + remote };
         for by in 1..most as u8 {
             if !state.has(by)
@@ -44,12 +44,13 @@ impl Engine {
         }
     }
 
-    /// How many transfers to a node go by one link, and how many have ended.
+    /// The number of transfers to a node on one link, and how many have ended.
     pub fn transfers_by(&self, node: NodeId, by: u8) -> (u32, u32) {
         self.outgoing.count_by(node, by)
     }
 
-    /// How a message is to go; begins to move it if it does not go through a lane. The caller holds the way out, in which nothing waits before it.
+    /// Chooses the mode of a message, and begins to move it if it does not go through a lane. The caller holds the send queue,
+    /// which has no send before this message.
     pub fn plan(&mut self, outbound: &Arc<Outbound>, state: &mut OutState, order: &Order<'_>) -> Plan {
         if order.asks.is_some() || (self.modes.steer_all() && state.looks()) {
             self.open_links(outbound, state);
@@ -87,7 +88,7 @@ impl Planner<'_> {
         Plan::Transfer(self.outgoing.begin(route, peer, outbound, state, self.local, order))
     }
 
-    /// What is done with a message of which nothing else is said.
+    /// The protocol for a message without a request.
     fn advice(&mut self, state: &mut OutState, by: u8, order: &Order<'_>) -> Protocol {
         let is_near = by == 0 && !state.is_remote();
         if order.len < RENDEZVOUS_BYTES || !order.waits {
@@ -100,7 +101,7 @@ impl Planner<'_> {
                     _ if !self.modes.has_engine => Protocol::Get,
                     Copy::Origin => Protocol::Put,
                     Copy::Target => Protocol::Get,
-                    // Of several the target copies one while this end writes the next.
+                    // With several messages, the target copies one while this end writes the next.
                     Copy::Auto if self.outgoing.has_any(peer.id()) => Protocol::Get,
                     Copy::Auto | Copy::Both => Protocol::Both,
                 }
@@ -118,7 +119,7 @@ impl Planner<'_> {
         }
     }
 
-    /// One of the links by which a message could go.
+    /// A link that could carry a message.
     fn view(&mut self, outbound: &Outbound, state: &mut OutState, by: u8, order: &Order<'_>) -> Option<LinkView> {
         let is_near_first = !state.is_remote();
         let is_near = by == 0 && is_near_first;
@@ -144,8 +145,8 @@ impl Planner<'_> {
         })
     }
 
-    /// The way of a message of which the policy says that it goes through the lane, as a small one that asks for nothing mostly does; else the
-    /// first link, if it was looked at.
+    /// Sends a message through the lane if the policy always lets it go there, as it mostly does for a small message without a
+    /// request. Otherwise returns the first link, if it was looked at.
     fn settled(&mut self, outbound: &Outbound, state: &mut OutState, order: &Order<'_>) -> Result<Plan, Option<LinkView>> {
         if order.asks.is_some() || order.len > WHOLE_BYTES || state.is_remote() || state.bound().is_some() {
             return Err(None);
@@ -170,13 +171,13 @@ impl Planner<'_> {
         Ok(Plan::Lane(0))
     }
 
-    /// Asks the policy, or does what the caller asks for. `first`: the first link, if it was looked at.
+    /// Asks the policy, or follows the request. `first`: the first link, if it was looked at.
     fn steer(&mut self, outbound: &Arc<Outbound>, state: &mut OutState, order: &Order<'_>, mut first: Option<LinkView>) -> Plan {
         let mut links = [const { None }; LINKS_MAX];
         let mut count = 0;
         let mut numbers = [0; LINKS_MAX];
         for by in 0..LINKS_MAX as u8 {
-            // One that can't be asked just now is left out, but for the first.
+            // A link that can't be read now is left out, except the first.
             if state.bound().is_none_or(|bound| bound == by)
                 && let Some(view) = first.take().or_else(|| self.view(outbound, state, by, order))
             {
@@ -185,7 +186,7 @@ impl Planner<'_> {
             }
         }
         let Some(mut links) = collect(links, count) else { return Plan::Lane(state.bound().unwrap_or(0)) };
-        // What a policy may take: it can change what it is shown.
+        // The links as the policy sees them: the policy can change the slice.
         let all = links;
         let (offered, links) = (&all[..count], &mut links[..count]);
         let asked = order.asks.unwrap_or_default().or(self.modes.asked_by(Call::Send));
@@ -201,9 +202,9 @@ impl Planner<'_> {
         };
         let bound = state.bound();
         let chosen = decision.and_then(found).or_else(|| {
-            // A policy that chose what can't be done; or the one link that there is leaves no choice.
+            // The policy's choice is impossible, or only one link can be used.
             let may = self.modes.policy.is_some() || bound.is_some();
-            let why = Reason::Unavailable("it is no way for this message");
+            let why = Reason::Unavailable("the chosen mode can't carry this message");
             usual().filter(|_| may).and_then(|mode| found(Decision::new(mode, why)))
         });
         let Some((Decision { mode, beside, reason }, at)) = chosen else {
@@ -214,7 +215,7 @@ impl Planner<'_> {
             state.words[usize::from(by)] = view.word;
         }
         let by = numbers[at];
-        // Links that are not there, or can't put it, carry nothing.
+        // Links that do not exist, or can't put the message, carry nothing.
         let is_put = (mode.fabric, mode.protocol) == (Fabric::Udp, Protocol::Put);
         let can = |link: &&LinkView| {
             is_put && link.fabric == mode.fabric && beside.without(mode.link).has(link.link) && link.mode(mode.protocol).is_some()
@@ -225,7 +226,7 @@ impl Planner<'_> {
         self.go(outbound, state, order, by, mode, receipt)
     }
 
-    /// Goes as was decided.
+    /// Carries out a decision.
     fn go(
         &mut self,
         outbound: &Arc<Outbound>,
@@ -242,7 +243,7 @@ impl Planner<'_> {
                 }
                 return Plan::Lane(by);
             }
-            // A put that is asked for by name leaves the target time to say where to.
+            // A put requested by name gives the target time to answer where to.
             Protocol::Put => (Copy::Origin, receipt.requested.protocol == Some(Protocol::Put) && mode.fabric == Fabric::Shm),
             Protocol::Get => (Copy::Target, true),
             Protocol::Both => (Copy::Both, false),
@@ -253,7 +254,7 @@ impl Planner<'_> {
         let begun = self.outgoing.begin(route, peer, outbound, state, self.local, order);
         if matches!(begun, Begun::NoSlot) {
             let used = Mode { protocol: Protocol::Transfer, ..mode };
-            let reason = Reason::Unavailable("as many transfers to that node are under way as can be");
+            let reason = Reason::Unavailable("the most transfers to that node are already pending");
             let receipt = Receipt { decided: used, used, beside: Links::NONE, reason, ..receipt };
             self.modes.note_instead(order.op.set_receipt(receipt).as_ref(), &receipt);
             return Plan::Lane(by);
@@ -262,7 +263,7 @@ impl Planner<'_> {
     }
 }
 
-/// The first `count`, which are there. `None` if there are none.
+/// The first `count` links, which exist. `None` if there are none.
 fn collect(links: [Option<LinkView>; LINKS_MAX], count: usize) -> Option<[LinkView; LINKS_MAX]> {
     let first = links[0]?;
     let mut all = [first; LINKS_MAX];
@@ -282,6 +283,6 @@ fn unavailable(outbound: &Outbound, asked: &ModeRequest, links: &[LinkView]) -> 
     let there: Vec<_> = links.iter().map(list).collect();
     let node = outbound.target;
     let what =
-        format!("the mode {asked} was asked for, and this message to node {node} can't go so; it can go by {}", there.join(", "));
+        format!("the mode {asked} was requested, but this message to node {node} can't use it; it can use {}", there.join(", "));
     Error::Invalid { what }
 }

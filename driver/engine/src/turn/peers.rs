@@ -1,4 +1,4 @@
-//! Who came, who went, who broke the rules; and the ways to those who live.
+//! Peers that join, end or break the rules, and the connections to living ones.
 
 use super::Engine;
 use super::state::End;
@@ -15,11 +15,11 @@ use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Priority};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::fabric::Change;
 
-/// Events kept for somebody to ask for; the oldest are dropped and counted.
+/// The most events kept for the program. Beyond that, the oldest are dropped and counted.
 const EVENTS_MAX: usize = 1024;
 
 impl Engine {
-    /// Asks whether the peers live, and tells whoever waits for one that does not.
+    /// Checks that the peers live, and fails operations that wait for one that does not.
     pub fn check_peers(&mut self) {
         self.checked = world::now();
         self.fabric.check_peers();
@@ -36,7 +36,7 @@ impl Engine {
         }
     }
 
-    /// Looks who came and went, if the directory changed.
+    /// Refreshes the peers, if the directory changed.
     pub fn glance(&mut self) {
         self.fabric.glance();
         self.on_changes();
@@ -51,8 +51,9 @@ impl Engine {
         }
     }
 
-    /// Makes sure that a way out leads to the wanted life of its target. An error if that life has ended. Without one the
-    /// way may still have no lane: its former owner's messages have not been read yet.
+    /// Makes sure that a send queue leads to the wanted incarnation of its target. An error if that incarnation has ended.
+    /// Without an error the queue may still have no lane, because the messages of the lane's former owner have not been read
+    /// yet.
     pub fn connect(&mut self, outbound: &Outbound, state: &mut OutState, wanted: Incarnation) -> Result<(), Error> {
         if state.link.is_some() && state.incarnation == wanted {
             return Ok(());
@@ -64,14 +65,14 @@ impl Engine {
         }
         let life = state.incarnation;
         if self.fabric.live(outbound.target) != Some(life) {
-            // The caller holds this way out, so what is queued here was passed over when the end of its life was noticed.
+            // The caller holds this queue, so it was passed over when that incarnation's end was noticed.
             state.fail(|| self.unreachable(outbound.target, Some(life)));
         }
         if self.fabric.live(outbound.target) != Some(wanted) {
             return Err(self.unreachable(outbound.target, Some(wanted)));
         }
         if self.is_damaged(outbound.target, wanted) {
-            // The caller holds this way out, so it was passed over when that was noticed.
+            // The caller holds this queue, so it was passed over when the damage was noticed.
             state.fail(|| Error::Damaged { node: outbound.target });
             return Err(Error::Damaged { node: outbound.target });
         }
@@ -82,10 +83,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Why a receive bound to one node will never complete, if so: that node is gone and all it sent was delivered.
+    /// The error of a receive that can never complete: it is bound to one node, which is gone, and all its messages were
+    /// delivered.
     pub fn never(&mut self, accepts: &Match) -> Option<Error> {
         self.never_as_seen(accepts)?;
-        // Unless it came just now.
+        // It may have joined just now.
         self.glance();
         self.never_as_seen(accepts)
     }
@@ -111,7 +113,7 @@ impl Engine {
             Some(end) if incarnation.is_none_or(|wanted| wanted == end.incarnation) => {
                 self.fabric.drained(node, end.incarnation).then(|| end.error(node))
             }
-            // An earlier life than the latest that ended.
+            // The receive wants an earlier incarnation than the latest one that ended.
             Some(end) if incarnation.is_some_and(|wanted| wanted < end.incarnation) => {
                 Some(Error::PeerDied { node, incarnation: incarnation.unwrap_or_default() })
             }
@@ -120,7 +122,7 @@ impl Engine {
         }
     }
 
-    /// Whether this life of a node is known to have ended.
+    /// Whether this incarnation of a node is known to have ended.
     pub fn has_ended(&self, node: NodeId, incarnation: Incarnation) -> bool {
         self.ends.get(node.index()).copied().flatten().is_some_and(|end| end.incarnation == incarnation)
     }
@@ -136,12 +138,12 @@ impl Engine {
         }
     }
 
-    /// How often somebody came or went so far.
+    /// The number of joins and ends so far.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// What happened to other nodes, oldest first.
+    /// The next event of another node, oldest first.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -154,17 +156,17 @@ impl Engine {
         self.events.push_back(event);
     }
 
-    /// A peer broke the rules: its lanes are read no more, and all services are told.
+    /// A peer broke the rules: its lanes are not read any more, and all services are told.
     #[cold]
     pub fn on_broken(&mut self, node: NodeId, reason: &'static str) {
         tracing::warn!(node = node.0, reason, "a peer broke the rules of the shared memory");
         self.monitor.record_peer(RecordKind::Damaged, node, self.fabric.live(node).unwrap_or_default());
         self.damaged[node.index()] = self.fabric.live(node);
-        // The others of its lanes, too: what it does wrong in one place it may go on doing in another.
+        // All its lanes are closed: it may break the rules elsewhere, too.
         self.fabric.close_lanes(node);
         self.tell(Event::Damaged { node, reason });
         if let Some(life) = self.fabric.live(node) {
-            // What it says of what it was sent is believed no more, so nothing that waits for it may go on waiting.
+            // Its acknowledgements are not trusted any more, so nothing may continue to wait for them.
             self.peer_gone((node, life).into(), Gone::Damaged);
         }
         self.drop_inbound_of(node);
@@ -196,7 +198,7 @@ impl Engine {
                 self.tell(if died { Event::Died { node, incarnation } } else { Event::Left { node, incarnation } });
             }
             Change::Parted(node, life) => {
-                // Whether something went by it, and is lost, neither end knows of the other.
+                // Neither end knows whether the other one sent something over this session that is lost.
                 let used = Priority::ALL.into_iter().filter_map(|priority| self.ways.known(node, priority).cloned());
                 let mut used = used.filter_map(|way| {
                     let mut state = way.state.enter(Token::current())?;
@@ -206,11 +208,11 @@ impl Engine {
                     }
                     Some(used)
                 });
-                // What the other end sends may be stored by a name that the lost one knew.
+                // The other end may be sending data to a name that only the lost session knew.
                 let is_fed =
                     self.inbound.incoming.iter().any(|incoming| incoming.envelope.source == node && incoming.comes_apart());
                 if (is_fed || used.any(|used| used)) && self.fabric.live(node) == Some(life) {
-                    self.on_broken(node, "its end of the network failed, with messages under way beside shared memory");
+                    self.on_broken(node, "its network session failed while it carried messages in addition to shared memory");
                 }
             }
             Change::Drained(node, incarnation) => {
@@ -221,10 +223,7 @@ impl Engine {
                     assembly.expected = 0;
                 }
                 let end = self.ends[node.index()];
-                if let Some(end) = end.filter(|end| end.incarnation == incarnation) {
-                    self.inbound.services.peer_gone((node, incarnation).into(), end.why);
-                }
-                // The next life may have joined already: whoever waits for any life waits for that one.
+                // The next incarnation may have joined already. Receives bound to the node id wait for it.
                 self.fabric.glance();
                 let is_succeeded = self.fabric.live(node).is_some();
                 self.fail_posted(|receive| {
@@ -236,19 +235,19 @@ impl Engine {
         }
     }
 
-    /// Whether this life of a node broke the rules.
+    /// Whether this incarnation of a node broke the rules.
     fn is_damaged(&self, node: NodeId, life: Incarnation) -> bool {
         self.damaged.get(node.index()).copied().flatten() == Some(life)
     }
 
-    /// Why nothing of this life of a node counts any more, if so.
+    /// Why this incarnation of a node is gone or no longer trusted, if so.
     pub fn gone(&self, node: NodeId, life: Incarnation) -> Option<Gone> {
         let end = self.ends.get(node.index()).copied().flatten().filter(|end| end.incarnation == life);
         end.map(|end| end.why).or_else(|| self.is_damaged(node, life).then_some(Gone::Damaged))
     }
 
-    /// Tells all services that a peer is gone, for whatever reason: everything with it ends, and the ways there are cut. A way that this thread holds is
-    /// left to [`connect`](Self::connect).
+    /// Tells all services that a peer is gone, ends everything with it, and cuts the send queues to it. A queue that this
+    /// thread holds is left to [`connect`](Self::connect).
     fn peer_gone(&mut self, peer: PeerId, why: Gone) {
         let (node, life) = peer.into();
         let error = || why.error(peer);
@@ -262,10 +261,10 @@ impl Engine {
         }
         self.inbound.services.peer_gone(peer, why);
         if why == Gone::Damaged {
-            // It lives, and may read what it was lent. Loans come back when it has ended.
+            // It lives, and may read what it was lent. Its loans come back when it has ended.
             return;
         }
-        // After its ways out were cut: nothing can be lent to it from here on.
+        // After its send queues were cut, nothing more can be lent to it.
         let (loans, bytes) = self.lender.drop_holds(node, life);
         if loans > 0 {
             let record = Record::new(RecordKind::LoanReturned).peer(node).incarnation(life);
@@ -275,7 +274,7 @@ impl Engine {
 
     fn on_own_damage(&mut self, reason: &'static str) {
         let (node, incarnation) = self.me();
-        tracing::warn!(node = node.0, reason, "somebody truncated what this node shares");
+        tracing::warn!(node = node.0, reason, "another process truncated this node's shared memory");
         self.monitor.record_peer(RecordKind::Damaged, node, incarnation);
         self.tell(Event::Damaged { node, reason });
     }
@@ -289,8 +288,8 @@ impl Engine {
         Error::Severed { node: self.me().0 }
     }
 
-    /// What others sent is lost, and they do not know. So everything ends here, and this node is dead to the others, who know what to do
-    /// then. Again at every look whether the peers live, for what was begun since.
+    /// Ends everything: the messages of other nodes are lost, and they do not know. From now on this node is dead to them,
+    /// which they can handle. Repeated at every check of the peers, for operations begun since.
     #[cold]
     fn resign(&mut self) {
         let node = self.me().0;
@@ -301,7 +300,7 @@ impl Engine {
         }
     }
 
-    /// Drops what a node that is gone had begun to send; a receive that had taken it waits for another message.
+    /// Drops the incomplete messages of a node that is gone. A receive that had taken one waits for another message.
     fn drop_inbound_of(&mut self, node: NodeId) {
         for priority in 0..PRIORITIES {
             self.inbound.give_up(node.index() * PRIORITIES + priority);

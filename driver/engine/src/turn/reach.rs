@@ -1,4 +1,4 @@
-//! Which memory and which nodes are in reach.
+//! Which memory and which nodes can be reached.
 
 use super::Engine;
 use crate::error::Error;
@@ -17,18 +17,18 @@ impl Engine {
         self.local.is_in_region(bytes, len) || self.fabric.peer(node).is_some_and(|peer| peer.reach().is_some())
     }
 
-    /// Whether this life of a node is reached by a network.
+    /// Whether this incarnation of a node is reached by a network.
     pub fn is_remote(&self, node: NodeId, life: Incarnation) -> bool {
         self.fabric.is_remote(node) && self.fabric.live(node) == Some(life)
     }
 
-    /// Makes sure that a lane leads to a peer, or will.
+    /// Makes sure that a lane leads to a peer, or will do so.
     ///
     /// # Errors
-    /// The peer is gone, or there is no such node.
+    /// The peer is gone, or no such node exists.
     pub fn reach(&mut self, me: Token, to: PeerId, priority: Priority) -> Result<(), Error> {
         let Some(outbound) = self.ways.get(to.node, priority).cloned() else { return Err(Error::NoSuchNode { node: to.node }) };
-        // A thread that is in there already has checked it.
+        // If this thread holds the queue, it has checked this already.
         let Some(mut state) = outbound.state.enter(me) else { return Ok(()) };
         self.connect(&outbound, &mut state, to.incarnation)
     }

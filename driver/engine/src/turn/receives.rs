@@ -1,4 +1,4 @@
-//! Receives: posted, withdrawn, and what waits for them in the pool.
+//! Posting and withdrawing receives, and the messages that wait for them in the pool.
 
 use super::Engine;
 use crate::error::Error;
@@ -12,8 +12,8 @@ use doorbell_fabric::Payload;
 use std::sync::Arc;
 
 impl Engine {
-    /// Takes the first pooled message that a receive accepts. If others had been refused for want of room, whoever sleeps on
-    /// the bell looks again.
+    /// Takes the first pooled message that a receive accepts. If other messages had been refused for lack of room, the thread
+    /// that sleeps on the bell looks again.
     pub fn take_pooled(&mut self, accepts: &Match) -> Option<Pooled> {
         let pooled = self.inbound.pool.take(accepts)?;
         self.inbound.turned_away = false;
@@ -23,12 +23,12 @@ impl Engine {
         Some(pooled)
     }
 
-    /// The same, but only if all of it is there.
+    /// The same, but only if the message is complete.
     pub fn take_whole(&mut self, accepts: &Match) -> Option<Pooled> {
         if self.has_whole(accepts) { self.take_pooled(accepts) } else { None }
     }
 
-    /// Whether the first pooled message that a receive accepts is there, all of it.
+    /// Whether the first pooled message that a receive accepts is complete.
     pub fn has_whole(&self, accepts: &Match) -> bool {
         self.inbound.pool.find(accepts).is_some_and(Entry::is_whole)
     }
@@ -39,25 +39,25 @@ impl Engine {
         self.inbound.attach(id, receive);
     }
 
-    /// Has `op` nudged when a message comes into the pool that a receive accepts.
+    /// Nudges `op` when a message that `accepts` accepts comes into the pool.
     pub fn watch(&mut self, accepts: Match, op: Arc<Op>) {
         self.inbound.watchers.push((accepts, op));
     }
 
-    /// Takes [`watch`](Self::watch) back.
+    /// Undoes [`watch`](Self::watch).
     pub fn unwatch(&mut self, op: &Arc<Op>) {
         self.inbound.watchers.retain(|(_, other)| !Arc::ptr_eq(other, op));
     }
 
-    /// Whether this node turns messages away: some are refused because the pool is full, or were since the application last
-    /// received one. (Their sender may have given up meanwhile, and nothing is refused any more.)
+    /// Whether this node refuses messages because its pool is full, or has refused some since the application last received
+    /// one. The sender of a refused message may have given up meanwhile.
     pub fn is_refusing(&self) -> bool {
         self.fabric.refusing() || self.inbound.turned_away
     }
 
-    /// Posts a receive behind those that were posted before, after looking into the pool.
+    /// Posts a receive behind those posted before, after looking into the pool.
     pub fn post(&mut self, receive: RecvOp) {
-        // One that takes a message that is still coming has its place, too: that message may be given up.
+        // A receive that takes an incomplete message gets a number, too, because that message may be given up.
         let receive = self.inbound.number(receive);
         match self.take_pooled(&receive.accepts) {
             Some(Pooled::Whole(message)) => {
@@ -75,7 +75,7 @@ impl Engine {
         self.inbound.posted.push_back(receive);
     }
 
-    /// A message that a receive got is not wanted by whoever received it: the next one gets it.
+    /// Returns a message that its receiver dropped: the next receive gets it.
     pub fn give_back(&mut self, message: Message) {
         let fits = |receive: &RecvOp| receive.accepts.matches(&message.envelope);
         match self.inbound.posted.iter().position(fits).and_then(|at| self.inbound.posted.remove(at)) {
@@ -87,7 +87,7 @@ impl Engine {
         }
     }
 
-    /// Withdraws a posted receive. True if it was still under way: then its buffer is not touched any more.
+    /// Withdraws a posted receive. True if it was pending: then its buffer is not touched any more.
     pub fn unpost(&mut self, op: &Arc<Op>) -> bool {
         if let Some(at) = self.inbound.posted.iter().position(|receive| Arc::ptr_eq(&receive.op, op)) {
             self.inbound.posted.remove(at);
@@ -109,7 +109,7 @@ impl Engine {
                 Into::TooLong(receive, bytes) if Arc::ptr_eq(&receive.op, op) => std::mem::take(bytes),
                 _ => continue,
             };
-            // The rest of it is still coming, so it goes on into the pool, past its limit if it must: nothing is lost.
+            // The rest of it is still coming, so it continues into the pool, beyond the limit if need be: nothing is lost.
             if matches!(active.into, Into::Buffer(_)) {
                 self.inbound.pool.reserve_anyway(active.envelope.len);
             }
@@ -119,7 +119,7 @@ impl Engine {
         false
     }
 
-    /// Bytes that have come of the message that a receive has taken.
+    /// The bytes that have come of the message that a receive has taken.
     pub fn arrived(&self, op: &Arc<Op>) -> u64 {
         let is_its = |receive: &RecvOp| Arc::ptr_eq(&receive.op, op);
         let in_parts = self.inbound.assemblies.iter().filter_map(|assembly| assembly.active.as_ref());

@@ -1,4 +1,4 @@
-//! What is on its way out: queues, and transfers of both directions.
+//! Send queues, and transfers in both directions.
 
 use super::Engine;
 use super::modes::Planner;
@@ -17,7 +17,7 @@ use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::meeting::MEETINGS;
 use std::sync::Arc;
 
-/// Words that may wait for one node: of each of its slots, and of each of ours.
+/// The most notices that may wait for one node: one for each of its slots and each of ours.
 const WORDS_MAX: usize = 4 * MEETINGS;
 
 impl Engine {
@@ -30,7 +30,7 @@ impl Engine {
             return 0;
         }
         self.waited = true;
-        // First of all: it makes work for the others.
+        // First of all, because it makes work for the others.
         let later = if has_later { self.do_later(me) } else { 0 };
         let services = if self.inbound.services.any() { self.step_services(me) } else { 0 };
         let work = later + services + self.push_queues(me) + self.step_transfers(me);
@@ -40,7 +40,7 @@ impl Engine {
         work
     }
 
-    /// Does what was wanted by threads that were within the engine.
+    /// Does the operations that threads within the engine deferred.
     #[cold]
     fn do_later(&mut self, me: Token) -> usize {
         let deeds = self.later.take();
@@ -56,7 +56,7 @@ impl Engine {
         let mut depths = self.outgoing.depths();
         while let Some(outbound) = self.sending.get(at).cloned() {
             at += 1;
-            // Not entered: this thread is inside already, so it will see to the queue itself.
+            // Not entered: this thread is inside already, so it handles the queue itself.
             let Some(mut state) = outbound.state.enter(me) else { continue };
             if state.link.is_none() && state.is_queued() {
                 let wanted = state.incarnation;
@@ -89,7 +89,7 @@ impl Engine {
             let (life, broken) = (state.incarnation, std::mem::take(&mut state.damaged));
             drop(state);
             if broken && self.fabric.live(outbound.target) == Some(life) {
-                self.on_broken(outbound.target, "it says that it has read what it was not sent");
+                self.on_broken(outbound.target, "it acknowledged data that it was not sent");
             }
         }
         for priority in Priority::ALL {
@@ -98,19 +98,20 @@ impl Engine {
         work
     }
 
-    /// What this node moves from both ends.
+    /// The outgoing transfers.
     pub fn outgoing(&mut self) -> &mut Outgoing {
         &mut self.outgoing
     }
 
-    /// The latest transfers that ended, of both sides.
+    /// The reports of the latest transfers, of both sides.
     pub fn reports(&mut self) -> Vec<TransferReport> {
         let mut reports = self.inbound.reports.list();
         reports.extend(self.outgoing.reports().list());
         reports
     }
 
-    /// Words of other engines came: direct-put descriptors are injected, counters lowered. Or somebody broke the rules.
+    /// Handles notices of other engines: injects direct-put descriptors, and lowers counters. Also handles reports that a node
+    /// broke the rules.
     #[cold]
     pub(super) fn obey(&mut self) {
         for (source, news) in std::mem::take(&mut self.inbound.news) {
@@ -143,7 +144,7 @@ impl Engine {
         }
     }
 
-    /// Moves what both ends move: some chunks of one message on its way in, and of one on its way out.
+    /// Advances transfers: moves some chunks of one incoming and of one outgoing message.
     #[cold]
     fn step_transfers(&mut self, me: Token) -> usize {
         let mut work = self.answer_transfers(me);
@@ -182,24 +183,25 @@ impl Engine {
         }
         work += self.outgoing.step(me);
         for target in self.outgoing.take_broken() {
-            self.on_broken(target, "more chunks claimed than the message has, or a meeting named anew");
+            self.on_broken(target, "more chunks claimed than the message has, or a rendezvous block changed its name");
         }
         work + self.send_words(me)
     }
 
-    /// Another engine is to be told this, as soon as there is room. There is no more to tell it than it has transfers, one end of each.
+    /// Queues a notice for another engine, to be sent as soon as there is room. An engine has at most one for each end of its
+    /// transfers.
     fn say(&mut self, to: (NodeId, Incarnation), priority: Priority, word: [u8; WORD_BYTES]) {
         self.words.push_back(Notice { to, priority, word });
         if self.words.len() > WORDS_MAX && self.words.iter().filter(|word| word.to == to).count() > WORDS_MAX {
             self.words.retain(|word| word.to != to);
-            self.on_broken(to.0, "it ends transfers, and takes no answers");
+            self.on_broken(to.0, "it ends transfers, but takes no notices");
         }
     }
 
-    /// Tells other engines what they can't see. What finds no room waits, and what follows it on the same way waits as well.
+    /// Sends notices that other engines need. One without room waits, and so do those behind it to the same node and priority.
     pub fn send_words(&mut self, me: Token) -> usize {
         for Farewell { out, life, ticket, was_taken } in self.outgoing.take_farewells() {
-            // If its RTS may still be there, not on its own way, which it blocks as long as nobody takes it.
+            // If the target may not have taken the RTS yet, use another lane: the RTS blocks its own lane until it is taken.
             let priority = match out.priority {
                 own if was_taken => own,
                 Priority::High => Priority::Normal,
@@ -212,7 +214,7 @@ impl Engine {
         for _ in 0..self.words.len() {
             let Some(word) = self.words.pop_front() else { break };
             let ((node, life), priority) = (word.to, word.priority);
-            // Who is gone, or damaged, need not be told.
+            // A node that is gone or damaged needs no notice.
             if full.contains(&(node, priority)) || matches!(self.send_control(me, node, priority, life, &word.word), Ok(false)) {
                 full.push((node, priority));
                 self.words.push_back(word);
@@ -223,7 +225,7 @@ impl Engine {
         work
     }
 
-    /// Tells the origins of what was matched where it is to be stored.
+    /// Answers matched transfers: tells the origins where to store their messages.
     fn answer_transfers(&mut self, me: Token) -> usize {
         let mut work = 0;
         let mut at = 0;
@@ -235,14 +237,14 @@ impl Engine {
                 incoming.answer_apart(self.copy, |link, into| self.fabric.expect(source, incarnation, link, len, into))
             } else {
                 let peer = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation);
-                // A node without an engine fetches nothing.
+                // A node without a DMA engine fetches nothing.
                 let copy = if self.modes.has_engine { self.copy } else { Copy::Origin };
                 peer.and_then(|peer| incoming.answer(peer, &self.local, copy))
             };
             if let Some(get) = get
-                // An error says that it is gone, or can't be told anything: then others notice.
+                // An error means that the node is gone or can't be told anything, which is handled elsewhere.
                 && self.send_control(me, source, Priority::High, incarnation, &get.encode()).unwrap_or(true)
-                // On the way there it may have been seen that the origin is gone, and with it what it was sending.
+                // Sending may have revealed that the origin is gone, and its transfer with it.
                 && let Some(incoming) = self.inbound.incoming.iter_mut().find(|incoming| incoming.id == id)
             {
                 incoming.answered(get, &self.monitor);
@@ -252,7 +254,7 @@ impl Engine {
         work
     }
 
-    /// A word to another node's engine. False if there is no room now.
+    /// Sends a notice to another node's engine. False if there is no room now.
     pub fn send_control(
         &mut self,
         me: Token,
@@ -274,7 +276,7 @@ impl Engine {
         }
     }
 
-    /// Lists a way out that has something queued.
+    /// Lists a send queue that has something to send.
     pub fn list(&mut self, outbound: &Arc<Outbound>) {
         if !outbound.listed.swap(true, Ordering::Relaxed) {
             self.sending.push(outbound.clone());

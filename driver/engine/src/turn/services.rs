@@ -11,14 +11,14 @@ use doorbell_shm::domain::PeerInbox;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-/// Packets of services have at least so many bytes.
+/// A service's packet can have at least this many bytes.
 const PACKET_MIN: usize = 64;
 
 impl Engine {
-    /// Carries a service from now on.
+    /// Adds a service to the node.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: there is a service for packets of its class.
+    /// [`Error::Invalid`]: another service has packets of its class.
     pub(crate) fn register<S: Class>(&mut self, service: S) -> Result<(), Error> {
         if self.inbound.services.register(service) {
             return Ok(());
@@ -33,12 +33,12 @@ impl Engine {
         self.inbound.services.is_hurried()
     }
 
-    /// Whether services still have something to say before this node may leave.
+    /// Whether services still have something to send before this node may leave.
     pub(crate) fn is_flushing(&self) -> bool {
         self.inbound.services.is_flushing()
     }
 
-    /// The service of a type, which was [installed](crate::drive::install) in this node.
+    /// The service of a type that is [installed](crate::drive::install) in every node.
     ///
     /// # Panics
     /// A service called a handle of its own node in its turn.
@@ -77,7 +77,7 @@ impl Engine {
         work
     }
 
-    /// Has services say their last words to others.
+    /// Lets services send their last packets.
     pub(super) fn say_farewell(&mut self, me: Token) {
         for slot in 0..self.inbound.services.len() {
             if let Some((class, mut service)) = self.inbound.services.take_out_anyway(slot) {
@@ -97,7 +97,7 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Does something with the lane to a peer.
+    /// Calls a function with the lane to a peer.
     fn on_lane<T>(
         &mut self,
         to: PeerId,
@@ -108,7 +108,7 @@ impl Turn<'_> {
             self.why = Some(Error::NoSuchNode { node: to.node });
             return Err(Pushed::Gone);
         };
-        // A thread that has the lane sends by itself.
+        // If another thread has the lane, that thread sends by itself.
         let mut state = outbound.state.enter(self.me).ok_or(Pushed::Full)?;
         if let Err(error) = self.engine.connect(&outbound, &mut state, to.incarnation) {
             self.why = Some(error);
@@ -127,7 +127,7 @@ impl Post for Turn<'_> {
             state.region_bytes(link).filter(|packet| *packet >= PACKET_MIN).map(Some).ok_or(Pushed::Full)
         });
         bytes?.ok_or_else(|| {
-            // The link is gone, and so is what the node had to say by it.
+            // The link is gone, and so is what the node had sent over it.
             self.why = Some(Error::Damaged { node: to.node });
             Pushed::Gone
         })

@@ -1,18 +1,18 @@
-//! What the engine keeps from one turn to the next, beside messages.
+//! The engine's state from one turn to the next, beside messages.
 
 use crate::error::Error;
 use crate::message::service::Gone;
 use crate::transfer::descriptor::WORD_BYTES;
 use doorbell_fabric::{Incarnation, NodeId, Priority};
 
-/// What another engine is to be told, as soon as there is room for it.
+/// A notice for another engine, to be sent as soon as there is room.
 pub(super) struct Notice {
     pub to: (NodeId, Incarnation),
     pub priority: Priority,
     pub word: [u8; WORD_BYTES],
 }
 
-/// How the latest life of a node ended.
+/// How the latest incarnation of a node ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct End {
     pub incarnation: Incarnation,
