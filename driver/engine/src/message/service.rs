@@ -82,7 +82,8 @@ pub enum Wants {
     Nothing,
     /// To be called at each turn. No thread has to turn the engine for it.
     Look,
-    /// Turns until it is at rest. A peer rings the bell when there is something to do.
+    /// Turns until it is at rest. A peer rings the bell when there is something to do. A service that has something to send wants [`Soon`](Self::Soon), since nobody
+    /// rings when another thread leaves a lane.
     Turns,
     /// Turns even if no peer rings the bell.
     Soon,
@@ -271,7 +272,8 @@ pub trait Service: Any + Send {
     /// Advances all operations of the service. Returns the amount of work done, 0 if there was none.
     fn progress(&mut self, out: &mut Outbox<'_>) -> usize;
 
-    /// What the service wants from the threads that turn the engine.
+    /// What the service wants from the threads that turn the engine. The engine asks after calls of this trait and of a
+    /// [`ServiceHandle`](crate::node::ServiceHandle), so the answer must not change in other ways. A service with a timer wants a [`Look`](Wants::Look).
     fn wants(&self) -> Wants;
 
     /// Whether a thread waits for a packet of this peer and priority. Messages before it in the lane are then taken even
@@ -280,8 +282,8 @@ pub trait Service: Any + Send {
         false
     }
 
-    /// A peer is gone: ends all operations with it. Called twice for a node that breaks the rules, since it leaves or dies
-    /// later.
+    /// A peer is gone: ends all operations with it. May be called several times for one peer. Packets that the peer sent before its end may arrive after
+    /// the first call; the last call comes after the last packet.
     fn peer_gone(&mut self, peer: PeerId, why: Gone);
 
     /// Whether a peer waits for each part of what this service moves for it. The poller then looks again at once before it
@@ -311,6 +313,11 @@ pub trait Class: Service {
     /// The class of its packets. Services of programs use [`PacketKind::User0`] to [`PacketKind::User3`]. A node has one
     /// service for each class.
     const CLASS: PacketKind;
+}
+
+/// Whether a class is one of those for services of programs.
+pub(crate) fn is_of_program(class: PacketKind) -> bool {
+    (PacketKind::User0 as u8..=PacketKind::User3 as u8).contains(&(class as u8))
 }
 
 /// A service and its state in the engine.
@@ -426,7 +433,7 @@ impl Services {
     }
 
     /// Ends the turn. The service is told which peers were found to be gone meanwhile.
-    pub fn put_back(&mut self, slot: usize, mut service: Box<dyn Service>) {
+    pub fn put_back(&mut self, slot: usize, mut service: Box<dyn Service>, work: usize) {
         let slot = &mut self.slots[slot];
         let has_changed = work > 0 || !slot.gone.is_empty() || slot.closed.is_some();
         slot.gone.drain(..).for_each(|(peer, why)| service.peer_gone(peer, why));

@@ -94,8 +94,6 @@ impl<S: Class> ServiceHandle<S> {
                 let found = engine.find_service().and_then(&mut ready);
                 return found.ok_or(Error::Timeout { operation: OPERATION, node: None });
             }
-            // The wait may also end because the node left.
-            shared.check()?;
         }
     }
 }

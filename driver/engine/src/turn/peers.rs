@@ -223,6 +223,10 @@ impl Engine {
                     assembly.expected = 0;
                 }
                 let end = self.ends[node.index()];
+                if let Some(end) = end.filter(|end| end.incarnation == incarnation) {
+                    // Packets that the peer published before its end came until now.
+                    self.inbound.services.peer_gone((node, incarnation).into(), end.why);
+                }
                 // The next incarnation may have joined already. Receives bound to the node id wait for it.
                 self.fabric.glance();
                 let is_succeeded = self.fabric.live(node).is_some();
