@@ -52,20 +52,43 @@ fn signal(pid: u32, signal: i32) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), nix::sys::signal::Signal::try_from(signal).unwrap()).unwrap();
 }
 
+/// A command that would run for hours. A test that fails kills it, and its workers end with it.
+struct Endless(Option<Child>);
+
+impl Endless {
+    fn id(&self) -> u32 {
+        self.0.as_ref().expect("it runs").id()
+    }
+
+    /// Waits for its end, after a signal to it or to one of its workers.
+    fn wait_with_output(mut self) -> std::io::Result<Output> {
+        self.0.take().expect("it runs").wait_with_output()
+    }
+}
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        if let Some(command) = &mut self.0 {
+            let _ = command.kill();
+            let _ = command.wait();
+        }
+    }
+}
+
 /// A measurement that would take hours, and its two workers: the one that measures first.
-fn endless(domain: &str, more: &[&str]) -> (Child, Vec<u32>) {
+fn endless(domain: &str, more: &[&str]) -> (Endless, Vec<u32>) {
     endless_of(&["latency", "--sizes", "8", "--iterations", "1000000000", "--domain", domain], domain, (2, 2), more)
 }
 
 /// One of locks, and its four workers.
-fn endless_locks(domain: &str, more: &[&str]) -> (Child, Vec<u32>) {
+fn endless_locks(domain: &str, more: &[&str]) -> (Endless, Vec<u32>) {
     // Over UDP they share no memory.
     let inboxes = if more.contains(&"udp") { 0 } else { 4 };
     endless_of(&["lock", "--seconds", "3600", "--domain", domain], domain, (4, inboxes), more)
 }
 
-fn endless_of(args: &[&str], domain: &str, (count, shared): (usize, usize), more: &[&str]) -> (Child, Vec<u32>) {
-    let command = doorbell(&[args, more].concat()).spawn().unwrap();
+fn endless_of(args: &[&str], domain: &str, (count, shared): (usize, usize), more: &[&str]) -> (Endless, Vec<u32>) {
+    let command = Endless(Some(doorbell(&[args, more].concat()).spawn().unwrap()));
     let inboxes = || leftovers(domain).iter().filter(|name| name.ends_with(".inbox")).count();
     eventually("all workers joined", || children(command.id()).len() == count && inboxes() == shared);
     // On to the first messages.
@@ -550,9 +573,8 @@ fn an_interrupt_ends_it_and_nothing_stays() {
 #[test]
 fn a_killed_command_takes_its_workers_along() {
     let domain = format!("killed-command-{}", std::process::id());
-    let (mut command, workers) = endless(&domain, &["--floor"]);
-    command.kill().unwrap();
-    command.wait().unwrap();
+    let (command, workers) = endless(&domain, &["--floor"]);
+    drop(command);
     eventually("nothing is left", || leftovers(&domain).is_empty());
     eventually("the workers are gone", || workers.iter().all(|pid| !Path::new("/proc").join(pid.to_string()).exists()));
 }
