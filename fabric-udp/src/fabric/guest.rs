@@ -1,10 +1,15 @@
-//! Asks for a node id.
+//! Guests: nodes that ask for an id, and the node that gives them one.
 
-use super::{About, GUESTS, Greeting, NOTICE_TAG, Notice, UdpError, UdpFabric, UdpOptions, make_endpoint, open_port};
+use super::notice::{Greeting, NOTICE_MAX, Notice};
+use super::open::{make_endpoint, open_port};
+use super::{About, GUESTS, NOTICE_TAG, UdpError, UdpFabric, UdpOptions};
 use crate::port::Kind;
-use crate::protocol::{CloseReason, Event, LinkId, Path, Target};
+use crate::protocol::{CloseReason, Event, LinkId, Path, SessionId, Target};
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Sink, Verdict};
 use std::time::{Duration, Instant};
+
+/// How long an id that was given to a guest stays reserved for it.
+const GIVEN_FOR: Duration = Duration::from_secs(10);
 
 /// The grant of an id to a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,13 +20,21 @@ pub struct Grant {
     pub max_nodes: usize,
 }
 
+/// A guest that asks for an id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    pub(super) session: SessionId,
+    /// The ids that are taken on the guest's side.
+    pub avoid: Vec<NodeId>,
+}
+
 /// Keeps the first notice.
 #[derive(Default)]
 struct Ear(Option<Vec<u8>>);
 
 impl Sink for Ear {
     fn packet(&mut self, _: NodeId, _: Incarnation, _: Priority, head: &PacketHead, payload: Payload<'_>) -> Verdict {
-        if head.kind == PacketKind::Control && head.tag == NOTICE_TAG && payload.len() <= super::NOTICE_MAX {
+        if head.kind == PacketKind::Control && head.tag == NOTICE_TAG && payload.len() <= NOTICE_MAX {
             self.0.get_or_insert_with(|| payload.to_vec());
         }
         Verdict::Taken
@@ -96,5 +109,34 @@ pub fn ask(domain: &str, about: &About, avoid: &[NodeId], options: &UdpOptions, 
             return Err(UdpError::NoAnswer { address, waited: began.elapsed() });
         }
         fabric.wait(Duration::from_millis(20));
+    }
+}
+
+impl UdpFabric {
+    /// The next guest that asks for an id. Answer it by [`welcome`](Self::welcome).
+    pub fn next_ask(&mut self) -> Option<Ask> {
+        self.asks.pop_front()
+    }
+
+    /// Whether a node with this id was met here, or the id is reserved for a guest.
+    pub fn is_taken(&mut self, node: NodeId) -> bool {
+        let now = self.now();
+        self.given.retain(|(_, until)| *until > now);
+        let is_met = self.peers.get(node.index()).is_some_and(Option::is_some);
+        is_met || node == self.me.0 || self.given.iter().any(|(given, _)| *given == node)
+    }
+
+    /// Gives a guest an id, or tells it that there is none.
+    pub fn welcome(&mut self, ask: &Ask, node: Option<NodeId>) {
+        let now = self.now();
+        let notice = match node {
+            Some(node) => {
+                self.given.push((node, now + GIVEN_FOR));
+                Notice::Welcome { node, max_nodes: self.peers.len() as u16 }
+            }
+            None => Notice::NoRoom,
+        };
+        self.tell(now, ask.session, notice.encode());
+        self.flush(now);
     }
 }
