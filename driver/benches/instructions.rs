@@ -15,19 +15,19 @@ use std::hint::black_box;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-/// How much more than recorded is let pass, in per cent.
+/// How much more than the recorded number is accepted, in per cent.
 const TOLERANCE: f64 = 3.0;
-/// Exchanges that are counted, of the function alone.
+/// The exchanges that are counted. Only the function itself counts.
 const COUNT: usize = 4096;
-/// Messages sent before they are received, so that neither has to wait for the other.
+/// The messages sent before they are received, so that neither side has to wait for the other.
 const BURST: usize = 16;
 const BYTES: usize = 8;
-/// What does not fit into a cell.
+/// The length of a message that does not fit into a cell.
 const LINE: usize = 64;
-/// Says to a process which path it is to run.
+/// Tells a process which path to run.
 const VARIABLE: &str = "DOORBELL_COUNTED_PATH";
 
-/// The functions that are counted, by their names, and what they do.
+/// The counted functions by their names, and what they do.
 const PATHS: [(&str, &str); 10] = [
     ("send_message", "Peer::send of 8 bytes"),
     ("receive_message", "Peer::recv of 8 bytes"),
@@ -37,11 +37,11 @@ const PATHS: [(&str, &str); 10] = [
     ("take_loan", "Peer::take of a loan, dropping it"),
     ("start_and_finish_send", "Peer::start_send of 8 bytes, Request::wait"),
     ("put", "Peer::put of 8 bytes"),
-    ("send_8_by_policy", "Peer::send of 8 bytes, of which a policy decides"),
-    ("send_8_by_thresholds", "the same by Thresholds, for which it is settled"),
+    ("send_8_by_policy", "Peer::send of 8 bytes, for which a policy decides"),
+    ("send_8_by_thresholds", "the same with Thresholds, which settles it"),
 ];
 
-/// Decides to do what would be done without it.
+/// A policy that decides as the driver would without it.
 #[derive(Debug)]
 struct AsAsked;
 
@@ -142,7 +142,7 @@ fn run(path: &str) {
 
 /// Instructions of one call of the function `path`.
 fn count(path: &str) -> Result<f64, String> {
-    let program = std::env::current_exe().map_err(|error| format!("this program does not find itself: {error}"))?;
+    let program = std::env::current_exe().map_err(|error| format!("can't find the path of this program: {error}"))?;
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", &format!("--toggle-collect=instructions::{path}")])
         .arg(program)
@@ -154,11 +154,11 @@ fn count(path: &str) -> Result<f64, String> {
         said.lines().find_map(|line| line.split_once("Collected :")).and_then(|(_, count)| count.trim().parse::<u64>().ok());
     match collected {
         Some(instructions) if output.status.success() && instructions > COUNT as u64 => Ok(instructions as f64 / COUNT as f64),
-        _ => Err(format!("valgrind counted nothing of {path}; it said:\n{said}")),
+        _ => Err(format!("valgrind counted no instructions of {path}; its output:\n{said}")),
     }
 }
 
-/// What compiled this: other compilers, other numbers.
+/// The compiler that made this program: other compilers give other numbers.
 fn compiler() -> String {
     let output = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("--version").output();
     output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
@@ -194,7 +194,7 @@ fn compare(record: bool) -> Result<bool, String> {
     if record {
         std::fs::write(&file, found).map_err(|error| format!("could not write {}: {error}", file.display()))?;
     } else if !same_compiler {
-        println!("recorded with another compiler than {compiler}: what is more than recorded is only told");
+        println!("recorded with another compiler than {compiler}: a number above the recorded one is only reported");
         return Ok(true);
     }
     Ok(good)

@@ -1,29 +1,30 @@
-//! A grid of cells in three dimensions, cut into blocks: each node has one, and exchanges its six faces with its neighbours.
+//! A grid of cells in three dimensions, cut into blocks. Each node has one block, and exchanges its six faces with its
+//! neighbours.
 //!
 //! ```text
 //! cargo build --release -p doorbell --example halo
 //! cargo run --release -- run -n 8 -- target/release/examples/halo 10
 //! ```
 //!
-//! The nodes are a torus of 2×2×2, or of whatever extents their number gives. The borders that a node sees of its neighbours, its
-//! halo, lie in a region: the neighbours put them there. A DMA counter for each of the six links says when a face is complete.
-//! On an axis of two nodes both links lead to the same neighbour, and are two links all the same: every word about a
-//! link bears its direction as its tag.
+//! The nodes form a torus of 2×2×2, or of other extents, depending on their number. A node's halo, the borders of its
+//! neighbours, lies in a region, and the neighbours put their faces there. A DMA counter for each of the six links tells when a
+//! face is complete. On an axis with two nodes both links lead to the same neighbour. They are still two links: every message
+//! about a link has the direction in its tag.
 
 use doorbell::topology::{Coordinates, Direction, Torus};
 use doorbell::{Counter, CounterKey, Error, KEY_BYTES, Key, Match, Node, NodeId, ReadWrite, Region};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Cells of a block along each axis.
+/// The cells of a block along each axis.
 const SIDE: usize = 16;
 const FACE: usize = SIDE * SIDE;
 const FACE_BYTES: u64 = (FACE * size_of::<f64>()) as u64;
 
-/// Tags: to these, the number of a link is added, as the receiver counts them.
+/// Tags. The receiver's number of the link is added to them.
 const HALO: u64 = 0x100;
 const CREDIT: u64 = 0x200;
-/// Node 0 is told what a block came to, and says that all is well.
+/// Node 0 receives the result of each block, and answers whether all are right.
 const RESULT: u64 = 1;
 const VERDICT: u64 = 2;
 
@@ -68,7 +69,7 @@ fn halo() -> Result<String, Error> {
     let told = format!("node {rank} at {here}: {steps} steps, sum {mine:.6}");
     if rank != 0 {
         node.send(NodeId(0), RESULT, &mine.to_ne_bytes())?;
-        // Nobody leaves before all have met: who is late would look for us in vain.
+        // No node leaves before all have met: a late one would look for it in vain.
         node.recv(Match::from(NodeId(0)).tag(VERDICT), &mut [])?;
         return Ok(told);
     }
@@ -82,7 +83,7 @@ fn halo() -> Result<String, Error> {
             node.recv(Match::from(NodeId(other as u16)).tag(RESULT), &mut word)?;
             f64::from_ne_bytes(word)
         };
-        // The same operations in the same order: not a bit may differ.
+        // The same operations in the same order, so not a bit may differ.
         if sum != *expected {
             wrong.push(format!("node {other} has {sum}, one process alone {expected}"));
         }
@@ -95,20 +96,20 @@ fn halo() -> Result<String, Error> {
     Ok(format!("{told}; all {x}×{y}×{z} blocks are as one process alone has them, {took:.1?} a step"))
 }
 
-/// One node's six links: what comes in by them, and where to put what goes out.
+/// The six links of one node: the incoming faces, and the destinations of the outgoing ones.
 struct Links {
     node: Node,
-    /// Six faces, by the link that brings them.
+    /// The six faces, by the link that brings them.
     halo: Region<f64>,
     neighbours: [NodeId; 6],
-    /// Lowered as the face comes in.
+    /// Lowered as a face comes in.
     arrived: [Counter; 6],
-    /// Where the neighbour wants the face that goes out.
+    /// The neighbours' destinations for the outgoing faces.
     places: [Key<f64, ReadWrite>; 6],
 }
 
 impl Links {
-    /// Tells each neighbour where to put its face, and learns it from each.
+    /// Tells each neighbour where to put its face, and learns the same from each.
     fn open(node: &Node, torus: &Torus, rank: usize) -> Result<Self, Error> {
         let halo = node.region::<f64>(6 * FACE)?;
         let mut neighbours = [NodeId(0); 6];
@@ -128,7 +129,7 @@ impl Links {
         Ok(Self { node: node.clone(), halo, neighbours, arrived, places })
     }
 
-    /// Lets each neighbour put its next face: the key of this use of the counter says that the halo was read.
+    /// Lets each neighbour put its next face. The key of this use of the counter tells that the halo was read.
     fn grant(&self) -> Result<(), Error> {
         for (link, direction) in Direction::ALL.into_iter().enumerate() {
             self.arrived[link].init(FACE_BYTES)?;
@@ -159,7 +160,7 @@ struct Block {
 impl Block {
     fn new(at: Coordinates) -> Self {
         let [x0, y0, z0] = [at.x, at.y, at.z].map(|coordinate| coordinate * SIDE);
-        // Nothing about it is symmetric, so that a face in the wrong place is found out.
+        // The values are not symmetric, so that a face in the wrong place is detected.
         let cell = |at: usize| {
             let [x, y, z] = [x0 + at % SIDE, y0 + at / SIDE % SIDE, z0 + at / FACE];
             ((x * 7919 + y * 104_729 + z * 1_299_709) % 1009) as f64
@@ -195,13 +196,13 @@ impl Block {
         Ok(())
     }
 
-    /// Cells weigh by where they are: the mere sum never changes, whatever goes where.
+    /// A weighted sum by the position of the cells. The plain sum never changes, even if a face goes to the wrong place.
     fn sum(&self) -> f64 {
         self.cells.iter().enumerate().map(|(at, cell)| cell * (at + 1) as f64).sum::<f64>() / self.cells.len() as f64
     }
 }
 
-/// The cell of a block that is this deep along an axis, at this place of a face.
+/// The cell of a block at this depth along an axis, and at this place of a face.
 fn inside(axis: usize, depth: usize, at: usize) -> usize {
     let (low, high) = (at % SIDE, at / SIDE);
     match axis {
@@ -211,7 +212,7 @@ fn inside(axis: usize, depth: usize, at: usize) -> usize {
     }
 }
 
-/// Where a cell is on the face across an axis: the other way of `inside`.
+/// The place of a cell on the face across an axis: the inverse of `inside`.
 fn on_face(axis: usize, [x, y, z]: [usize; 3]) -> usize {
     match axis {
         0 => y + z * SIDE,
@@ -220,7 +221,7 @@ fn on_face(axis: usize, [x, y, z]: [usize; 3]) -> usize {
     }
 }
 
-/// All of it in one process, as one grid without halos: the sums of the blocks.
+/// The same computation in one process, as one grid without halos: the sums of the blocks.
 fn alone(torus: &Torus, steps: usize) -> Vec<f64> {
     let extents = torus.extents().map(|extent| extent * SIDE);
     let index = |[x, y, z]: [usize; 3]| x + extents[0] * (y + extents[1] * z);

@@ -1,25 +1,25 @@
-//! A parameter server: node 0 has the parameters of a model, the others have the data.
+//! A parameter server: node 0 has the parameters of a model, and the other nodes have the data.
 //!
 //! ```text
 //! cargo build --release -p doorbell --example parameter_server
 //! cargo run --release -- run -n 4 -- target/release/examples/parameter_server 200
 //! ```
 //!
-//! In each step the server lends the parameters to all workers, who read them in place: nothing is copied, however many they are. Each worker adds its part of the gradient
-//! to sums in a region of the server, by remote atomics: the server's processor has no part in it. The model is a line through a cloud of points, of which it is known what
-//! must come out.
+//! In each step the server lends the parameters to all workers, which read them in place: nothing is copied, however many
+//! workers there are. Each worker adds its part of the gradient to sums in a region of the server, by remote atomics. The
+//! server's processor does nothing for that. The model is a line through a cloud of points with a known result.
 
 use doorbell::atomic::RemoteCell;
 use doorbell::{Error, Key, Match, Node, NodeId, ReadWrite, atomic};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Parameters, and points of each worker.
+/// The number of parameters, and of points for each worker.
 const WIDTH: usize = 64;
 const POINTS: usize = 512;
 const RATE: f64 = 0.5;
 
-/// What messages are about.
+/// The tags of the messages.
 const SUMS: u64 = 1;
 const PARAMETERS: u64 = 2;
 const ADDED: u64 = 3;
@@ -41,7 +41,9 @@ fn main() -> ExitCode {
 fn run() -> Result<String, Error> {
     let steps = match std::env::args().nth(1) {
         None => 100,
-        Some(text) => text.parse().map_err(|_| Error::Invalid { what: format!("the number of steps is no number: '{text}'") })?,
+        Some(text) => {
+            text.parse().map_err(|_| Error::Invalid { what: format!("the number of steps must be a number, not '{text}'") })?
+        }
     };
     let count = std::env::var("DOORBELL_NODES").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
     let node = Node::from_env()?;
@@ -69,7 +71,7 @@ fn serve(node: &Node, workers: &[NodeId], steps: usize) -> Result<String, Error>
             node.recv(Match::from(*worker).tag(ADDED), &mut told)?;
             loss += f64::from_ne_bytes(told);
         }
-        // Whoever told this has added before.
+        // A worker has added its part before it sends its message.
         let points = (POINTS * workers.len()) as f64;
         let mut gradient = vec![0.0; WIDTH];
         sums.read(0, &mut gradient)?;
@@ -98,7 +100,7 @@ fn work(node: &Node) -> Result<(), Error> {
     let (points, values) = data(u64::from(node.id().0));
     let mut parameters = vec![0.0; WIDTH];
     loop {
-        // Whichever comes: the next parameters, or the end.
+        // Either the next parameters or the end.
         let taken = node.take::<[f64]>(Match::from(server))?;
         if taken.envelope().tag == END {
             return Ok(());
@@ -119,12 +121,12 @@ fn work(node: &Node) -> Result<(), Error> {
     }
 }
 
-/// What is to be found.
+/// The value that the model must find.
 fn truth(at: usize) -> f64 {
     (at as f64 * 0.7).sin()
 }
 
-/// A worker's points, and their values: the same in each run.
+/// A worker's points and their values: the same in each run.
 fn data(worker: u64) -> (Vec<Vec<f64>>, Vec<f64>) {
     let mut state = worker.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut random = || {

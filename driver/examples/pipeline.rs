@@ -1,20 +1,21 @@
-//! A pipeline: a host hands frames to a chain of accelerators, each of which does its part, and gets them back.
+//! A pipeline: a host hands frames to a chain of accelerators, each does its part, and the host gets the frames back.
 //!
 //! ```text
 //! cargo build --release -p doorbell --example pipeline
 //! cargo run --release -- run -n 3 -- target/release/examples/pipeline 500
 //! ```
 //!
-//! Frames are loans: each stage reads where the one before has written, and writes where the next one reads. So a frame of a mebibyte costs each hand-over as much as one of a
-//! byte. The host has some frames under way at once, so that all stages are at work.
+//! Frames are loans. Each stage reads where the one before has written, and writes where the next one reads. So handing over a
+//! frame of a mebibyte costs as much as one of a byte. The host keeps some frames on their way at once, so that all stages are
+//! busy.
 
 use doorbell::{Error, Match, Node, NodeId};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Numbers of a frame: 1 MiB.
+/// The numbers in a frame: 1 MiB.
 const FRAME: usize = 1 << 18;
-/// Frames under way.
+/// The frames on their way at once.
 const WINDOW: usize = 4;
 
 const WORK: u64 = 1;
@@ -37,7 +38,7 @@ fn run() -> Result<String, Error> {
     let frames = match std::env::args().nth(1) {
         None => 100,
         Some(text) => {
-            text.parse().map_err(|_| Error::Invalid { what: format!("the number of frames is no number: '{text}'") })?
+            text.parse().map_err(|_| Error::Invalid { what: format!("the number of frames must be a number, not '{text}'") })?
         }
     };
     let count = std::env::var("DOORBELL_NODES").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
@@ -49,7 +50,7 @@ fn run() -> Result<String, Error> {
     if me == 0 { feed(&node, before, next, ids.len() - 1, frames) } else { stage(&node, before, next) }
 }
 
-/// The host: gives frames to the first stage, and takes them from the last.
+/// The host: gives frames to the first stage and takes them from the last.
 fn feed(node: &Node, last: NodeId, first: NodeId, stages: usize, frames: usize) -> Result<String, Error> {
     let begun = Instant::now();
     let (mut given, mut back) = (0, 0);
@@ -78,13 +79,13 @@ fn feed(node: &Node, last: NodeId, first: NodeId, stages: usize, frames: usize) 
     Ok(format!("{frames} frames of 1 MiB through {stages} stages in {time:.1?}: {rate:.0} MiB/s were worked on"))
 }
 
-/// An accelerator: takes frames from the stage before, and gives its own to the next.
+/// An accelerator: takes frames from the stage before it, and gives its own to the next.
 fn stage(node: &Node, before: NodeId, next: NodeId) -> Result<String, Error> {
     let mut done = 0;
     loop {
         let input = node.take_bytes(Match::from(before))?;
         if input.envelope().tag == END {
-            // The last one has nobody to tell but the host, who knows.
+            // The last stage sends to the host, which knows when all frames are back.
             if next != NodeId(0) {
                 node.send(next, END, &[])?;
             }

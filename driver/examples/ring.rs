@@ -31,12 +31,12 @@ fn ring() -> Result<String, Error> {
     let count = number(std::env::var("DOORBELL_NODES").ok(), 2, "DOORBELL_NODES")?.max(2);
 
     let node = Node::from_env()?;
-    // In the order of their ids, which have gaps where a domain gave them out over a network.
+    // In the order of their ids. The ids have gaps if the domain assigned them over a network.
     let mut ids: Vec<NodeId> =
         node.wait_for(count as usize, Instant::now() + Duration::from_secs(10))?.iter().map(|member| member.id).collect();
     ids.sort_unstable();
     ids.truncate(count as usize);
-    let too_many = || Error::Invalid { what: format!("there are more nodes than DOORBELL_NODES says: {count}") };
+    let too_many = || Error::Invalid { what: format!("there are more nodes than DOORBELL_NODES allows: {count}") };
     let me = ids.iter().position(|id| *id == node.id()).ok_or_else(too_many)?;
     let next = node.peer(ids[(me + 1) % ids.len()])?;
     let previous = Match::from(ids[(me + ids.len() - 1) % ids.len()]).tag(TOKEN);

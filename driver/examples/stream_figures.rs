@@ -1,4 +1,4 @@
-//! What streams cost beside Unix stream sockets: two processes, each with a processor of its own, taken in turns.
+//! The cost of streams compared with Unix stream sockets: two processes, each with a processor of its own, measured in turns.
 //!
 //! `cargo run --release --features tokio --example stream_figures -- [rounds] [calls]`
 //!
@@ -35,7 +35,7 @@ fn processor_time() -> Duration {
 const BLOCK: usize = 1 << 20;
 const MESSAGE: usize = 64;
 
-/// What a connection is for: its first byte.
+/// The first byte of a connection tells its purpose.
 const ECHO: u8 = 0;
 const SINK: u8 = 1;
 
@@ -46,7 +46,7 @@ fn serve(mut stream: impl Read + Write) -> std::io::Result<()> {
     loop {
         match stream.read_exact(&mut buffer) {
             Ok(()) if what[0] == ECHO => stream.write_all(&buffer)?,
-            // The last byte of all is answered.
+            // The very last byte is answered.
             Ok(()) if buffer[0] == 1 => stream.write_all(&[1])?,
             Ok(()) => {}
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(()),
@@ -111,7 +111,7 @@ impl Server {
     }
 }
 
-/// Nanoseconds at the middle and at 99 of 100.
+/// The median and the 99th percentile in nanoseconds.
 fn quantiles(mut times: Vec<u64>) -> [u64; 2] {
     times.sort_unstable();
     [times[times.len() / 2], times[times.len() * 99 / 100]]

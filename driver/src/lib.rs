@@ -8,7 +8,7 @@
 //! use std::time::{Duration, Instant};
 //!
 //! # fn main() -> Result<(), doorbell::Error> {
-//! // Two nodes in one process here; in your program, one each in two processes, without the line about the space.
+//! // Two nodes in one process here. In your program they are in two processes, without the line about the space.
 //! let space = Space::heap();
 //! let host = Node::builder("grid").role(Role::Host).space(space.clone()).join()?;
 //! let accelerator = Node::builder("grid").role(Role::Accelerator).space(space).join()?;
@@ -23,33 +23,35 @@
 //! # }
 //! ```
 //!
-//! What there is:
+//! The parts:
 //!
-//! - [`Node`] and [`Peer`]: messages. A `Node` is shared by threads; a `Peer` is one thread's own way to another node, and the fastest.
-//! - [`Loan`] and [`Taken`]: messages written in place in shared memory, and read in place ([`loan`]).
-//! - [`Region`] and [`Key`]: memory of one node that others write and read without its help ([`region`]); [`Counter`]: when all bytes of a
-//!   transfer have moved ([`counter`]).
-//! - [`mode`]: by which fabric, link and protocol data goes: asked for, watched, and chosen.
+//! - [`Node`] and [`Peer`]: messages. Threads share a `Node`; a `Peer` is one thread's own handle to another node, and the
+//!   fastest way.
+//! - [`Loan`] and [`Taken`]: messages that are written in place in shared memory, and read in place ([`loan`]).
+//! - [`Region`] and [`Key`]: memory of one node that other nodes write and read without its help ([`region`]). [`Counter`]
+//!   tells when all bytes of a transfer have moved ([`counter`]).
+//! - [`mode`]: the fabric, link and protocol of each message: requested, observed, chosen.
 //! - Services, each a feature of this crate: [`LockKey`] ([`lock`]), [`Stream`] and [`Reactor`] ([`stream`]), [`collective`],
 //!   [`mod@atomic`], [`Device`] ([`device`]), [`io`].
 //! - [`testing`]: a domain in one process for the tests of your own programs.
 //!
-//! Each handle has a builder, `Noun::builder(&node)`. Each call that waits has the forms `try_` (never waits), `_by` (until a deadline) and `start_` (owns its
-//! buffer, and is a `Future`).
+//! Each handle has a builder, `Noun::builder(&node)`. Each call that waits has the forms `try_` (never waits), `_by` (until a
+//! deadline) and `start_` (owns its buffer, and is a `Future`).
 
 pub mod testing;
 
 pub mod region {
-    //! Regions and keys: memory of one node that others write and read, while its processor does nothing. See [`Region`].
+    //! Regions and keys: memory of one node that other nodes write and read without its processor. See [`Region`].
 
     pub use doorbell_engine::region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region, Stored};
 }
 
 pub mod service {
-    //! Services of a program's own: nodes that do something together by packets of a class of their own.
+    //! Services that a program adds: functions of nodes that use packets of a class of their own.
     //!
-    //! A [`Service`] is given to [`NodeBuilder::service`](crate::NodeBuilder::service), and threads reach it by a [`ServiceHandle`]. It gets the packets of its class,
-    //! turns with an [`Outbox`], and one call for each peer that is gone. `examples/service` is a key-value store made of one.
+    //! Pass a [`Service`] to [`NodeBuilder::service`](crate::NodeBuilder::service); threads reach it by a [`ServiceHandle`]. It
+    //! gets the packets of its class, turns with an [`Outbox`], and one call for each peer that is gone. `examples/service` is
+    //! a key-value store made of one.
 
     pub use doorbell_engine::message::service::{Class, CloseReason, Gone, Outbox, PeerId, Pushed, Route, Service, Wants};
     pub use doorbell_engine::node::ServiceHandle;
@@ -57,7 +59,7 @@ pub mod service {
 }
 
 pub mod transfer {
-    //! Large messages, moved from both ends at once: what became of each. See [`TransferReport`].
+    //! Reports of large messages, which are moved from both ends at once. See [`TransferReport`].
 
     pub use doorbell_engine::transfer::report::thread_number;
     pub use doorbell_engine::transfer::{Copy, Descriptor, Executed, RENDEZVOUS_BYTES, Side, TransferReport};

@@ -1,8 +1,8 @@
-//! For the tests of your own programs: a domain in one process, whose nodes die, stand still, and find their lanes full and their packets
-//! late, when you say so.
+//! A domain in one process for the tests of your own programs. A test can kill or stop its nodes, fill their lanes, and delay
+//! their packets.
 //!
-//! The nodes are real ones, over the same lanes; only their segments are heap memory, so nothing is left behind, and tests of one process
-//! do not meet each other.
+//! The nodes and lanes are real. Only the segments are heap memory, so nothing is left behind, and tests in one process do not
+//! disturb each other.
 //!
 //! ```
 //! use doorbell::testing::{self, Domain};
@@ -13,7 +13,7 @@
 //! let (a, b) = (domain.join()?, domain.join()?);
 //! b.send(a.id(), 7, b"the last word")?;
 //! testing::kill(&b);
-//! // What it had sent is delivered, and then its death is told.
+//! // Everything that it had sent is delivered first, and then its death is reported.
 //! let mut buf = [0; 64];
 //! assert_eq!(a.recv(Match::from(b.id()), &mut buf)?.tag, 7);
 //! assert!(matches!(a.recv(Match::from(b.id()), &mut buf), Err(Error::PeerDied { .. })));
@@ -28,7 +28,7 @@ use doorbell_fabric::sync::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 
-/// A domain of this process alone. Thread-safe.
+/// A domain within this process. Thread-safe.
 #[derive(Debug)]
 pub struct Domain {
     space: Space,
@@ -48,13 +48,14 @@ impl Domain {
         Self { space: Space::heap(), faults: None, nodes: AtomicU64::new(0) }
     }
 
-    /// A new domain in which of a hundred pushes `percent`, at most 90, find their lane full, and of a hundred looks as many see nothing:
-    /// all that a lane may do by its contract. Nodes that join in the same order have the same faults in the same order.
+    /// A new domain with faults from a seed. Of a hundred pushes, `percent` (at most 90) find their lane full, and of a hundred
+    /// looks, as many see nothing. A lane may do both by its contract. Nodes that join in the same order have the same faults
+    /// in the same order.
     pub fn with_faults(seed: u64, percent: u8) -> Self {
         Self { faults: Some((seed, percent)), ..Self::new() }
     }
 
-    /// A node that is about to join.
+    /// The settings of a node that has not joined yet.
     pub fn builder(&self) -> NodeBuilder {
         let builder = Node::builder("testing").space(self.space.clone());
         let number = self.nodes.fetch_add(1, Ordering::Relaxed);
@@ -64,7 +65,7 @@ impl Domain {
         }
     }
 
-    /// A node that has joined, with the lowest free number.
+    /// Joins a node with the lowest free id.
     ///
     /// # Errors
     /// As [`NodeBuilder::join`].
@@ -73,14 +74,15 @@ impl Domain {
     }
 }
 
-/// Ends a node as if its process had been killed at this instant: others find it dead, with everything that it had sent, and nothing is
-/// removed. Its own pending calls end with [`Error::Closed`](crate::Error::Closed), and so do later ones. Waits for a thread that is just
-/// now within the node's engine; of a node that [stands still](stop) for ever, so let it go on first.
+/// Ends a node as if its process had been killed at this instant. Other nodes find it dead with all that it had sent, and
+/// nothing is removed. Its own pending calls end with [`Error::Closed`](crate::Error::Closed), and so do later ones. Waits for
+/// a thread that is within the node's engine at this moment. For a node that is [stopped](stop) it would wait for ever, so
+/// resume that first.
 pub fn kill(node: &Node) {
     node.clone().abandon();
 }
 
-/// A node that stands still until this is dropped.
+/// A stopped node. Dropping this resumes it.
 #[must_use = "the node goes on when this is dropped"]
 #[derive(Debug)]
 pub struct Stopped {
@@ -88,11 +90,12 @@ pub struct Stopped {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Has a node stand still as if its process had been stopped: its threads wait as soon as they send, receive or drive. It is not dead to
-/// others: what they send to it waits, and they wait by their deadlines. It goes on when what is returned is dropped.
+/// Stops a node as if its process had been stopped: its threads wait as soon as they send, receive or turn the engine. Other
+/// nodes do not take it for dead. What they send to it waits, and their calls wait until their deadlines. Dropping the result
+/// resumes the node.
 ///
-/// Threads that put and get go on, as does whoever writes into memory on loan: they need nothing of the node. Not from within
-/// [`recv_with`](Node::recv_with) of the same node: that would wait for itself.
+/// Threads that put and get, and threads that write into memory on loan, go on: they need nothing from the node. Do not call
+/// this within [`recv_with`](Node::recv_with) of the same node: it would wait for itself.
 ///
 /// ```
 /// use doorbell::testing::{self, Domain};
@@ -117,7 +120,7 @@ pub fn stop(node: &Node) -> Stopped {
     let shared = shared_of(node).clone();
     let thread = thread::spawn(move || {
         let me = Token::current();
-        // The engine first, then the ways out: nobody makes a new one without the engine.
+        // First the engine, then the send queues: a new queue can't be made without the engine.
         let engine = shared.enter(me, "stop");
         let ways: Vec<_> = shared.ways().iter().filter_map(|way| way.state.enter(me)).collect();
         let _ = stands.send(());
@@ -133,7 +136,7 @@ impl Drop for Stopped {
     fn drop(&mut self) {
         drop(self.go_on.take());
         if let Some(thread) = self.thread.take() {
-            // It does nothing that can panic.
+            // The thread does nothing that can panic.
             let _ = thread.join();
         }
     }

@@ -35,13 +35,13 @@ pub enum PacketKind {
     /// A control message about a stream, or bytes of a stream between nodes that share no memory; `tag` says which, and of which
     /// stream.
     Stream = 13,
-    /// A packet of a service that a program brings along: of the first of four classes.
+    /// A packet of a service that a program adds, of the first of four classes.
     User0 = 14,
-    /// Of the second.
+    /// A packet of the second class.
     User1 = 15,
-    /// Of the third.
+    /// A packet of the third class.
     User2 = 16,
-    /// Of the fourth.
+    /// A packet of the fourth class.
     User3 = 17,
 }
 

@@ -92,7 +92,7 @@ impl Barriers {
             process: membarrier::call(membarrier::REGISTER_PRIVATE_EXPEDITED),
             machine: membarrier::call(membarrier::REGISTER_GLOBAL_EXPEDITED),
         });
-        // The other field stays: this process is registered, so barriers of others reach it whatever its own do.
+        // The other field stays: this process is registered, so barriers of other processes reach it even if its own fail.
         Barriers { process: found.process && !membarrier::FAILED.load(Ordering::Relaxed), ..found }
     }
 
@@ -131,23 +131,25 @@ pub fn heavy_barrier(reach: Reach) -> bool {
     }
 }
 
-/// How long [`sure_barrier`] waits where a heavy barrier fails: some thousand times as long as any processor keeps a store to itself.
+/// How long [`sure_barrier`] waits where a heavy barrier fails: some thousand times longer than any processor delays a store.
 #[cfg(all(not(loom), not(miri)))]
 const SETTLED: std::time::Duration = std::time::Duration::from_millis(2);
 
-/// The rare side of the asymmetric barrier among the threads of this process, for a caller that can't do without. Where `membarrier` fails it waits instead.
+/// The rare side of the asymmetric barrier among the threads of this process, for a caller that always needs it. Where
+/// `membarrier` fails, it waits instead.
 ///
-/// Why that is right: a thread on the frequent side stores A and then loads B. It misses our store to B only if its load was done before that store was
-/// seen by all, as it is after the fence below. From then on its store to A, which is earlier in the program, lies in the store buffer of
-/// its processor at most. A processor empties that buffer as fast as its cache takes lines, whatever it does next; an interrupt, a switch of threads and
-/// a halt of a virtual processor come after the store, or undo the load. So after `SETTLED` the look at A finds that store.
+/// The wait suffices for this reason. A thread on the frequent side stores A and then loads B. It misses our store to B only if
+/// its load was done before that store was visible to all threads, as it is after the fence below. From then on its store to A,
+/// which is earlier in the program, is at most in the store buffer of its processor. A processor empties that buffer as fast as
+/// its cache takes lines, whatever it does next. An interrupt, a thread switch and a halt of a virtual processor come after the
+/// store, or undo the load. So after `SETTLED`, our load of A sees that store.
 pub fn sure_barrier() {
     if heavy_barrier(Reach::Process) {
         return;
     }
     #[cfg(all(not(loom), not(miri)))]
     {
-        // Not a sleep: the filter that forbids the barrier may forbid that, too.
+        // Not a sleep: the filter that forbids the barrier may forbid sleeping, too.
         let began = std::time::Instant::now();
         while began.elapsed() < SETTLED {
             std::thread::yield_now();

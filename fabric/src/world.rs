@@ -1,7 +1,8 @@
 //! The outside world, as the engine and its services see it: clock, randomness, sleeping, threads, and small files.
 //!
-//! They call these functions and nothing else. So a test can [simulate] a world: its clock moves when somebody looks at it or sleeps, and its randomness
-//! comes from a seed. Whole nodes then run in one thread, in virtual time, in the same way each time.
+//! The engine and its services use only these functions. A test can therefore [simulate] a world: its clock moves when it is
+//! read or slept on, and its randomness comes from a seed. Whole nodes then run in one thread, in virtual time, in the same way
+//! each time.
 
 use std::cell::Cell;
 use std::io::{self, Read, Write};
@@ -11,14 +12,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-/// How far a look at the clock moves it in a simulated world, so that a loop that waits for a time comes to an end.
+/// How far reading the clock moves it in a simulated world, so that a loop that waits for a time ends.
 const LOOK: Duration = Duration::from_micros(1);
 
-/// How many threads simulate a world. While there are none, a call of this module costs one load more than the call of the standard library.
+/// The number of threads that simulate a world. While it is zero, a call of this module costs one load more than the call of
+/// the standard library.
 static SIMULATIONS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// What this thread simulates: the time that has passed, and the state of the random numbers.
+    /// This thread's simulation: the time that has passed, and the state of the random numbers.
     static SIMULATED: Cell<Option<State>> = const { Cell::new(None) };
 }
 
@@ -28,7 +30,7 @@ struct State {
     random: u64,
 }
 
-/// This thread's world is simulated until this value is dropped. Not `Send`.
+/// The simulation of this thread's world, until this value is dropped. Not `Send`.
 #[derive(Debug)]
 pub struct Simulation(std::marker::PhantomData<*const ()>);
 
@@ -37,7 +39,7 @@ pub struct Simulation(std::marker::PhantomData<*const ()>);
 /// No thread can be started in it. Its time begins at the moment at which this process first simulated a world.
 ///
 /// # Panics
-/// The thread simulates a world already.
+/// The thread already simulates a world.
 pub fn simulate(seed: u64) -> Simulation {
     assert!(SIMULATED.get().is_none(), "this thread simulates a world already");
     SIMULATED.set(Some(State { passed: Duration::ZERO, random: seed }));
@@ -64,7 +66,7 @@ impl Drop for Simulation {
     }
 }
 
-/// Lets time pass, if this thread simulates a world: how much has passed then.
+/// Lets time pass if this thread simulates a world, and returns the time that has passed in all.
 fn pass(by: Duration) -> Option<Duration> {
     if SIMULATIONS.load(Ordering::Relaxed) == 0 {
         return None;
@@ -75,7 +77,7 @@ fn pass(by: Duration) -> Option<Duration> {
     Some(state.passed)
 }
 
-/// When a simulated world began.
+/// The beginning of all simulated worlds.
 fn beginning() -> Instant {
     static BEGINNING: OnceLock<Instant> = OnceLock::new();
     *BEGINNING.get_or_init(Instant::now)
@@ -93,12 +95,12 @@ pub fn since(then: Instant) -> Duration {
     now().saturating_duration_since(then)
 }
 
-/// The time since 1970, by the clock that people set.
+/// The time since 1970, by the system clock.
 pub fn since_epoch() -> Duration {
     pass(LOOK).unwrap_or_else(|| SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default())
 }
 
-/// A number that nobody can foresee, other than in a simulated world.
+/// A random number that can't be predicted, except in a simulated world.
 pub fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     match SIMULATED.get() {
@@ -113,14 +115,14 @@ pub fn random() -> u64 {
     }
 }
 
-/// Sleeps for so long.
+/// Sleeps for `time`.
 pub fn sleep(time: Duration) {
     if pass(time).is_none() {
         std::thread::sleep(time);
     }
 }
 
-/// Parks the calling thread, until another one unparks it or the time is over.
+/// Parks the calling thread until another one unparks it or the time is over.
 pub fn park(time: Duration) {
     if pass(time).is_none() {
         std::thread::park_timeout(time);
@@ -135,7 +137,8 @@ pub fn yield_now() {
     }
 }
 
-/// Whether a sleep of at most so long is over because the world is simulated: nobody else could end it. For those that sleep in other ways.
+/// Whether a sleep of at most `most` is over because the world is simulated, in which nothing else could end it. For callers
+/// that sleep in other ways.
 #[inline]
 pub fn has_slept(most: Duration) -> bool {
     pass(most).is_some()
@@ -144,7 +147,7 @@ pub fn has_slept(most: Duration) -> bool {
 /// Starts a thread.
 ///
 /// # Errors
-/// The system has no room for it; or the world is simulated, and has one thread.
+/// The system has no room for it, or the world is simulated and has only one thread.
 pub fn spawn<T: Send + 'static>(name: &str, run: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
     if pass(Duration::ZERO).is_some() {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "a simulated world has one thread"));
@@ -152,15 +155,15 @@ pub fn spawn<T: Send + 'static>(name: &str, run: impl FnOnce() -> T + Send + 'st
     std::thread::Builder::new().name(name.into()).spawn(run)
 }
 
-/// Reads a small file: at most so many bytes of it. A simulated world has no files.
+/// Reads a small file: at most `most` bytes of it. A simulated world has no files.
 ///
 /// # Errors
-/// The file can't be read, or is no regular file.
+/// The file can't be read, or is not a regular file.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if pass(Duration::ZERO).is_some() {
         return Err(io::ErrorKind::NotFound.into());
     }
-    // Before it is opened, which may wait for ever if it is a pipe.
+    // Checked before it is opened, because opening a pipe may wait for ever.
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
     }
@@ -169,10 +172,10 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Replaces a file as a whole, in one step, with its folder if there is none. A simulated world has no files.
+/// Replaces a whole file in one step, and makes its folder if necessary. A simulated world has no files.
 ///
 /// # Errors
-/// The file can't be written. What was there stays.
+/// The file can't be written. Its former content is unchanged.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if pass(Duration::ZERO).is_some() {
         return Err(io::ErrorKind::Unsupported.into());

@@ -122,7 +122,7 @@ pub enum Error {
         operation: &'static str,
         /// The node that the key names, if it could be read.
         node: Option<NodeId>,
-        /// What is wrong.
+        /// The fault.
         why: KeyFault,
     },
     /// A call on a lock of the lock registry failed.
@@ -198,7 +198,7 @@ pub enum Error {
     /// A parameter is invalid.
     #[error("{what}")]
     Invalid {
-        /// What is wrong with it, and what would be right.
+        /// The fault, and the correct use.
         what: String,
     },
     /// Joining, leaving or finding a peer failed.
@@ -211,7 +211,7 @@ pub enum Error {
     Udp(Box<UdpError>),
 }
 
-/// What is wrong with a key.
+/// The faults of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyFault {

@@ -37,7 +37,7 @@ pub enum TeamFault {
     OutOfStep,
 }
 
-/// What is wrong with a device, or with a request to it.
+/// The faults of a device, or of a request to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceFault {

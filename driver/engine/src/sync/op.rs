@@ -149,7 +149,7 @@ impl Op {
         self.lock().closer = Some(closer);
     }
 
-    /// Cancels the operation from where the engine is out of reach. What has not taken place by now never will.
+    /// Cancels the operation from where the engine is out of reach. A part that has not taken place by now never will.
     pub fn cancel(&self) {
         let closer = self.lock().closer.take();
         let outcome = if closer.is_none_or(|close| close()) { Outcome::Failed(Error::Cancelled) } else { Outcome::Sent };

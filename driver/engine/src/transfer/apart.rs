@@ -229,7 +229,7 @@ impl Landing {
         *self.names.insert(names)
     }
 
-    /// Has the message stored in another buffer. What is at `from` is copied there first.
+    /// Has the message stored in another buffer. The bytes at `from` are copied there first.
     ///
     /// # Safety
     /// As [`open`](Self::open), for a buffer that no receive can take away. The bytes at `from` are readable.

@@ -77,7 +77,7 @@ impl FromStr for Copy {
     type Err = doorbell_fabric::ParseIdError;
 
     fn from_str(word: &str) -> Result<Self, Self::Err> {
-        let expected = "who copies: auto, origin, target or both";
+        let expected = "a copying side: auto, origin, target or both";
         let found = Self::WORDS.iter().find(|(_, known)| *known == word);
         found.map(|(copy, _)| *copy).ok_or_else(|| doorbell_fabric::ParseIdError { word: word.into(), expected })
     }

@@ -17,7 +17,7 @@ const STREAM: u32 = 64;
 /// One of this many messages that would take the lane goes by the kernel, since the target may permit a put by now.
 const ASK_AGAIN: u32 = 64;
 
-/// What is known about the ways to one target.
+/// The knowledge about the ways to one target.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Way {
     /// For its latest request, the target did not let the origin put.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// The mode of a message without a request.
 const LANE: Mode = Mode { fabric: Fabric::Shm, link: 0, protocol: Protocol::Transfer };
 
-/// What is needed to choose a message's mode.
+/// The inputs for choosing a message's mode.
 pub(super) struct Planner<'a> {
     pub outgoing: &'a mut Outgoing,
     /// The target, if it shares memory with this node.
