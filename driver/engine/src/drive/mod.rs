@@ -1,12 +1,15 @@
 //! The state that all handles of a node share, and the wait loop of their threads.
 
 pub mod install;
+mod parking;
 pub mod poller;
 mod stats;
 mod watch;
+mod work;
 
 pub use stats::Stats;
 pub use watch::Begun;
+pub use work::{Updating, Work, Working};
 
 use crate::Result;
 use crate::board::monitor::Monitor;
@@ -19,7 +22,7 @@ use crate::message::service::Class;
 use crate::message::ways::Ways;
 use crate::mode::Modes;
 use crate::sync::baton::{Baton, BatonGuard, Token};
-use crate::sync::helm::{CALLER, Helm, POLLER};
+use crate::sync::helm::Helm;
 use crate::sync::op::Op;
 use crate::sync::pool::Clerks;
 use crate::sync::reactor::ReactorWord;
@@ -28,7 +31,7 @@ use crate::transfer::TransferReport;
 use crate::turn::later::Later;
 use crate::turn::{Engine, EngineSettings};
 use crossbeam_utils::CachePadded;
-use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, light_barrier, sure_barrier};
+use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Priority};
 use doorbell_shm::board::{Figure, Record, RecordKind};
@@ -36,8 +39,8 @@ use doorbell_shm::domain::{Member, Membership};
 use doorbell_shm::doorbell::Bell;
 use doorbell_shm::fabric::ShmFabric;
 use doorbell_udp::UdpFabric;
-use doorbell_udp::port::{Park, Port};
-use poller::{NOTHING_PENDING, PollerWord, Progress, Turned};
+use doorbell_udp::port::Port;
+use poller::{PollerWord, Progress, Turned};
 use std::any::Any;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -79,31 +82,6 @@ impl Network {
     fn close(&self, end: impl FnOnce(&mut UdpFabric)) {
         end(&mut self.udp.lock().unwrap_or_else(PoisonError::into_inner));
         *self.port.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-}
-
-/// One handle that uses something that other nodes take over when this node leaves: a lane or the lock of a device.
-#[derive(Clone)]
-pub struct Work(Arc<CachePadded<AtomicBool>>);
-
-/// A use in progress.
-pub struct Working<'a>(&'a AtomicBool);
-
-impl Drop for Working<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        // Release: a thread that sees the end of the use sees its effects.
-        self.0.store(false, Ordering::Release);
-    }
-}
-
-/// An update under a lock, in progress.
-pub struct Updating<'a>(&'a AtomicUsize);
-
-impl Drop for Updating<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -333,48 +311,6 @@ impl Shared {
         Ok(())
     }
 
-    /// Begins an update of a value under a lock. Until the result is dropped, this node does not leave, because others would
-    /// take the lock from it.
-    #[inline]
-    pub fn begin_update(&self) -> Result<Updating<'_>> {
-        self.updating.fetch_add(1, Ordering::SeqCst);
-        let updating = Updating(&self.updating);
-        // In one order with the count here, and with the flag and the count in a leaving thread: one of the two sees the other.
-        if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(updating) }
-    }
-
-    /// A handle that is used by one thread at a time.
-    pub fn new_work(&self) -> Work {
-        let work = Arc::default();
-        let mut works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
-        works.retain(|work| work.strong_count() > 0);
-        works.push(Arc::downgrade(&work));
-        Work(work)
-    }
-
-    /// Begins a use of a handle. Until the result is dropped, this node does not leave. As
-    /// [`begin_update`](Self::begin_update), but costs only two stores to a cache line of its own, for frequent uses.
-    #[inline(always)]
-    pub fn begin<'a>(&self, work: &'a Work) -> Result<Working<'a>> {
-        work.0.store(true, Ordering::Relaxed);
-        let working = Working(&work.0);
-        // Pairs with the heavy barrier of the leaving thread: one of the two sees the other.
-        light_barrier();
-        if self.closed.load(Ordering::Relaxed) { Err(Error::Closed) } else { Ok(working) }
-    }
-
-    /// Waits until no update and no use is in progress in a closed node: a second at most, since this thread may be in one.
-    pub(crate) fn wait_for_updates(&self) {
-        // Between the leaving thread's flag and its look at the uses: pairs with `begin`.
-        sure_barrier();
-        let deadline = world::now() + Duration::from_secs(1);
-        let works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_at_work = || works.iter().any(|work| work.upgrade().is_some_and(|work| work.load(Ordering::Acquire)));
-        while (self.updating.load(Ordering::SeqCst) > 0 || is_at_work()) && world::now() < deadline {
-            world::yield_now();
-        }
-    }
-
     /// Whether this call comes from within the engine's turn.
     pub fn is_within(&self, me: Token) -> bool {
         self.baton.is_mine(me)
@@ -455,33 +391,6 @@ impl Shared {
             members.sort_unstable_by_key(|member| member.id);
         }
         members
-    }
-
-    /// Waits until a node may have joined or ended since the directory had this generation, for `most` at most.
-    pub(crate) fn await_change(&self, me: Token, generation: u32, most: Duration) -> Result<()> {
-        if self.network.is_none() {
-            self.membership.wait_change(generation, most);
-            return Ok(());
-        }
-        let seen = self.enter(me, "wait")?.changes();
-        let deadline = world::now() + most.min(LOOK_AROUND);
-        self.drive(me, &Op::new(), Some(deadline), |engine| {
-            engine.changes() != seen || self.membership.generation() != generation
-        })?;
-        Ok(())
-    }
-
-    /// Sleeps on the bell, and on the network if there is one, while the bell is armed by this sleeper.
-    fn sleep(&self, sleeper: u32, timeout: Duration) {
-        let Some(network) = &self.network else { return self.bell().sleep_as(sleeper, timeout) };
-        let park = Park { bell: self.bell().word(), expected: sleeper, timeout, writable: false };
-        // The former leader may still be here, on its way out: the bell does not have its number any more.
-        let mut port = network.port.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(port) = &mut *port else { return self.bell().sleep_as(sleeper, timeout) };
-        if let Err(error) = port.park(park) {
-            tracing::debug!(%error, "the UDP port can't be waited for");
-            self.bell().sleep_as(sleeper, timeout.min(WITHOUT_PORT));
-        }
     }
 
     /// The send queue to a node's present incarnation, made if necessary. A slow call.
@@ -579,113 +488,6 @@ impl Shared {
         }
     }
 
-    /// Sleeps until `op` is done, something arrives, or the time is up.
-    pub(crate) fn park(&self, me: Token, op: &Arc<Op>, timeout: Duration, helm: &mut HelmHold<'_>) -> Result<()> {
-        if self.progress == Progress::Poller {
-            if op.will_sleep() {
-                op.sleep(timeout);
-            }
-            return Ok(());
-        }
-        if helm.held && helm.reactors != self.reactor.count() {
-            // The reactor took it.
-            helm.held = false;
-        }
-        if !helm.held {
-            // Read before: a reactor that takes the helm in between is counted after this.
-            let reactors = self.reactor.count();
-            match self.helm.take() {
-                Some(from_poller) => {
-                    helm.held = true;
-                    helm.reactors = reactors;
-                    if from_poller {
-                        // The poller may sleep although the bell is disarmed, since a thread that looks by itself disarms it.
-                        self.bell().rouse();
-                    }
-                }
-                None => {
-                    helm.slept = true;
-                    self.helm.sleep_on(op, || op.sleep(timeout));
-                    return Ok(());
-                }
-            }
-        }
-        let sleep = self.enter(me, "wait")?.park(me, CALLER, op, timeout);
-        if let Some(timeout) = sleep {
-            self.monitor.tallies.add(Figure::Parks, 1);
-            self.sleep(CALLER, timeout);
-            let mut engine = self.enter(me, "wait")?;
-            engine.awake(op);
-            engine.show_for_sleep();
-        }
-        Ok(())
-    }
-
-    /// The poller's sleep on the bell, unless a thread of the application sleeps there. Returns the number of turns before the
-    /// sleep.
-    pub(crate) fn park_poller(&self, me: Token, timeout: Duration) -> u64 {
-        if !self.helm.take_as_poller() {
-            let turns = self.turns();
-            world::park(Duration::from_millis(1));
-            if self.turns() == turns {
-                // The leader sleeps there, and turns the engine when it wakes.
-                self.poller.sleep_beside(|| self.helm.is_callers());
-            }
-            return turns;
-        }
-        let dozes = self.progress != Progress::Poller;
-        let sleep = self.baton.enter(me).and_then(|mut engine| {
-            if !self.helm.is_pollers() {
-                // A thread of the application took the helm meanwhile, and the bell with it.
-                return None;
-            }
-            engine.check_peers_now_and_then();
-            engine.show_for_sleep();
-            // Otherwise it must check for itself that the peers live for which a thread waits.
-            let is_told = if dozes { !self.poller.is_needed() } else { engine.fabric().is_remote_only() };
-            let timeout = engine.arm(me, POLLER, if is_told { NOTHING_PENDING } else { timeout })?;
-            if !self.helm.is_pollers() {
-                // A thread that took the helm before the bell was armed woke no sleeper. It can't arm the bell before the baton
-                // is free.
-                self.bell().disarm();
-                return None;
-            }
-            Some(timeout)
-        });
-        let turns = self.turns();
-        if let Some(timeout) = sleep
-            && !self.poller.stopped()
-        {
-            self.monitor.tallies.add(Figure::Parks, 1);
-            let timeout = if dozes { self.poller.doze(timeout) } else { timeout };
-            self.sleep(POLLER, timeout);
-            self.poller.rouse();
-        }
-        // A thread of the application may take the helm as soon as the poller has left it, and arm the bell for itself.
-        if self.helm.leave_as_poller() {
-            self.bell().disarm_as(POLLER);
-        }
-        turns
-    }
-
-    /// Wakes the poller from a long sleep on the bell, even if the bell was disarmed since.
-    fn rouse_poller(&self) {
-        if self.poller.rouse() {
-            self.bell().rouse();
-        }
-    }
-
-    /// Tells the poller that there is work, if only the poller turns the engine.
-    pub fn hand_over(&self) {
-        if self.progress == Progress::Poller {
-            self.bell().ring(true);
-        }
-    }
-
-    pub(crate) fn helm_hold(&self) -> HelmHold<'_> {
-        HelmHold { shared: self, held: false, reactors: 0, slept: false }
-    }
-
     pub(crate) fn stats(&self, me: Token) -> Result<Stats> {
         let figures = self.enter(me, "stats")?.show();
         Ok(Stats {
@@ -743,26 +545,5 @@ impl Shared {
         }
         self.bell().depart();
         Ok(self.membership.leave()?)
-    }
-}
-
-/// Leaves the helm when the wait is over, however it ends.
-pub(crate) struct HelmHold<'a> {
-    shared: &'a Shared,
-    held: bool,
-    /// The number of reactors when the helm was taken.
-    reactors: u32,
-    /// It slept beside the helm, so it may be the thread that was woken to take it.
-    slept: bool,
-}
-
-impl Drop for HelmHold<'_> {
-    fn drop(&mut self) {
-        if self.held && self.reactors == self.shared.reactor.count() {
-            self.shared.helm.leave();
-            self.shared.poller.helm_is_left();
-        } else if self.slept {
-            self.shared.helm.pass_on();
-        }
     }
 }

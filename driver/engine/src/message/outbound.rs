@@ -1,17 +1,18 @@
 //! The send queue: messages to one node, of one priority.
 
+mod links;
+mod queue;
+
 use crate::error::Error;
 use crate::links::AnyLink;
 use crate::message::bulk::BulkRings;
 use crate::message::lending::LEASE_BYTES;
-use crate::message::order::{Begun, Order};
+use crate::message::order::Begun;
 use crate::message::service::Route;
 use crate::mode::{LINKS_MAX, LinkFigures, ModeRequest};
 use crate::sync::baton::Baton;
-use crate::sync::op::{Op, Outcome};
-use crate::transfer::RENDEZVOUS_BYTES;
+use crate::sync::op::Op;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
-use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Priority, Push};
 use doorbell_shm::region::OwnRegion;
 use std::collections::VecDeque;
@@ -228,129 +229,6 @@ impl OutState {
 
     fn recount(&mut self) {
         self.held = self.queue.len() + usize::from(self.steered) + usize::from(self.bound.is_some());
-    }
-
-    /// The link with this number.
-    #[inline]
-    pub fn by(&mut self, by: u8) -> Option<&mut AnyLink> {
-        match usize::from(by).checked_sub(1) {
-            None => self.link.as_mut(),
-            Some(at) => self.further.get_mut(at)?.as_mut(),
-        }
-    }
-
-    /// Whether the link with this number has been opened.
-    pub fn has(&self, by: u8) -> bool {
-        match usize::from(by).checked_sub(1) {
-            None => self.link.is_some(),
-            Some(at) => self.further.get(at).is_some_and(Option::is_some),
-        }
-    }
-
-    /// The link to which the next message is bound.
-    pub fn bound(&self) -> Option<u8> {
-        self.bound
-    }
-
-    /// Whether it is time to look for further links. Looking takes longer than everything else that a send does.
-    pub fn looks(&mut self) -> bool {
-        self.looked = self.looked.wrapping_add(1);
-        self.looked % LOOK_EVERY == 1
-    }
-
-    /// The present figures of a link, or the latest ones if it can't be read now. `None`: there is no such link. `transfers`:
-    /// how many use the link, and how many have ended.
-    pub fn figures(&mut self, by: u8, transfers: (u32, u32)) -> Option<LinkFigures> {
-        let seen = self.by(by)?.figures();
-        let at = usize::from(by);
-        let (last, moved) = (self.figures.get_mut(at)?, self.moved.get_mut(at)?);
-        let Some(mut seen) = seen else { return Some(*last) };
-        let (underway, ended) = transfers;
-        seen.transfers = underway;
-        let has_ended = std::mem::replace(&mut self.ended[at], ended) != ended;
-        // A link that is half full, or has many packets or transfers, is watched more closely, which reads the clock.
-        if seen.occupancy() < 500 && seen.depth < MANY && underway == 0 {
-            *moved = None;
-        } else {
-            let now = world::now();
-            let has_taken = has_ended || seen.depth < last.depth || seen.bytes < last.bytes;
-            let since = *moved.get_or_insert(now);
-            *moved = Some(if has_taken { now } else { since });
-            seen.still = moved.map_or(0, |moved| (now - moved).as_micros().min(u32::MAX.into()) as u32);
-        }
-        *last = seen;
-        Some(seen)
-    }
-
-    /// Adds a link beside the first.
-    pub fn add(&mut self, by: u8, link: AnyLink) {
-        let Some(at) = usize::from(by).checked_sub(1) else { return };
-        if self.further.len() <= at {
-            self.further.resize_with(at + 1, || None);
-        }
-        self.further[at] = Some(link);
-    }
-
-    /// Allows the target to request parts of a message over further links, and to wait for them there.
-    pub fn offer_further(&mut self) {
-        self.used_further = true;
-    }
-
-    /// Counts a part of a message for the link that carried it, instead of the link for which it was counted.
-    pub fn part_went(&mut self, counted: u8, by: u8, bytes: u64) {
-        let [less, more] = [counted, by].map(usize::from);
-        self.beside[less].1 = self.beside[less].1.wrapping_sub(bytes);
-        self.beside[more].1 = self.beside[more].1.wrapping_add(bytes);
-    }
-
-    /// Whether anything was sent over a further link to this incarnation of the target.
-    pub fn used_further(&self) -> bool {
-        self.used_further
-    }
-
-    /// Forgets the further links, over which nothing was sent.
-    pub fn drop_further(&mut self) {
-        self.further.clear();
-    }
-
-    /// Uses up a number of the message order.
-    #[inline(always)]
-    fn used_up(&mut self, messages: u64, bytes: u64) {
-        self.sequence = self.sequence.wrapping_add(1);
-        self.carried.add(messages, bytes);
-    }
-
-    /// The same, for a link to which the message may have been bound.
-    fn used_up_by(&mut self, by: u8, bytes: u64) {
-        debug_assert!(self.bound.is_none_or(|bound| bound == by), "its number is known to another link");
-        self.used_up(1, bytes);
-        if by != 0 {
-            self.went_beside(by, 1, bytes);
-        }
-        if self.bound.take().is_some() {
-            self.recount();
-        }
-    }
-
-    /// Counts for another link what was counted for the first one.
-    fn went_beside(&mut self, by: u8, messages: u64, bytes: u64) {
-        self.used_further |= messages + bytes > 0;
-        let first = &mut self.beside[0];
-        *first = (first.0.wrapping_sub(messages), first.1.wrapping_sub(bytes));
-        let it = &mut self.beside[usize::from(by)];
-        *it = (it.0.wrapping_add(messages), it.1.wrapping_add(bytes));
-    }
-
-    /// The messages sent over a link to this incarnation of the target, and their bytes, including those moved by DMA.
-    pub fn sent_by(&self, by: u8) -> (u64, u64) {
-        let (messages, bytes) = self.beside[usize::from(by)];
-        let (all, all_bytes) = if by == 0 { self.carried.read() } else { (0, 0) };
-        (all.wrapping_add(messages), all_bytes.wrapping_add(bytes))
-    }
-
-    /// How many messages wait in the queue for room on a link.
-    pub fn queued_by(&self, by: u8) -> usize {
-        self.queue.iter().filter(|send| send.far.by == by).count()
     }
 
     /// Whether the target shares no memory with this node.
@@ -589,136 +467,6 @@ impl OutState {
         }
         self.used_up_by(by, 0);
         Sent::Whole
-    }
-
-    /// Queues a send behind the others, with the part that is already in the lane. False if the queue is full.
-    pub fn enqueue(&mut self, mut send: SendOp, far: Far) -> bool {
-        if self.queue.len() >= QUEUE_MAX {
-            return false;
-        }
-        send.far = far;
-        self.queue.push_back(send);
-        self.recount();
-        true
-    }
-
-    fn dequeue(&mut self) -> Option<SendOp> {
-        let send = self.queue.pop_front();
-        self.recount();
-        send
-    }
-
-    /// Moves queued messages into the lanes, and returns the work done. `plan` decides how a message goes; if it does not take
-    /// a lane, `plan` begins to move it.
-    pub fn push_queue(&mut self, target: NodeId, most: usize, mut plan: impl FnMut(&mut Self, &Order<'_>) -> Plan) -> usize {
-        let mut done = 0;
-        while done < most
-            && let Some(front) = self.queue.front()
-        {
-            if front.op.is_done() {
-                // It was cancelled while the queue was held by another thread: its bytes are gone.
-                if let Some(send) = self.dequeue()
-                    && send.far.started
-                {
-                    self.give_up(send.far.by);
-                }
-                continue;
-            }
-            let (tag, bytes, len, asks, mut far) = (front.tag, front.bytes, front.len, front.asks, front.far);
-            if !far.started && (len >= RENDEZVOUS_BYTES || self.steered || asks.is_some() || self.bound.is_some()) {
-                let op = front.op.clone();
-                match plan(self, &Order { tag, bytes, len, op: &op, asks, waits: true }) {
-                    Plan::Transfer(Begun::Yes) => {
-                        done += 1;
-                        self.dequeue();
-                        continue;
-                    }
-                    Plan::Transfer(Begun::Full) => {
-                        (0..LINKS_MAX as u8).for_each(|by| self.wait_for_room(by));
-                        return done;
-                    }
-                    Plan::Refused(error) => {
-                        done += 1;
-                        self.dequeue();
-                        op.finish(Outcome::Failed(error));
-                        continue;
-                    }
-                    // The message takes the lane, which reports by itself if it is down.
-                    Plan::Transfer(Begun::NoSlot | Begun::Down) => {}
-                    Plan::Lane(by) => far.by = by,
-                }
-            }
-            // SAFETY: SendOp::new's caller keeps the bytes; `far` comes from the last attempt.
-            match unsafe { self.send_some(tag, bytes, len, far) } {
-                Sent::Whole => {
-                    done += 1;
-                    if let Some(send) = self.dequeue() {
-                        send.op.finish(Outcome::Sent);
-                    }
-                }
-                Sent::Partly(now) => {
-                    let moved = (now.sent, now.started) != (far.sent, far.started);
-                    if let Some(front) = self.queue.front_mut() {
-                        front.far = now;
-                    }
-                    self.wait_for_room(far.by);
-                    return done + usize::from(moved);
-                }
-                Sent::Down => {
-                    self.damaged = true;
-                    self.fail(|| Error::Damaged { node: target });
-                    return done + 1;
-                }
-            }
-        }
-        done
-    }
-
-    /// Tells the target that a send waits for room, so that it rings when there is some.
-    fn wait_for_room(&mut self, by: u8) {
-        if let Some(link) = self.by(by) {
-            link.wait_for_room(true);
-        }
-    }
-
-    /// Tells the target that no send waits for room. The caller must know this for all sends of the queue: one packet that
-    /// found room proves nothing about the others.
-    pub fn rest(&mut self) {
-        self.link.iter_mut().chain(self.further.iter_mut().flatten()).for_each(|link| link.wait_for_room(false));
-    }
-
-    /// Removes a send from the queue. True if it was there: then the target does not get the message, and the part in the lane
-    /// is given up.
-    pub fn remove(&mut self, op: &Arc<Op>) -> bool {
-        let Some(at) = self.queue.iter().position(|send| Arc::ptr_eq(&send.op, op)) else { return false };
-        let Some(send) = self.queue.remove(at) else { return false };
-        self.recount();
-        if send.far.started {
-            self.give_up(send.far.by);
-        }
-        true
-    }
-
-    /// Tells the target that the incomplete message ends here, so that its receive takes another one. The next message has the
-    /// same number, because only a whole message uses up a number; so it must take the same link.
-    #[cold]
-    pub fn give_up(&mut self, by: u8) {
-        let head = PacketHead { kind: PacketKind::GivenUp, tag: 0, sequence: self.sequence, total: 0 };
-        self.bound = Some(by);
-        self.recount();
-        if let Some(link) = self.by(by) {
-            // SAFETY: no bytes. A damaged lane reports its error at the next send.
-            let _ = unsafe { link.push(&head, std::ptr::null(), 0) };
-        }
-    }
-
-    /// Fails every queued send and cuts the lane.
-    pub fn fail(&mut self, error: impl Fn() -> Error) {
-        self.cut();
-        for send in self.queue.drain(..) {
-            send.op.finish(Outcome::Failed(error()));
-        }
-        self.recount();
     }
 
     /// Connects to another incarnation of the target: numbers begin again.
