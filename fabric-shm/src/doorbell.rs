@@ -7,6 +7,7 @@
 //! came before the barrier and the consumer's last look finds the packet.
 
 use doorbell_fabric::sync::{AtomicU32, Ordering, Reach, fence, heavy_barrier, light_barrier};
+#[cfg(not(loom))]
 use doorbell_fabric::world;
 use std::time::Duration;
 

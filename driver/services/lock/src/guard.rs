@@ -4,7 +4,7 @@ use super::fault::fault;
 use super::key::LockKey;
 use doorbell_engine::error::LockFault;
 use doorbell_engine::{Error, Result};
-use doorbell_shm::keys::OwnerId;
+use doorbell_shm::keys::{OwnerId, Value};
 use std::marker::PhantomData;
 
 /// The right to use a lock's resource. Dropping it unlocks. It can't be sent to another thread, since the lock bears this
@@ -97,4 +97,23 @@ fn complain(key: &LockKey, error: &Error) {
 /// The error for a lock that the caller does not own.
 pub(super) fn not_yours(key: &LockKey, seen: doorbell_shm::keys::Seen) -> Error {
     fault("unlock", key.name(), LockFault::NotYours(seen.value()))
+}
+
+/// The result of an attempt to lock.
+#[must_use]
+pub enum TryLock<'a> {
+    /// The caller owns the lock.
+    Locked(KeyGuard<'a>),
+    /// The lock's value. If the value is unlocked, the lock is reserved for a waiter that has waited long.
+    Busy(Value),
+}
+
+impl<'a> TryLock<'a> {
+    /// The guard, if the caller got the lock.
+    pub fn guard(self) -> Option<KeyGuard<'a>> {
+        match self {
+            TryLock::Locked(guard) => Some(guard),
+            TryLock::Busy(_) => None,
+        }
+    }
 }

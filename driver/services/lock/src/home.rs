@@ -14,6 +14,7 @@ use super::away::{answer_waiting, find_coordinator, init_for, send_answer};
 use super::fault::PATIENCE;
 use super::mail::{Mail, Received};
 use super::offers::{Arrived, Offers};
+use super::seeking::Seeking;
 use super::wait::Want;
 use super::wire::{self, Answer, Ask, At, Deed, Entry, Facts, Home, Life, Tell, Trouble};
 use doorbell_engine::drive::Shared;
@@ -66,22 +67,6 @@ struct Farewell {
     home: Home,
     left: Vec<Entry>,
     whole: bool,
-}
-
-/// Marks that a thread is looking for a coordinator. Dropping it clears the mark, also after a failure.
-struct Seeking(Arc<AtomicBool>);
-
-impl Seeking {
-    /// `None` if a thread is looking already.
-    fn begin(is_seeking: &Arc<AtomicBool>) -> Option<Self> {
-        (!is_seeking.swap(true, Ordering::AcqRel)).then(|| Self(is_seeking.clone()))
-    }
-}
-
-impl Drop for Seeking {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
 }
 
 struct Waiting {

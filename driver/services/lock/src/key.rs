@@ -2,7 +2,7 @@
 
 use super::away::{Away, Opened, error_of};
 use super::fault::{PATIENCE, fault};
-use super::guard::{KeyGuard, not_yours};
+use super::guard::{KeyGuard, TryLock, not_yours};
 use super::home::{Done, perform};
 use super::service::Locks;
 use super::wait::{Want, lives};
@@ -56,25 +56,6 @@ pub(super) enum Which {
     Here(usize),
     /// The lock's name.
     Away(Arc<str>),
-}
-
-/// The result of an attempt to lock.
-#[must_use]
-pub enum TryLock<'a> {
-    /// The caller owns the lock.
-    Locked(KeyGuard<'a>),
-    /// The lock's value. If the value is unlocked, the lock is reserved for a waiter that has waited long.
-    Busy(Value),
-}
-
-impl<'a> TryLock<'a> {
-    /// The guard, if the caller got the lock.
-    pub fn guard(self) -> Option<KeyGuard<'a>> {
-        match self {
-            TryLock::Locked(guard) => Some(guard),
-            TryLock::Busy(_) => None,
-        }
-    }
 }
 
 impl fmt::Debug for LockKey {

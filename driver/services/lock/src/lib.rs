@@ -55,6 +55,7 @@ mod key;
 mod mail;
 mod offers;
 mod open;
+mod seeking;
 mod service;
 mod share;
 mod shared;
@@ -65,8 +66,8 @@ mod tests;
 mod wait;
 mod wire;
 
-pub use guard::KeyGuard;
-pub use key::{LockKey, TryLock};
+pub use guard::{KeyGuard, TryLock};
+pub use key::LockKey;
 pub use share::{Accepted, Offer};
 pub use shared::{Shared, SharedGuard};
 pub use task::TaskGuard;

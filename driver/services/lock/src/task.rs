@@ -2,9 +2,9 @@
 //! of them. So however many tasks wait, threads remain for the task that owns the lock.
 
 use super::guard::KeyGuard;
+use super::guard::TryLock;
 use super::guard::drop_slowly;
 use super::key::LockKey;
-use super::key::TryLock;
 use super::key::Which;
 use doorbell_engine::Result;
 use doorbell_engine::drive::Begun;

@@ -1,9 +1,9 @@
 //! What peers that read nothing may cost, and what lying peers can't achieve.
 
 use super::away::{Choice, Where, choose, find_coordinator, letter};
+use super::guard::TryLock;
 use super::home::Registry;
 use super::key::LockKey;
-use super::key::TryLock;
 use super::mail::{Mail, Received, UNANSWERED_MAX};
 use super::service::Locks;
 use super::wire::{self, Ask, Home, Life, Tell};
