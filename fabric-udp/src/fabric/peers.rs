@@ -64,8 +64,8 @@ impl UdpFabric {
     }
 
     /// Another fabric says that this incarnation of a node, which was accepted or is reached beside, is gone.
-    /// [`poll`](Self::poll) still hands over what had arrived from it; no [`Change`] reports its end. Does nothing if there is no
-    /// such incarnation any more.
+    /// [`poll`](Self::poll) still hands over what had arrived from it; no [`Change`](super::Change) reports its end. Does nothing
+    /// if there is no such incarnation any more.
     pub fn gone(&mut self, node: NodeId, incarnation: Incarnation) {
         let now = self.now();
         if let Some(Some(peer)) = self.peers.get_mut(node.index())

@@ -7,8 +7,8 @@ use crate::protocol::{Path, SessionId, Time, handshake};
 use std::net::SocketAddr;
 
 impl Endpoint {
-    /// Requests a session. [`Event::Connected`] or [`Event::Closed`] with this id reports the result. `None`: there is no free
-    /// slot, or no such link.
+    /// Requests a session. [`Connected`](crate::protocol::Event::Connected) or [`Closed`](crate::protocol::Event::Closed) with
+    /// this id reports the result. `None`: there is no free slot, or no such link.
     pub fn connect(&mut self, now: Time, target: Target) -> Option<SessionId> {
         self.config.links.get(usize::from(target.path.link.0))?;
         self.attempt(now, target, 0)

@@ -32,7 +32,8 @@ impl Endpoint {
         }
     }
 
-    /// Sends the `total` bytes of a transfer that the peer named. [`Source`] supplies them when they are sent.
+    /// Sends the `total` bytes of a transfer that the peer named. [`Source`](crate::protocol::Source) supplies them when they
+    /// are sent.
     pub fn begin_transfer(
         &mut self,
         now: Time,
