@@ -1,4 +1,4 @@
-//! Compiles `proto/echo.proto`, without a compiler from outside.
+//! Compiles `proto/echo.proto` in Rust, without `protoc`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");

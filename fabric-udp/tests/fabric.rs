@@ -38,7 +38,7 @@ impl Sink for Count {
     }
 }
 
-/// A node that is driven by a thread of its own, and accepts whoever comes.
+/// A node that a thread of its own drives. It accepts every peer.
 struct Driven {
     fabric: Arc<Mutex<UdpFabric>>,
     stop: Arc<AtomicBool>,
@@ -123,7 +123,7 @@ fn a_busy_path_gets_a_socket_of_its_own_and_nothing_is_lost_by_that() {
         assert!(Instant::now() < deadline, "no twin after {sent} packets");
         // SAFETY: an array.
         sent += usize::from(unsafe { link.push(&head, [7; 100].as_ptr(), 100) } == Push::Done);
-        // Each in a datagram of its own; and what the twin hears is taken in.
+        // Each goes in a datagram of its own, and the node receives what its twin hears.
         guest.lock().unwrap().poll(&mut Count(0), 64);
         more -= usize::from(port.direct().twin().is_some());
     }
@@ -141,7 +141,7 @@ fn ids_are_given_to_guests_and_all_meet_all() {
         assert_eq!((grant.node, grant.max_nodes), (NodeId(expected), 8));
         others.push(Driven::start(open(expected, &options).0));
     }
-    // All of them live on until each has met the three others.
+    // All nodes stay until each has met the three others.
     let deadline = soon();
     while others.iter().any(|node| node.met.load(Ordering::Relaxed) < 3) {
         assert!(Instant::now() < deadline, "each meets the three others");
@@ -183,7 +183,7 @@ fn who_is_beside_outlives_silence_and_is_dropped_without_a_word() {
         guest.lock().unwrap().poll(&mut here, 64);
         home.poll(&mut there, 64);
     }
-    // The other end says nothing for many times the dead-peer time, while something is under way to it; then it takes that.
+    // The other end is silent for many times the dead-peer time while data is under way to it, and then takes that data.
     push();
     let silent_until = Instant::now() + 10 * dead_after;
     while Instant::now() < silent_until {
@@ -196,7 +196,7 @@ fn who_is_beside_outlives_silence_and_is_dropped_without_a_word() {
         guest.lock().unwrap().poll(&mut here, 64);
         home.poll(&mut there, 64);
     }
-    // Of what arrived nothing is lost when the other fabric says that it is gone.
+    // No packet that arrived is lost when the other fabric reports that the node is gone.
     push();
     while !home.has_ready() {
         assert!(Instant::now() < deadline, "the last packet waits for the driver");
@@ -262,7 +262,7 @@ fn nodes_with_several_links_have_a_session_for_each() {
             let into: Arc<dyn BytesIn> = Arc::new(Nowhere);
             assert!(home.lock().unwrap().expect_by(here.0, here.1, strand, 1000, &into).is_some());
         }
-        // Who leaves brings to its end what it sent by any of them, and its end is told once.
+        // A node that leaves completes what it sent by each link, and its peer hears once that it left.
         for way in &mut ways {
             for _ in 0..20 {
                 // SAFETY: an array.
@@ -324,7 +324,7 @@ fn a_reader_that_panics_loses_nothing() {
     let mut sink = Frail(0);
     let deadline = soon();
     for number in 0..2 {
-        // The first waits in the lane, as one that arrived while nobody was to be given anything; then its reader panics.
+        // The first packet waits in the lane, as if it arrived while no packet was to be delivered; then its reader panics.
         if number == 1 {
             home.look();
         }

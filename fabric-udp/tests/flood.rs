@@ -1,4 +1,4 @@
-//! A flood of strangers' datagrams over real sockets: memory stays as it is, and the session that there is goes on.
+//! A flood of datagrams from strangers over real sockets: memory does not grow, and the existing session goes on.
 
 use aws_lc_rs::hmac;
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Sink, Verdict};
@@ -11,13 +11,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 use twox_hash::XxHash3_64;
 
-/// Datagrams that flooded endpoints take in, one without a key and one with it.
+/// The number of datagrams that the flooded endpoints take, one without a domain key and one with it.
 const FLOOD: u64 = 1_000_000;
-/// Sockets that they come from, each with an address and a port of its own.
+/// The number of sockets that they come from, each with an address and a port of its own.
 const SOURCES: usize = 64;
-/// Datagrams of one kind that go at once.
+/// Datagrams of one kind that are sent at once.
 const BATCH: usize = 32;
-/// What memory may grow by, in bytes: what allocators keep, and no more.
+/// The most that memory may grow by, in bytes: what allocators keep.
 const SLACK: usize = 8 << 20;
 const LONGEST: Duration = Duration::from_secs(120);
 
@@ -106,7 +106,7 @@ impl Node {
             }
         }
         while let Some(Transmit { path, len, segment, .. }) = endpoint.poll_transmit(now, &mut self.buf, &mut ()) {
-            // What the kernel has no room for is lost, as on any network.
+            // The kernel drops datagrams that it has no room for, as any network does.
             let _ = port.direct().send(&Run { peer: path.peer, bytes: &mut self.buf[..len], segment });
         }
     }
@@ -120,13 +120,13 @@ impl Node {
     }
 }
 
-/// Bytes of memory that this process has.
+/// The memory of this process, in bytes.
 fn resident() -> usize {
     let words = std::fs::read_to_string("/proc/self/statm").unwrap();
     words.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
-/// A Hello that is right but for who sends it: of a node of the domain that never comes back.
+/// A correct Hello of a node of the domain that never answers again.
 fn hello(key: Option<DomainKey>, node: u16) -> Vec<u8> {
     let mut endpoint = Endpoint::new(config(node, key), seed(node)).unwrap();
     let peer = (Ipv4Addr::LOCALHOST, 9).into();
@@ -138,10 +138,10 @@ fn hello(key: Option<DomainKey>, node: u16) -> Vec<u8> {
     buf
 }
 
-/// Strangers' datagrams of `segment` bytes each, one behind the other.
+/// Datagrams of strangers, of `segment` bytes each, one behind the other.
 fn strangers(random: &mut Random, hello: &[u8], what: u64) -> (Vec<u8>, usize) {
     let segment = match what {
-        // A Hello, as it should be.
+        // A correct Hello.
         0 => return (hello.repeat(BATCH), hello.len()),
         // Something like a Hello, an Open, or an answer.
         1 => 56,
@@ -165,7 +165,7 @@ fn strangers(random: &mut Random, hello: &[u8], what: u64) -> (Vec<u8>, usize) {
             datagram[0] = first;
         }
         if what < 4 {
-            // Random where it may be, from the nonce on; and not merely damaged.
+            // The bytes from the nonce on are random, so that it differs from a damaged Hello.
             datagram[1..8].copy_from_slice(&hello[1..8]);
             datagram[20..32].copy_from_slice(&hello[20..32]);
             if what == 2 {
@@ -236,7 +236,7 @@ fn flood(key: Option<DomainKey>) {
     assert!(nodes.iter().all(|node| node.pushed >= 100));
 }
 
-// One after the other: they share the memory that is looked at.
+// One after the other: both measure the memory of this process.
 #[test]
 fn a_flood_leaves_memory_and_sessions_as_they_are() {
     flood(None);

@@ -1,4 +1,4 @@
-//! A port in its stride takes no memory from the heap.
+//! A port that is warmed up takes no memory from the heap.
 
 use doorbell_udp::Run;
 use doorbell_udp::port::{Kind, Options, Park, Port, Sent, open};

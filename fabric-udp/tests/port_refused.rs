@@ -1,4 +1,4 @@
-//! What a system may refuse, each with its own words: io_uring, addresses; and an interface that takes short datagrams alone.
+//! Refusals of the system, each of which an error names: io_uring and addresses; and an interface that takes only short datagrams.
 
 use doorbell_udp::Run;
 use doorbell_udp::port::{Kind, OpenError, Options, Park, Sent, TroubleKind, UringError, is_loopback_only, open};
@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Collects what is said as a warning.
+/// Collects warnings.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -82,7 +82,7 @@ fn where_io_uring_is_forbidden_plain_calls_take_its_place() {
             let park = Park { bell: &AtomicU32::new(1), expected: 1, timeout: Duration::from_secs(20), writable: false };
             assert!(port.park(park).unwrap().datagram);
             assert_eq!(port.receive(2, &mut |run| assert_eq!((run.peer, &*run.bytes), (address, &[1; 9][..]))).unwrap(), 1);
-            // Who insists is told.
+            // A program that insists on io_uring gets an error.
             let error = open(&loopback(Kind::Uring)).err().unwrap();
             assert!(matches!(error, OpenError::Uring(UringError::Forbidden | UringError::Missing)), "{error:?}");
             assert!(error.to_string().contains(words), "{error}");
@@ -140,7 +140,7 @@ fn loopback_is_told_from_the_rest() {
 struct Cable([String; 2]);
 
 impl Cable {
-    /// None, and a word about it, where that is not allowed.
+    /// None, with a printed reason, where the system does not allow it.
     fn new() -> Option<Self> {
         let id = std::process::id();
         let cable = Self([format!("db{id}a"), format!("db{id}b")]);
@@ -167,7 +167,7 @@ impl Cable {
     fn enter(&self, end: usize) {
         use std::os::fd::AsRawFd;
         let namespace = File::open(format!("/run/netns/{}", self.0[end])).unwrap();
-        // SAFETY: a descriptor that is open; of this thread alone.
+        // SAFETY: an open descriptor; the call affects only this thread.
         assert_eq!(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }, 0);
     }
 }
@@ -200,7 +200,7 @@ fn an_interface_says_what_is_too_long_for_it() {
                     Sent::Failed { gone: 0, trouble } => {
                         assert!(!fits && trouble.peer == peer, "{trouble}");
                         assert!(matches!(trouble.kind, TroubleKind::TooLong { .. }), "{trouble}");
-                        // Of runs that it would have to cut it does not.
+                        // The kernel says which length fits for a lone datagram, but not for a run.
                         if len == segment {
                             let said = from.direct().trouble().expect("the kernel says what fits");
                             assert_eq!(said.kind, TroubleKind::TooLong { mtu: Some(1500) }, "{said}");
@@ -210,7 +210,7 @@ fn an_interface_says_what_is_too_long_for_it() {
                     sent => panic!("{sent:?}"),
                 }
             }
-            // And what went arrived, in runs.
+            // The datagrams that were sent arrived, in runs.
             let mut datagrams = 0;
             while datagrams < 31 {
                 let park = Park { bell: &AtomicU32::new(1), expected: 1, timeout: Duration::from_secs(20), writable: false };

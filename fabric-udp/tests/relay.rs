@@ -1,10 +1,10 @@
-//! The relay does what it was told to, and the same for the same seed.
+//! The relay loses, doubles and reorders as it is told, and in the same way for the same seed.
 
 use doorbell_udp::port::relay::{Badness, Relay, Relayed};
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-/// Fewer than a socket of the usual size holds: they are read at the end.
+/// Fewer than the buffer of a socket holds, because they are read at the end.
 const COUNT: u64 = 200;
 
 fn end() -> UdpSocket {
@@ -13,7 +13,7 @@ fn end() -> UdpSocket {
     socket
 }
 
-/// Sends numbered datagrams through a relay, and gives the numbers that came out, in their order, and what was done.
+/// Sends numbered datagrams through a relay. Returns the numbers that came out, in their order, and the counts of the relay.
 fn through(badness: Badness, seed: u64) -> (Vec<Vec<u8>>, Relayed) {
     let (first, second) = (end(), end());
     let relay = Relay::start(None, second.local_addr().unwrap(), [badness, Badness::NONE], seed).unwrap();
@@ -23,7 +23,7 @@ fn through(badness: Badness, seed: u64) -> (Vec<Vec<u8>>, Relayed) {
         let mut datagram = [0; 100];
         datagram[..8].copy_from_slice(&number.to_le_bytes());
         first.send_to(&datagram, relay.front(0)).unwrap();
-        // Never more under way than sockets hold.
+        // Never more under way than the buffers of the sockets hold.
         let deadline = Instant::now() + Duration::from_secs(20);
         while relay.relayed()[0].arrived <= number {
             assert!(Instant::now() < deadline);
@@ -75,7 +75,7 @@ fn every_badness_happens_and_is_counted() {
         assert!((5..60).contains(&count), "{count} of {COUNT} were {what}");
     }
     assert!(!found.is_sorted_by_key(|datagram| number(datagram)));
-    // The same dice for the same seed.
+    // The same seed gives the same result.
     let (_, again) = through(badness, 7);
     assert_eq!(again, relayed);
     assert_ne!(through(badness, 8).1, relayed);

@@ -4,8 +4,8 @@ use doorbell::Space;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The name of a domain that nobody else uses. When it goes out of scope nothing may be left of the domain; if something is, the
-/// test fails, and if it failed already, what is left is removed.
+/// The name of a domain that no other test uses. The test fails if files of the domain are left when it goes out of scope; the drop removes them in
+/// any case.
 #[derive(Debug)]
 pub struct Domain {
     name: String,
@@ -30,22 +30,22 @@ impl Domain {
         &self.name
     }
 
-    /// Where its segments are.
+    /// The space of its segments.
     pub fn space(&self) -> &Space {
         &self.space
     }
 
-    /// What the files of this domain are called: all of them begin like this.
+    /// The beginning of the names of all its files.
     pub fn prefix(&self) -> String {
         format!("doorbell.{}.{}", nix::unistd::geteuid(), self.name)
     }
 
-    /// Where the domain segment is, if it is a file.
+    /// The path of the domain segment, if that is a file.
     pub fn segment(&self) -> PathBuf {
         PathBuf::from("/dev/shm").join(self.prefix())
     }
 
-    /// What there is of the domain.
+    /// The files of the domain.
     pub fn files(&self) -> Vec<String> {
         match &self.space {
             Space::Heap(heap) => heap.names(),
@@ -60,7 +60,7 @@ impl Domain {
         }
     }
 
-    /// Panics if anything is left.
+    /// Panics if files are left.
     #[track_caller]
     pub fn assert_empty(&self) {
         let files = self.files();

@@ -2,6 +2,7 @@
 //! same code runs as over files; what the bytes say is written as a peer could write it, and no address of this process is ever
 //! named, for between threads of one process those are followed.
 
+use crate::patience::soon;
 use doorbell::{CounterKey, Error, Key, LaneGeometry, Match, Node, NodeId, Progress, ReadWrite, Space, Wait};
 use doorbell_fabric::{PacketHead, PacketKind, Priority};
 use doorbell_shm::domain::{JoinOptions, Membership, PeerInbox};
@@ -11,7 +12,7 @@ use doorbell_shm::meeting::MEETINGS;
 use doorbell_shm::region::OwnRegion;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The longest message of these programs.
 const LONGEST: usize = 100 << 10;
@@ -50,7 +51,7 @@ impl Bytes<'_> {
     }
 }
 
-/// The one who writes: a member of the domain that has no engine.
+/// The writer: a member of the domain without an engine.
 struct Writer {
     // Declared before what they point into.
     producers: [Option<Producer<RawMemory>>; 3],
@@ -156,7 +157,7 @@ impl Writer {
     }
 }
 
-/// What a node does, whoever writes meanwhile. It has to end, and may fail as it likes, but for saying that it is closed.
+/// One operation of the node while the writer scribbles. It must end, and may fail with any error but `Closed`.
 fn act(node: &Node, region: &doorbell::Region<u8>, buf: &mut [u8], bytes: &mut Bytes<'_>) {
     let now = Instant::now();
     let foe = NodeId(1);
@@ -232,10 +233,9 @@ pub fn drive(program: &[u8]) {
             5 | 6 => act(&node, &memory, &mut buf, &mut bytes),
             _ => {
                 // Others are not in the way.
-                honest.send_by(NodeId(0), 77, &echoes.to_le_bytes(), Instant::now() + Duration::from_secs(20)).unwrap();
+                honest.send_by(NodeId(0), 77, &echoes.to_le_bytes(), soon()).unwrap();
                 let mut echo = [0; 8];
-                let soon = Instant::now() + Duration::from_secs(20);
-                node.recv_by(Match::from(NodeId(2)).tag(77), &mut echo, soon).unwrap();
+                node.recv_by(Match::from(NodeId(2)).tag(77), &mut echo, soon()).unwrap();
                 assert_eq!(u64::from_le_bytes(echo), echoes);
                 echoes += 1;
             }

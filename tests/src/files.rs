@@ -1,4 +1,4 @@
-//! A directory, a server of it, and a node without files: what tests of I/O nodes stand on.
+//! A directory, a server of it, and a node without files: the base of the tests of I/O nodes.
 
 use doorbell::io::{IoClient, IoServer, IoServerBuilder};
 use doorbell::{FabricKind, Node, NodeBuilder, Role, Space};
@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::{fs, io};
 
-/// A directory that goes with the test. Its medium is one of memory, or that of the build.
+/// A directory that is removed with the value: in memory, or on the medium of the build.
 pub struct Room(pub PathBuf);
 
 impl Room {
@@ -25,7 +25,7 @@ impl Room {
         Self::new(Path::new("/dev/shm"))
     }
 
-    /// What is served. Beside it there may be what is not.
+    /// The directory that is served. A test may put other files beside it.
     pub fn served(&self) -> PathBuf {
         self.0.join("served")
     }
@@ -41,13 +41,13 @@ impl Drop for Room {
 pub struct Pair {
     /// It serves the room.
     pub server: IoServer,
-    /// Whose server it is.
+    /// The node that serves.
     pub io: Node,
     /// The node without files.
     pub compute: Node,
-    /// What is served.
+    /// The directory.
     pub room: Room,
-    /// Where others may join.
+    /// The space in which further nodes may join.
     pub space: Option<Space>,
 }
 
@@ -63,7 +63,7 @@ impl Pair {
     /// Over the loopback interface.
     pub fn over_udp(room: Room, with: impl FnOnce(IoServerBuilder) -> IoServerBuilder) -> Self {
         let builder = |role| Node::builder("io").fabric(FabricKind::Udp).role(role);
-        let io = builder(Role::Io).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+        let io = builder(Role::Io).listen(crate::LOOPBACK).join().unwrap();
         let server = with(IoServer::builder(&io, room.served())).start().unwrap();
         let compute = builder(Role::Host).connect(io.address().unwrap()).join().unwrap();
         Self { server, io, compute, room, space: None }
@@ -75,22 +75,22 @@ impl Pair {
         Self { server, io, compute: compute.join().unwrap(), room, space: None }
     }
 
-    /// A client more.
+    /// Another client.
     pub fn client(&self) -> IoClient {
         IoClient::connect(&self.compute, self.io.id()).unwrap()
     }
 
-    /// What a name in the directory is here.
+    /// The path of a name in the directory that is served.
     pub fn path(&self, name: &str) -> PathBuf {
         self.room.served().join(name)
     }
 }
-/// Nothing but what is so if nothing is said.
+/// Changes no setting.
 pub fn as_it_is(builder: IoServerBuilder) -> IoServerBuilder {
     builder
 }
 
-/// It failed, with this number of the system.
+/// Panics unless the result is an error with this errno.
 #[track_caller]
 pub fn fails<T: std::fmt::Debug>(result: io::Result<T>, errno: i32) {
     let error = result.unwrap_err();

@@ -1,12 +1,32 @@
-//! Two nodes of one process that share memory and have several links of a network as well: what modes choose among.
+//! Two nodes of one process: near ones share memory, far ones have only a network in common, and a [`Pair`] has both.
 
-use crate::patience::{soon, until};
+use crate::LOOPBACK;
+use crate::patience::{eventually, soon};
 use doorbell::mode::{Fabric, ModeRequest};
-use doorbell::{Copy, Match, Node, NodeBuilder, Space};
+use doorbell::{Copy, FabricKind, Match, Node, NodeBuilder, Role, Space};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
+
+/// Nodes 0 and 1 that share memory.
+pub fn near() -> [Node; 2] {
+    near_with(|_, builder| builder)
+}
+
+/// The same, with settings for each id.
+pub fn near_with(set: impl Fn(u16, NodeBuilder) -> NodeBuilder) -> [Node; 2] {
+    let space = Space::heap();
+    [0, 1].map(|id| set(id, Node::builder("near").space(space.clone()).id(id)).join().unwrap())
+}
+
+/// A host and an accelerator that have only a network in common.
+pub fn far() -> [Node; 2] {
+    let builder = |role| Node::builder("far").fabric(FabricKind::Udp).role(role);
+    let host = builder(Role::Host).listen(LOOPBACK).join().unwrap();
+    let accelerator = builder(Role::Accelerator).connect(host.address().unwrap()).join().unwrap();
+    [host, accelerator]
+}
 
 /// A pair of nodes that share memory and have several links of a network as well.
 pub struct Pair {
@@ -23,7 +43,7 @@ impl Pair {
         Self::with_links(2)
     }
 
-    /// With so many, up to four, at addresses that no other pair has.
+    /// With up to four links, at addresses that no other pair has.
     pub fn with_links(links: u8) -> Self {
         static NUMBER: AtomicU16 = AtomicU16::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -41,33 +61,33 @@ impl Pair {
         own.iter().copied().fold(builder, NodeBuilder::listen).seek(other[0])
     }
 
-    /// Both, once every link there is can be used.
+    /// Joins both, and waits until every link can be used.
     pub fn join(&self, a: NodeBuilder, b: NodeBuilder) -> [Node; 2] {
         let nodes = [a, b].map(|builder| builder.join().unwrap());
         let [a, b] = &nodes;
         for (from, to) in [(a, b), (b, a)] {
-            until("all links", || {
+            eventually("all links", || {
                 let by = |link: u8| ModeRequest::fabric(Fabric::Udp).link(link);
                 let links = 0..self.addresses[0].len() as u8;
-                // Under a policy it goes by another link as long as this one is not there.
+                // A policy sends by another link as long as this one is not open.
                 let sent = links.filter_map(|link| Some(by(link).allows(from.send_as(to.id(), 99, b"", by(link)).ok()?.used)));
                 let sent: Vec<_> = sent.collect();
                 for _ in &sent {
                     to.recv_by(Match::any().tag(99), &mut [], soon()).unwrap();
                 }
-                (sent.len() == self.addresses[0].len() && sent.into_iter().all(|is_it| is_it)).then_some(())
+                sent.len() == self.addresses[0].len() && sent.into_iter().all(|is_it| is_it)
             });
         }
         nodes
     }
 
-    /// The same, of which nothing else is said.
+    /// The same with default settings.
     pub fn nodes(&self) -> [Node; 2] {
         self.join(self.builder(0), self.builder(1))
     }
 }
 
-/// A mode in words.
+/// A mode, parsed.
 pub fn mode(words: &str) -> ModeRequest {
     words.parse().unwrap()
 }

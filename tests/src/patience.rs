@@ -1,75 +1,110 @@
-//! Deadlines: for what must happen, and for what must not.
+//! Deadlines: for events that must happen, and for those that must not.
 
 use std::future::Future;
+use std::panic::{self, AssertUnwindSafe};
 use std::pin::pin;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// How long anything may take that must happen. Far longer than it does take, on a slow and crowded machine too.
+/// The longest that an event may take that must happen: far longer than it takes on a slow and busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The deadline of something that must happen.
+/// The deadline of an event that must happen.
 pub fn soon() -> Instant {
     Instant::now() + PATIENCE
 }
 
-/// The deadline of something that must not happen, or need not.
+/// The deadline of an event that must not happen, or need not.
 pub fn briefly() -> Instant {
     Instant::now() + Duration::from_millis(20)
 }
 
-/// Runs something that might hang if it were wrong. Panics if it does; its thread is then lost.
+/// Runs a function that hangs if the code under test is wrong. Panics if it does; its thread is then lost.
 #[track_caller]
 pub fn finishes<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + 'static) -> T {
     running(what, run).join()
 }
 
-/// Something that runs in a thread of its own and might hang if it were wrong.
+/// A function that runs in a thread of its own, and hangs if the code under test is wrong.
 pub struct Running<T> {
-    what: String,
-    result: mpsc::Receiver<thread::Result<T>>,
-    started: mpsc::Receiver<()>,
+    result: Arc<Mutex<Option<thread::Result<T>>>>,
+    signals: Signals,
 }
 
-/// Starts something that might hang if it were wrong.
+/// The signals of a thread. They have no type parameter, as channels of every type are much code in every test program.
+struct Signals {
+    what: String,
+    started: mpsc::Receiver<()>,
+    ended: mpsc::Receiver<()>,
+}
+
+/// Starts a function that hangs if the code under test is wrong.
 pub fn running<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + 'static) -> Running<T> {
-    let (sender, result) = mpsc::channel();
-    let (start, started) = mpsc::channel();
-    thread::spawn(move || {
-        let _ = start.send(());
-        let _ = sender.send(std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)));
-    });
-    Running { what: what.to_owned(), result, started }
+    let result = Arc::new(Mutex::new(None));
+    let place = result.clone();
+    let run = move || {
+        let outcome = panic::catch_unwind(AssertUnwindSafe(run));
+        *place.lock().unwrap() = Some(outcome);
+    };
+    Running { result, signals: Signals::start(what, Box::new(run)) }
 }
 
 impl<T> Running<T> {
     /// Waits until its thread runs.
     pub fn started(self) -> Self {
-        let _ = self.started.recv_timeout(PATIENCE);
+        let _ = self.signals.started.recv_timeout(PATIENCE);
         self
     }
 
     /// Waits for its end. Panics if it does not come.
     #[track_caller]
     pub fn join(self) -> T {
-        match self.result.recv_timeout(PATIENCE) {
-            Ok(Ok(value)) => value,
-            Ok(Err(panic)) => std::panic::resume_unwind(panic),
-            Err(_) => panic!("{} hangs: no end after {PATIENCE:?}", self.what),
-        }
+        self.signals.wait();
+        let outcome = self.result.lock().unwrap().take().unwrap();
+        outcome.unwrap_or_else(|error| panic::resume_unwind(error))
     }
 }
 
-/// Asks again and again until there is an answer. Panics if there is none in time.
+impl Signals {
+    fn start(what: &str, run: Box<dyn FnOnce() + Send>) -> Self {
+        let ((start, started), (end, ended)) = (mpsc::channel(), mpsc::channel());
+        thread::spawn(move || {
+            let _ = start.send(());
+            run();
+            let _ = end.send(());
+        });
+        Self { what: what.to_owned(), started, ended }
+    }
+
+    #[track_caller]
+    fn wait(&self) {
+        assert!(self.ended.recv_timeout(PATIENCE).is_ok(), "{} hangs: no end after {PATIENCE:?}", self.what);
+    }
+}
+
+/// Asks until there is an answer. Panics after [`PATIENCE`].
 #[track_caller]
 pub fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let mut answer = None;
+    eventually(what, || {
+        answer = ask();
+        answer.is_some()
+    });
+    answer.unwrap()
+}
+
+/// Waits until a condition holds. Panics after [`PATIENCE`].
+#[track_caller]
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    wait_until(what, &mut is_so);
+}
+
+#[track_caller]
+fn wait_until(what: &str, is_so: &mut dyn FnMut() -> bool) {
     let deadline = soon();
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
+    while !is_so() {
         assert!(Instant::now() < deadline, "{what}: not after {PATIENCE:?}");
         thread::yield_now();
     }

@@ -1,6 +1,6 @@
-//! Bytes that tell when they are wrong.
+//! Bytes whose corruption shows.
 
-/// Fills a buffer with bytes that depend on `seed` and on the place of each.
+/// Fills a buffer with bytes that depend on `seed` and on their position.
 pub fn fill(buf: &mut [u8], seed: u64) {
     let mut words = Words::new(seed);
     for chunk in buf.chunks_mut(8) {
@@ -15,7 +15,7 @@ pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// The place of the first byte that is not what [`fill`] wrote there.
+/// The position of the first byte that differs from what [`fill`] writes.
 pub fn fault(buf: &[u8], seed: u64) -> Option<usize> {
     let mut words = Words::new(seed);
     for (index, chunk) in buf.chunks(8).enumerate() {

@@ -10,6 +10,7 @@ use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 /// Names the role to a child.
@@ -31,10 +32,16 @@ macro_rules! roles {
     };
 }
 
-/// What the parent told this process by name. Panics if it did not.
+/// A value that the parent passed by [`Start::tell`]. Panics if it passed none.
 #[track_caller]
 pub fn told(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
+}
+
+/// The same, parsed. Panics if it does not parse.
+#[track_caller]
+pub fn told_as<T: FromStr>(name: &str) -> T {
+    told(name).parse().unwrap_or_else(|_| panic!("{name} is not set to a value of its type"))
 }
 
 /// Another process. Killed when it goes out of scope; killed by the kernel when the thread that started it ends.
@@ -42,18 +49,18 @@ pub fn told(name: &str) -> String {
 pub struct Process {
     child: Child,
     exit: OwnedFd,
-    /// What it plays, for messages.
+    /// Its role, for messages.
     pub role: String,
 }
 
-/// A process that is being made.
+/// A process that is not started yet.
 pub struct Start {
     command: Command,
     role: String,
 }
 
 impl Process {
-    /// Begins to start a process that plays a role.
+    /// Prepares a process that plays a role.
     pub fn start(role: &str) -> Start {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "child_entry", "--nocapture", "--test-threads=1"]);
@@ -69,12 +76,12 @@ impl Process {
         Start { command, role: role.to_owned() }
     }
 
-    /// Its number.
+    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it a signal; waits until it has stopped, if it is to stop.
+    /// Sends it a signal. After `STOP`, waits until it has stopped.
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).unwrap();
@@ -83,7 +90,7 @@ impl Process {
         }
     }
 
-    /// Kills it as nothing can prevent. Does not wait.
+    /// Sends it SIGKILL. Does not wait.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
     }
@@ -126,7 +133,7 @@ impl Process {
         self.child.wait().unwrap()
     }
 
-    /// Waits for a good end. Panics if it does not end within `patience`, or not well.
+    /// Waits until it ends with success. Panics if it does not end within `patience`, or fails.
     #[track_caller]
     pub fn end_well(self, patience: Duration) {
         let (pid, role) = (self.pid(), self.role.clone());
@@ -136,7 +143,7 @@ impl Process {
 }
 
 impl Start {
-    /// Tells it something by the environment.
+    /// Passes it a value in its environment.
     pub fn tell(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.command.env(name, value);
         self
@@ -156,7 +163,7 @@ impl Start {
         self
     }
 
-    /// Has it do something between fork and exec.
+    /// Runs a function in it between fork and exec.
     ///
     /// # Safety
     /// As [`CommandExt::pre_exec`].
@@ -166,7 +173,7 @@ impl Start {
         self
     }
 
-    /// Starts it, or says why that is not possible.
+    /// Starts it, or returns the error of the system.
     pub fn try_go(mut self) -> std::io::Result<Process> {
         let child = self.command.spawn()?;
         let exit = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
@@ -187,13 +194,13 @@ impl Drop for Process {
     }
 }
 
-/// From here on this process, and what it starts, is told that it may not use io_uring. Two system calls: it may be done between fork and exec.
+/// From here on the system refuses io_uring to this process and to its children. Makes two system calls, so it may run between fork and exec.
 pub fn forbid_io_uring() -> std::io::Result<()> {
     deny(libc::SYS_io_uring_setup, libc::EPERM)
 }
 
-/// From here on a system call fails with this error, in all threads of this process and in what it starts. Nothing takes that back. Two system calls: it
-/// may be done between fork and exec.
+/// From here on a system call fails with this error in all threads of this process and in its children. Nothing undoes that. Makes two system calls,
+/// so it may run between fork and exec.
 pub fn deny(call: libc::c_long, errno: i32) -> std::io::Result<()> {
     let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let filter = [

@@ -1,6 +1,6 @@
-//! Seeded numbers: the same seed gives the same test.
+//! Seeded random numbers: the same seed gives the same test.
 
-/// A source of numbers, good enough to choose by.
+/// A source of random numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -38,6 +38,11 @@ impl Random {
 
 /// The seed of this run: `DOORBELL_SEED`, or one from the clock.
 pub fn seed() -> u64 {
+    seed_of("DOORBELL_SEED")
+}
+
+/// A seed: this variable of the environment, or one from the clock.
+pub fn seed_of(name: &str) -> u64 {
     let now = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_nanos() as u64);
-    crate::number("DOORBELL_SEED", now & 0xffff_ffff)
+    crate::number(name, now & 0xffff_ffff)
 }

@@ -1,4 +1,4 @@
-//! Steps of one kind, timed: none may stall.
+//! Timed steps of one kind, none of which may stall.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ const TIMES: u32 = 50;
 /// ... unless it is shorter than this: a busy machine holds a thread up for as long as that.
 const FLOOR: Duration = Duration::from_millis(500);
 
-/// Times steps that should take about the same, in any threads of one test. Each of them has a deadline of its own, so a step that waits for a wake-up
-/// that never comes ends, late; this is what sees it.
+/// Times steps that should take about the same, in any threads of one test. Each step has a deadline of its own, so that a lost wake-up shows only as
+/// a late step. The check finds it.
 #[derive(Clone, Debug)]
 pub struct Steps {
     what: Arc<str>,
@@ -17,12 +17,12 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Steps that are called so.
+    /// Steps with this name.
     pub fn of(what: impl Into<Arc<str>>) -> Self {
         Self { what: what.into(), took: Arc::default() }
     }
 
-    /// Does one.
+    /// Times one step.
     pub fn step<T>(&self, run: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         let done = run();
@@ -30,27 +30,27 @@ impl Steps {
         done
     }
 
-    /// What they took, the shortest first.
+    /// The durations, the shortest first.
     pub fn sorted(&self) -> Vec<Duration> {
         let mut took = self.took.lock().unwrap_or_else(PoisonError::into_inner).clone();
         took.sort_unstable();
         took
     }
 
-    /// What one of them took that is as long as half of the others.
+    /// The median duration.
     #[track_caller]
     pub fn median(&self) -> Duration {
         let took = self.sorted();
         *took.get(took.len() / 2).unwrap_or_else(|| panic!("{}: not one step", self.what))
     }
 
-    /// Panics if one stalled.
+    /// Panics if a step stalled.
     #[track_caller]
     pub fn check(&self) {
         self.check_against(self.median(), TIMES, FLOOR);
     }
 
-    /// Panics if one took more than so many times the median of these or others, and more than `floor`.
+    /// Panics if a step took more than `times` times this median, and more than `floor`.
     #[track_caller]
     pub fn check_against(&self, median: Duration, times: u32, floor: Duration) {
         let most = (median * times).max(floor);

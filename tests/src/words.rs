@@ -1,4 +1,4 @@
-//! Words that several processes share beside Doorbell, to compare notes: what is written there survives its writer.
+//! Words that several processes share outside Doorbell, to compare results. They survive the process that wrote them.
 
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -31,7 +31,7 @@ impl Words {
     pub fn inherited() -> Self {
         let fd = crate::number(VARIABLE, u64::MAX);
         let fd = i32::try_from(fd).unwrap_or_else(|_| panic!("{VARIABLE} is not set"));
-        // SAFETY: the parent left this descriptor open for us, and nobody else here knows it.
+        // SAFETY: the parent left this descriptor open for this process, and nothing else here uses it.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
         let bytes = nix::sys::stat::fstat(&file).unwrap().st_size;
         Self::map(file, bytes as usize / 8)

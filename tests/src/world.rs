@@ -6,7 +6,7 @@ use doorbell::{Copy, FabricKind, Faults, LaneGeometry, Node, NodeBuilder, PortKi
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// What the nodes of a world stand on.
+/// The fabric under the nodes of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ground {
     /// Segments in `/dev/shm`.
@@ -30,13 +30,13 @@ pub enum Ground {
 /// A domain for nodes of this process, all under one policy.
 pub struct World {
     domain: Domain,
-    /// What nodes with odd ids stand on that share no memory with those of even ids.
+    /// The space of nodes with odd ids where they share no memory with those of even ids.
     across: Space,
-    /// Names an address of the loopback interface that no other world has.
+    /// Selects addresses of the loopback interface that no other world has.
     number: u32,
-    /// What its nodes stand on.
+    /// The fabric under its nodes.
     pub ground: Ground,
-    /// Who turns their engines.
+    /// The progress policy of its nodes.
     pub progress: Progress,
     /// How their threads wait.
     pub wait: Wait,
@@ -45,15 +45,15 @@ pub struct World {
 
 /// The most nodes of a world.
 const NODES: u16 = 8;
-/// Of a hundred, how many pushes find a faulty lane full, and how many looks see nothing.
+/// The percentage of pushes that find a faulty lane full, and of looks that see nothing.
 const FAULT_PERCENT: u8 = 30;
 
-/// Draws lots: every message goes by any link that there is, and parts of a long one by any further ones.
+/// Selects links at random: for each message, and for the parts of a long one.
 #[derive(Debug)]
 pub struct Lots(AtomicU64);
 
 impl Lots {
-    /// By a seed.
+    /// From a seed.
     pub fn new(seed: u64) -> Self {
         Self(AtomicU64::new(seed))
     }
@@ -67,7 +67,7 @@ impl Lots {
 
 impl Policy for Lots {
     fn choose(&self, question: &mut Question<'_>) -> Decision {
-        // The protocol is that of the node's settings, as the suite looks at what it does.
+        // The protocol stays that of the node's settings, which the suite checks.
         let modes: Vec<_> = question.links.iter().filter_map(|link| link.mode(link.advice)).collect();
         let mode = modes[self.below(modes.len())];
         let is_drawn = |link: &&LinkView| link.fabric == Fabric::Udp && self.below(2) == 0;
@@ -84,7 +84,7 @@ impl World {
     /// A new world.
     pub fn new(ground: Ground, progress: Progress, wait: Wait) -> Self {
         let space = if ground == Ground::Posix { Space::posix() } else { Space::heap() };
-        // One seed a run: faults are to be repeatable, and what they find differs little from seed to seed.
+        // One seed a run, so that faults are repeatable. The results differ little from seed to seed.
         let seed = crate::number("DOORBELL_SEED", 1);
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -102,21 +102,21 @@ impl World {
         matches!(self.ground, Ground::Udp | Ground::UdpPlain | Ground::UdpKey | Ground::Mixed | Ground::Lots)
     }
 
-    /// Whether what nodes 0 and 1 lend each other is read in place. Over a network it is copied.
+    /// Whether nodes 0 and 1 read loans of each other in place. Over a network a loan is copied.
     pub fn lends(&self) -> bool {
         !self.is_networked() || self.ground == Ground::Lots
     }
 
-    /// Where a node is found. Of each process and world an address of its own, so that no two disturb each other.
+    /// The address of a node. Each process and world has its own, so that no two disturb each other.
     fn address(&self, id: u16) -> SocketAddr {
         let process = std::process::id();
         let ip = [127, 1 + (process >> 8) as u8 % 250, process as u8, 1 + (self.number % 250) as u8];
-        // A node whose request was forgotten keeps its address to the end.
+        // A node keeps its address until its last request is dropped, so that a test that forgets one never frees it.
         let port = 20_000 + 16 * (self.number / 250) as u16 + id;
         (ip, port).into()
     }
 
-    /// Whether its lanes have faults: then `Full` and "nothing there" may be said without a reason.
+    /// Whether its lanes have faults: then a call may return `Full` or nothing without a reason.
     pub fn is_faulty(&self) -> bool {
         self.ground == Ground::Faulty
     }
@@ -124,7 +124,7 @@ impl World {
     /// A node that is about to join.
     pub fn builder(&self, id: u16) -> NodeBuilder {
         let builder = Node::builder(self.domain.name()).space(self.domain.space().clone()).id(id);
-        // Not Auto: then what happens to a long message would depend on what the kernel's copy costs here.
+        // Not Auto: that selects the protocol of a long message by what the kernel's copy costs on this machine.
         let builder = builder.progress(self.progress).wait(self.wait).max_nodes(NODES.into()).copy(Copy::Both);
         match self.ground {
             Ground::Faulty => builder.faults(Faults::new(self.seed * 1000 + id as u64, FAULT_PERCENT, FAULT_PERCENT)),
@@ -147,7 +147,7 @@ impl World {
         others.fold(builder.listen(self.address(id)), |builder, other| builder.seek(self.address(other)))
     }
 
-    /// A node of a domain with the least lanes there may be, and a pool that takes next to nothing.
+    /// A node with the smallest lanes possible and a pool of 1 KiB.
     pub fn narrow(&self, id: u16) -> NodeBuilder {
         self.builder(id).lanes(LaneGeometry { cells: [16; 3], data_bytes: [16 << 10; 3] }).pool_bytes(1 << 10)
     }

@@ -1,12 +1,12 @@
-//! What nodes on a network cost that have nothing to do, and that a thread which spins wakes no other for what it takes itself.
+//! The cost of idle nodes on a network; and a thread that spins wakes no other thread for messages that it takes itself.
 //!
-//! `DOORBELL_IDLE_SECONDS` says for how long each policy is looked at, and looked at again if it seems to cost too much.
+//! `DOORBELL_IDLE_SECONDS` sets how long each policy is measured. A policy that seems to cost too much is measured again.
 
 use doorbell::Listener;
 use doorbell::Stream;
 use doorbell::{FabricKind, Match, Node, NodeBuilder, NodeId, Wait};
-use doorbell_tests::patience::{PATIENCE, soon, until};
-use doorbell_tests::process::{Process, told};
+use doorbell_tests::patience::{PATIENCE, eventually, soon};
+use doorbell_tests::process::{Process, told, told_as};
 use doorbell_tests::words::Words;
 use doorbell_tests::{Turn, number, processors};
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 doorbell_tests::roles! { "idle" => idle, "echo" => echo, "streams" => streams }
 
-/// What is told in shared words.
+/// The shared words.
 mod at {
     /// The port of the first node.
     pub const PORT: usize = 0;
@@ -25,22 +25,22 @@ mod at {
 }
 
 const NODES: usize = 4;
-/// Of one processor, for all of them together. A build without optimisation takes some times as long for each wake-up.
+/// The share of one processor that all of them may take. A wake-up takes longer without optimisation.
 const LIMIT: f64 = if cfg!(debug_assertions) { 0.03 } else { 0.01 };
 const END: u64 = 7;
 
 fn builder(id: u16) -> NodeBuilder {
-    Node::builder("idle").fabric(FabricKind::Udp).id(id).progress(told("DOORBELL_PROGRESS").parse().unwrap())
+    Node::builder("idle").fabric(FabricKind::Udp).id(id).progress(told_as("DOORBELL_PROGRESS"))
 }
 
 fn address(port: u64) -> SocketAddr {
     ([127, 0, 0, 1], port as u16).into()
 }
 
-/// Joins, and has nothing to do: in a receive that waits for what does not come, or outside of all calls.
+/// Joins and idles: in a receive that gets no message, or outside all calls.
 fn idle() {
     let words = Words::inherited();
-    let id: u16 = told("DOORBELL_NODE").parse().unwrap();
+    let id: u16 = told_as("DOORBELL_NODE");
     let node = match id {
         0 => builder(0).listen(address(0)).join().unwrap(),
         _ => builder(id).connect(address(words[at::PORT].load(SeqCst))).join().unwrap(),
@@ -56,7 +56,7 @@ fn idle() {
     }
 }
 
-/// How long all threads of a process have had a processor.
+/// The processor time of all threads of a process.
 fn processor_time(process: &Process) -> Duration {
     let mut clock = 0;
     // SAFETY: a place for the clock's number.
@@ -77,9 +77,9 @@ fn nodes_that_have_nothing_to_do_take_next_to_nothing_of_a_processor() {
         for id in 0..NODES {
             let start = Process::start("idle").words(&words).tell("DOORBELL_NODE", id.to_string());
             nodes.push(start.tell("DOORBELL_PROGRESS", progress).go());
-            until("the first node listens", || (words[at::PORT].load(SeqCst) != 0).then_some(()));
+            eventually("the first node listens", || words[at::PORT].load(SeqCst) != 0);
         }
-        until("all meet all", || (words[at::READY].load(SeqCst) == NODES as u64).then_some(()));
+        eventually("all meet all", || words[at::READY].load(SeqCst) == NODES as u64);
         next_to_nothing_is_taken(&nodes, &format!("{progress}: {NODES} idle nodes"));
     }
 }
@@ -107,7 +107,7 @@ fn next_to_nothing_is_taken(by: &[Process], what: &str) {
 /// Streams between two processes.
 const STREAMS: usize = 1000;
 
-/// Has a thousand streams, of each of which a task waits for what never comes.
+/// Has a thousand streams. A task of each waits for bytes that never come.
 fn streams() {
     let words = Words::inherited();
     let (is_server, is_far) = (told("DOORBELL_NODE") == "0", told("DOORBELL_FABRIC") == "udp");
@@ -148,20 +148,20 @@ fn a_thousand_idle_streams_take_next_to_nothing_of_a_processor() {
             start.tell("DOORBELL_DOMAIN", domain.name()).tell("DOORBELL_FABRIC", fabric).go()
         };
         let server = start("0");
-        until("the server listens", || (words[at::PORT].load(SeqCst) != 0).then_some(()));
+        eventually("the server listens", || words[at::PORT].load(SeqCst) != 0);
         let both = [server, start("1")];
-        until("all streams are there", || (words[at::READY].load(SeqCst) == 2).then_some(()));
+        eventually("all streams are there", || words[at::READY].load(SeqCst) == 2);
         next_to_nothing_is_taken(&both, &format!("{fabric}: {STREAMS} idle streams in two processes"));
         drop(both);
-        // Whoever joins sweeps what killed nodes left; its own goes with it.
+        // A node that joins removes the files of killed nodes, and its own when it leaves.
         let last = Node::builder(domain.name()).join().unwrap();
-        until("those are known to be gone", || (last.members().unwrap().len() == 1).then_some(()));
+        eventually("those are known to be gone", || last.members().unwrap().len() == 1);
     }
 }
 
 // ---- a thread that spins
 
-/// Sends back what comes, spinning.
+/// Echoes messages, spinning.
 fn echo() {
     let words = Words::inherited();
     let node = builder(1).wait(Wait::Spin).connect(address(words[at::PORT].load(SeqCst))).join().unwrap();
@@ -176,7 +176,7 @@ fn echo() {
     node.leave().unwrap();
 }
 
-/// How often the threads of this process that are called so went to sleep by themselves.
+/// How often the threads of this process with this name went to sleep by themselves.
 fn sleeps(name: &str) -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|entry| entry.path());
     let named = tasks.filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == name));

@@ -5,7 +5,7 @@
 //! possible. At the end everything that can still arrive does, and then this must hold:
 //!
 //! - Every message arrives as it was sent, at the life of the node that it was sent to, once.
-//! - What was sent, and neither cancelled nor refused, arrives, unless its target is gone; what was cancelled or refused does
+//! - A message that was neither cancelled nor refused arrives, unless its target is gone; one that was cancelled or refused does
 //!   not.
 //! - Messages of one pair of lives and priority are numbered in order, without gaps but for long ones that were cancelled, and of those that a receive accepts it gets the first
 //!   that no receive begun before it has got.
@@ -25,7 +25,7 @@ const ONE_PACKET: usize = 32 << 10;
 /// Bytes of a lane. Half of them can be sent at once.
 const LANE_BYTES: usize = 16 << 10;
 
-/// One step of a program. Numbers that name something that is not there name something else.
+/// One step of a program. A number that is out of range is reduced into it.
 #[derive(Clone, Debug)]
 enum Step {
     Send { from: usize, to: usize, priority: Priority, tag: u64, len: usize, now: bool },
@@ -80,7 +80,7 @@ fn step(restarts: u32, longest: usize) -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A node's life, counted over all nodes.
+/// The number of an incarnation, counted over all nodes.
 type Life = usize;
 /// All messages of one order.
 type Way = (Life, Life, usize);
@@ -187,7 +187,7 @@ impl Run {
                 let (life, found) = (*life, node.probe(Match::any()).unwrap());
                 self.settle(life);
                 if let Some(envelope) = found {
-                    // Nobody who waits accepts it, or he would have it.
+                    // No receive that waits accepts it, or it would have taken it.
                     let wants = |receive: &Receive| {
                         let waits = receive.life == life && receive.pending.is_some() && !self.may_be_held(receive);
                         waits && receive.accepts.accepts(&envelope)
@@ -398,7 +398,7 @@ impl Run {
         self.check_order();
     }
 
-    /// What each receive got is what it had to get.
+    /// Checks that each receive got the message that the model says.
     fn check_order(&self) {
         let same_way = |a: &Envelope, b: &Envelope| (a.incarnation, a.priority) == (b.incarnation, b.priority);
         for (late_at, late) in self.receives.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Both transports in turns: the same program, the same runtime, one run.
+//! Measures both transports in turns: the same program, the same runtime, one run.
 
 use crate::over::{Connector, Over};
 use crate::pattern;
@@ -13,19 +13,19 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What is measured.
+/// The measurements.
 #[derive(Args, Debug)]
 pub struct Bench {
-    /// By what bytes go
+    /// The transport
     #[arg(long, default_value = "both")]
     over: Which,
     /// Calls by each transport, in all rounds
     #[arg(long, default_value_t = 20_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Bytes that are said and come back, such as 64 or 4MiB
+    /// Bytes of a request and of its reply, such as 64 or 4MiB
     #[arg(long, default_value = "64", value_name = "BYTES", value_parser = bytes)]
     size: usize,
-    /// Rounds, in each of which the transports have their turns
+    /// Rounds; each measures both transports
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Processors of the client and of the server, such as 0,1 [default: where the system puts them]
@@ -57,7 +57,7 @@ fn processors(text: &str) -> Result<[usize; 2], String> {
     two.ok_or_else(|| "say two processors, as 0,1".into())
 }
 
-/// What came of one transport.
+/// The figures of one transport.
 struct Figures {
     over: Over,
     /// Nanoseconds of a call.
@@ -66,7 +66,7 @@ struct Figures {
     spent: [Duration; 2],
 }
 
-/// The same, as others read it.
+/// The same for JSON.
 #[derive(Serialize)]
 struct Row {
     program: &'static str,
@@ -79,7 +79,7 @@ struct Row {
     server_cpu_ns: u64,
 }
 
-/// Measures, and prints.
+/// Measures and prints.
 pub(crate) fn run<P: Program>(bench: &Bench) -> Result<()> {
     if let Some([client, _]) = bench.pin {
         pin(client)?;
@@ -95,7 +95,7 @@ pub(crate) fn run<P: Program>(bench: &Bench) -> Result<()> {
     }
     for round in 0..bench.rounds {
         let count = bench.count / bench.rounds + u32::from(round < bench.count % bench.rounds);
-        // Who is first has its turn behind the other as often.
+        // Each transport goes first in half of the rounds.
         if round % 2 == 1 {
             all.iter_mut().rev().try_for_each(|figures| turn::<P>(bench, count, figures))?;
         } else {
@@ -110,14 +110,14 @@ pub(crate) fn run<P: Program>(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// So many calls, of a server of their own.
+/// Makes `count` calls of a server of their own.
 fn turn<P: Program>(bench: &Bench, count: u32, figures: &mut Figures) -> Result<()> {
     let name = format!("plug-in-bench-{}", std::process::id());
     let server = Server::start(bench, figures.over, &name)?;
     let runtime = bench.machine.runtime()?;
     let connector = Connector::new(figures.over, &name, P::NAME)?;
     let (size, clock) = (bench.size, server.clock()?);
-    // A task, as callers are: only tasks share their threads with what they wait for.
+    // Calls run in a task, as in a real caller: only a task shares its thread with the connection that it waits for.
     let calls = runtime.spawn(calls::<P>(connector, count, size, clock));
     let (times, spent) = runtime.block_on(calls)??;
     figures.times.add(times)?;
@@ -127,7 +127,7 @@ fn turn<P: Program>(bench: &Bench, count: u32, figures: &mut Figures) -> Result<
     server.stop()
 }
 
-/// How long each took, and the processor time of both processes for all.
+/// The duration of each call, and the processor time of both processes for all calls.
 async fn calls<P: Program>(
     connector: Connector,
     count: u32,
@@ -163,7 +163,7 @@ async fn echo<P: Program>(client: &mut P::Client, payload: &Bytes) -> Result<()>
     Err(format!("an answer of {} bytes to {}", answer.len(), payload.len()).into())
 }
 
-/// This program, as its own server. Killed when dropped.
+/// This program as its own server. The drop kills it.
 struct Server(Child);
 
 impl Server {
@@ -181,7 +181,7 @@ impl Server {
         if line.trim_end() == "ready" { Ok(server) } else { Err("the server did not start; see its error above".into()) }
     }
 
-    /// Of its processor time.
+    /// Its processor time.
     fn clock(&self) -> Result<ClockId> {
         Ok(clock_getcpuclockid(Pid::from_raw(self.0.id().try_into()?))?)
     }

@@ -1,4 +1,4 @@
-//! What is written for sockets, over Doorbell: a gRPC service by tonic, an HTTP service by axum and hyper, and one by tarpc, each served and called over a
+//! Services written for sockets, over Doorbell: a gRPC service by tonic, an HTTP service by axum and hyper, and one by tarpc, each served and called over a
 //! Unix socket or over a stream of Doorbell.
 //!
 //! Their services (`service.rs` beside each program) know nothing of either. What differs is in [`over`]: how a [`Listener`] comes by connections, and how a

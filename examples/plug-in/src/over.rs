@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tonic::transport::server::Connected;
 
-/// By what bytes go.
+/// The transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Over {
     /// A Unix socket, in the directory for temporary files
@@ -21,7 +21,7 @@ pub enum Over {
 }
 
 impl Over {
-    /// As on the command line.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unix => "unix",
@@ -38,7 +38,7 @@ fn socket(name: &str, service: &str) -> PathBuf {
 pub enum Listener {
     /// A socket, and its file.
     Unix(UnixListener, SocketFile),
-    /// A service of a node. Without the node its streams would end.
+    /// A service of a node. The node is kept because its streams end with it.
     Doorbell(doorbell::Listener, Node),
 }
 
@@ -46,12 +46,12 @@ impl Listener {
     /// Offers a service: in the domain `name`, or at a socket of that name.
     ///
     /// # Errors
-    /// Somebody listens there already, or the system has no room for it.
+    /// Another server listens there already, or the system refuses the listener.
     pub fn bind(over: Over, name: &str, service: &str) -> io::Result<Self> {
         match over {
             Over::Unix => {
                 let path = socket(name, service);
-                // What a killed server left.
+                // The socket file of a killed server.
                 if std::os::unix::net::UnixStream::connect(&path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
                     std::fs::remove_file(&path)?;
                 }
@@ -67,7 +67,7 @@ impl Listener {
     /// The next connection.
     ///
     /// # Errors
-    /// None can come any more.
+    /// The listener is closed.
     pub async fn accept(&self) -> io::Result<Connection> {
         match self {
             Self::Unix(listener, _) => Ok(Connection::Unix(listener.accept().await?.0)),
@@ -81,7 +81,7 @@ impl Listener {
     }
 }
 
-/// Removed with its listener.
+/// A socket file that is removed with its listener.
 pub struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
@@ -90,7 +90,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// How a client comes to a service, as often as it likes. Connections by Doorbell last no longer than the last clone of this, which has the node.
+/// Connects a client to a service, as often as needed. The last clone keeps the node, and connections over Doorbell end with the node.
 #[derive(Clone, Debug)]
 pub enum Connector {
     /// The path of the socket.
@@ -100,7 +100,7 @@ pub enum Connector {
 }
 
 impl Connector {
-    /// The way to what [`Listener::bind`] offers.
+    /// A connector to the service that [`Listener::bind`] offers.
     ///
     /// # Errors
     /// The domain can't be joined.
@@ -114,7 +114,7 @@ impl Connector {
     /// Connects.
     ///
     /// # Errors
-    /// Nobody offers the service.
+    /// No server offers the service.
     pub async fn connect(&self) -> io::Result<Connection> {
         match self {
             Self::Unix(path) => match UnixStream::connect(path).await {
@@ -128,9 +128,9 @@ impl Connector {
 
 /// Bytes in both directions.
 pub enum Connection {
-    /// By a socket.
+    /// Over a socket.
     Unix(UnixStream),
-    /// By Doorbell.
+    /// Over Doorbell.
     Doorbell(doorbell::Stream),
 }
 
@@ -180,7 +180,7 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// For tonic: nothing is known of who calls.
+/// For tonic: nothing is known of the caller.
 impl Connected for Connection {
     type ConnectInfo = ();
 
@@ -195,7 +195,7 @@ impl axum::serve::Listener for Listener {
     async fn accept(&mut self) -> (Connection, ()) {
         match Listener::accept(self).await {
             Ok(connection) => (connection, ()),
-            // Nobody comes any more; axum knows no way to say so.
+            // No more connections come. axum has no way to say so.
             Err(_) => std::future::pending().await,
         }
     }

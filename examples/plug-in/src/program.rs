@@ -1,4 +1,4 @@
-//! What the programs have in common: their command line, and how they run.
+//! The parts that the programs share: the command line and the runtime.
 
 use crate::bench::{self, Bench};
 use crate::over::{Connector, Listener, Over};
@@ -11,30 +11,30 @@ use std::process::ExitCode;
 use std::time::Instant;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Whatever went wrong.
+/// Any error.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
-/// Of whatever went wrong.
+/// A result with any error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A service, and its client.
 pub trait Program: 'static {
-    /// What the program and its service are called.
+    /// The name of the program and of its service.
     const NAME: &'static str;
     /// One line for `--help`.
     const ABOUT: &'static str;
-    /// Who calls, by one connection.
+    /// The client, over one connection.
     type Client: Send;
 
-    /// Serves whoever comes.
+    /// Serves every client that connects.
     fn serve(listener: Listener) -> impl Future<Output = Result<()>> + Send;
 
     /// Connects.
     fn connect(connector: Connector) -> impl Future<Output = Result<Self::Client>> + Send;
 
-    /// One call: what is said comes back.
+    /// One call, whose reply holds the bytes of the request.
     fn echo(client: &mut Self::Client, payload: Bytes) -> impl Future<Output = Result<Bytes>> + Send;
 
-    /// Calls of another kind than [`Kind::Unary`]. `seen` is told each answer and its number.
+    /// Calls of another kind than [`Kind::Unary`]. `seen` gets each reply and its number.
     fn call(
         client: &mut Self::Client,
         kind: Kind,
@@ -46,24 +46,24 @@ pub trait Program: 'static {
 /// How messages make calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
-    /// A call each, one after another
+    /// One call a message, one after another
     Unary,
-    /// A call each, 64 at once
+    /// One call a message, 64 at once
     Together,
-    /// One call, answered by all of them
+    /// One call, whose reply is all messages
     Stream,
-    /// One call, in which each is answered before the next is sent
+    /// One call, in which each message gets its reply before the next is sent
     Chat,
 }
 
 impl Kind {
-    /// That the protocol has no calls of this kind.
+    /// The error that the protocol has no calls of this kind.
     pub fn is_unknown<P: Program>(self) -> Error {
         format!("calls of the kind {self:?} are not in {}; see --help for others", P::NAME).into()
     }
 }
 
-/// What is asked for.
+/// The request.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Ask {
     /// Messages
@@ -113,7 +113,7 @@ enum Arguments {
 
 #[derive(Args)]
 struct Place {
-    /// By what bytes go
+    /// The transport
     #[arg(long, default_value = "doorbell")]
     over: Over,
     /// The name of the domain, or of the socket
@@ -126,7 +126,7 @@ struct Place {
     pin: Option<usize>,
 }
 
-/// What the program runs on, the same for either transport.
+/// The runtime of the program, the same for both transports.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Machine {
     /// Threads of the tokio runtime; with one it is of the kind that runs in the calling thread
@@ -143,7 +143,7 @@ impl Machine {
     }
 }
 
-/// Binds this thread, and all that it starts from now on, to one processor.
+/// Binds this thread, and all threads that it starts from now on, to one processor.
 pub(crate) fn pin(processor: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(processor).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set)).map_err(|error| {

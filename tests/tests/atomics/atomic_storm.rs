@@ -1,7 +1,7 @@
-//! Processes that update a value under a lock, and die of it: in the middle of an update, at chosen instructions, and at random moments.
+//! Processes that update a value under a lock and are killed: in the middle of an update, at chosen instructions, and at random moments.
 //!
-//! Every time: the value is the old one or the new one and never a mixture, and everybody else goes on updating it. At the end as many updates are counted as
-//! there were, but for at most one of each death that took place and was not told.
+//! Every time: the value is the old one or the new one and never a mixture, and all others go on updating it. At the end the value counts every update
+//! that was reported, and at most one more for each death: an update that took place and was not reported.
 //!
 //! `DOORBELL_KILLS` says how many die, `DOORBELL_SEED` seeds the choices.
 
@@ -10,7 +10,7 @@ use doorbell::atomic::{Atom, AtomicValue};
 use doorbell::{Key, Node, ReadWrite, atomic};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, soon};
-use doorbell_tests::process::{Process, told};
+use doorbell_tests::process::{Process, told, told_as};
 use doorbell_tests::random::{Random, seed};
 use doorbell_tests::words::Words;
 use doorbell_tests::{Turn, number};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const PROCESSES: usize = 3;
-/// Where a process dies that is told to: it has the lock; it has written the second copy; that is the valid one.
+/// The fault points at which a process dies: it has the lock; it has written the second copy; the second copy is the valid one.
 const PLACES: [&str; 3] = ["value.locked", "value.written", "value.flipped"];
 
 /// The words beside the cell: how many updates each place was told of, and whether to stop.
@@ -49,7 +49,7 @@ impl Large {
 
 /// The role: updates the value until it dies or is told to stop.
 pub fn update() {
-    let me: usize = told("ME").parse().unwrap();
+    let me: usize = told_as("ME");
     let words = Words::inherited();
     let node = Node::builder(told("DOMAIN")).id(me as u16 + 1).join().unwrap();
     let key: Vec<u8> = told("KEY").split(' ').map(|byte| byte.parse().unwrap()).collect();

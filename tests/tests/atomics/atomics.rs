@@ -1,8 +1,8 @@
-//! Every operator of every type, by several processes at once on one cell, and what becomes of it.
+//! Every operator of every type, by several processes at once on one cell, and its result.
 //!
-//! Two ways to check. Where somebody asks for the old value, every update leads from one value to another, and all together from the first to the
-//! last: each value is left as often as it is come to. An update that was lost, or done twice, or made of halves, breaks the sum over both; so this holds
-//! for every operator, floats too. Where nobody asks, each process has an operand of its own; these commute, so that the order does not matter
+//! There are two checks. Where updates return the old value, each leads from one value to another, and all together lead from the first value to the
+//! last: each value is left as often as it is reached. An update that is lost, done twice or torn breaks the sum over both. This holds
+//! for every operator, floats too. Where updates return nothing, each process has an operand of its own. These commute, so that the order does not matter
 //! and the result is known.
 
 use doorbell::atomic::AtomicCell;
@@ -12,12 +12,12 @@ use doorbell::atomic::{
     Sub, TABLE, Tier, Xor, tier,
 };
 use doorbell::{Error, FabricKind, KEY_BYTES, Key, Match, Node, NodeBuilder, ReadWrite, atomic};
-use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, soon};
-use doorbell_tests::process::{Process, told};
+use doorbell_tests::process::{Process, told, told_as};
 use doorbell_tests::random::Random;
 use doorbell_tests::words::Words;
+use doorbell_tests::{LOOPBACK, Turn};
 use std::sync::atomic::Ordering::{AcqRel, SeqCst};
 use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -34,21 +34,21 @@ const CELLS: usize = 64;
 
 /// The words beside the cells.
 mod at {
-    /// How many have come to the next phase, all phases together.
+    /// The number of arrivals at phases, all phases together.
     pub const ARRIVED: usize = 0;
-    /// What all updates of a case left less what they came to.
+    /// The digests of the values that the updates of a case left, minus those that they reached.
     pub const FLOW: usize = 1;
 }
 
-/// A value that tests can make, and compare.
+/// A value that tests can make and compare.
 trait Sample: AtomicValue {
     /// One of many.
     fn sample(random: &mut Random) -> Self;
-    /// An operand of which several commute under every operator but `Set`, and change something.
+    /// An operand for a process. These commute under every operator but `Set`, and change the value.
     fn of_process(process: usize) -> Self;
     /// A number that differs for different values.
     fn digest(self) -> u64;
-    /// The first value of a phase in which nobody asks.
+    /// The first value of a case.
     fn first() -> Self;
 }
 
@@ -146,7 +146,7 @@ impl Sample for Offset {
     }
 }
 
-/// Of eight bytes, by compare-and-swap: the second word is always the first one's complement.
+/// Eight bytes, updated by compare-and-swap: the second word is always the first one's complement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, AtomicValue)]
 #[repr(C)]
 struct Pair([u32; 2]);
@@ -161,7 +161,7 @@ struct Triple([u32; 3]);
 #[repr(C)]
 struct Large([u64; 9]);
 
-/// The smallest that is.
+/// The smallest value under a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, AtomicValue)]
 #[repr(C)]
 struct Odd([u8; 17]);
@@ -169,7 +169,7 @@ struct Odd([u8; 17]);
 macro_rules! user_samples {
     ($($of:ident $word:ident)+) => { $(
         impl $of {
-            /// All words follow from the first: an update of which only half took place shows.
+            /// All words follow from the first, so that half an update shows.
             fn from_word(word: $word) -> Self {
                 $of(std::array::from_fn(|at| word.wrapping_mul(2 * at as $word + 1)))
             }
@@ -213,10 +213,26 @@ macro_rules! user_samples {
 
 user_samples!(Pair u32 Triple u32 Large u64 Odd u8);
 
+/// Where an operand comes from.
+#[derive(Clone, Copy)]
+enum Source {
+    /// Each process has an operand of its own.
+    Process(usize),
+    /// A random one, by this seed.
+    Seed(u64),
+}
+
 /// Operands: values, and counts of shifts and steps of offsets.
 trait Operand: Copy + Send + 'static {
     fn any(random: &mut Random) -> Self;
     fn of(process: usize) -> Self;
+
+    fn from(source: Source) -> Self {
+        match source {
+            Source::Process(process) => Self::of(process),
+            Source::Seed(seed) => Self::any(&mut Random::new(seed)),
+        }
+    }
 }
 
 impl<T: Sample> Operand for T {
@@ -226,6 +242,41 @@ impl<T: Sample> Operand for T {
 
     fn of(process: usize) -> Self {
         T::of_process(process)
+    }
+}
+
+/// One operator of one type: what the compiler has to make for each operator. Everything else is made once for each type.
+struct Operator<T: Sample> {
+    name: &'static str,
+    /// The same in plain Rust.
+    apply: fn(T, Source) -> T,
+    /// An update that returns the old value.
+    fetch: fn(&RemoteCell<Atom<T>>, Source) -> T,
+    /// An update that returns nothing.
+    update: fn(&RemoteCell<Atom<T>>, Source),
+    /// Begins an update that returns nothing. The result waits for its end.
+    start: fn(&RemoteCell<Atom<T>>, Source) -> doorbell::Result<Box<dyn FnOnce()>>,
+}
+
+impl<T: Sample> Operator<T> {
+    fn new<O, R: Operand>(name: &'static str) -> Self
+    where
+        T: Operate<O, R>,
+    {
+        Self {
+            name,
+            apply: |value, by| cells::apply::<O, T, R>(value, R::from(by)),
+            fetch: |cell, by| cells::operate::<O, Old, _, R>(cell, R::from(by), AcqRel).unwrap(),
+            update: |cell, by| cells::operate::<O, Nothing, _, R>(cell, R::from(by), AcqRel).unwrap(),
+            start: |cell, by| {
+                let update = cell.start::<O, Nothing, R>(R::from(by))?;
+                Ok(Box::new(|| update.wait().unwrap()))
+            },
+        }
+    }
+
+    fn is(&self, operator: &str) -> bool {
+        self.name.ends_with(operator)
     }
 }
 
@@ -240,7 +291,7 @@ macro_rules! cases {
     )+ };
 }
 
-/// Where each process waits until all have come.
+/// Waits until all processes have come.
 fn meet(words: &Words, phase: &mut u64) {
     *phase += PROCESSES as u64;
     words[at::ARRIVED].fetch_add(1, SeqCst);
@@ -251,7 +302,7 @@ fn meet(words: &Words, phase: &mut u64) {
     }
 }
 
-/// An updater's side of one process.
+/// One updating process.
 struct Side<'a> {
     node: &'a Node,
     words: &'a Words,
@@ -261,21 +312,11 @@ struct Side<'a> {
     updates: usize,
 }
 
-/// Divisors that are zero end a program here as everywhere.
-fn divides<O>() -> bool {
-    let name = std::any::type_name::<O>();
-    name.ends_with("Div") || name.ends_with("Rem")
-}
-
 impl Side<'_> {
     /// One operator of one type, in a cell of its own.
-    fn case<T, O, R>(&mut self, name: &str, key: Key<Atom<T>, ReadWrite>)
-    where
-        T: Sample + Operate<O, R> + PartialEq + std::fmt::Debug,
-        R: Operand,
-    {
-        let cell = RemoteCell::open(self.node, key).unwrap();
-        // Somebody asks.
+    fn case<T: Sample + PartialEq + std::fmt::Debug>(&mut self, operator: &Operator<T>, key: Key<Atom<T>, ReadWrite>) {
+        let (cell, own, name) = (RemoteCell::open(self.node, key).unwrap(), Source::Process(self.me), operator.name);
+        // Updates that return the old value.
         if self.me == 0 {
             self.words[at::FLOW].store(0, SeqCst);
             atomic! { cell = T::first() }.unwrap();
@@ -284,24 +325,25 @@ impl Side<'_> {
         let mut flow = 0_u64;
         for update in 0..self.updates {
             let (old, new) = match update % 4 {
-                // By a callback, as most operators come to an end: zero, or the greatest.
+                // A new value, because most operators end at zero or at the greatest value.
                 3 => {
                     let value = T::sample(&mut self.random);
                     (atomic! { old: cell = value }.unwrap(), value)
                 }
                 2 => {
-                    let operand = R::of(self.me);
                     let mut old = None;
                     let new = cells::update::<New, _>(&cell, AcqRel, |value| {
                         old = Some(value);
-                        cells::apply::<O, T, R>(value, operand)
+                        (operator.apply)(value, own)
                     });
                     (old.unwrap(), new.unwrap())
                 }
                 _ => {
-                    let operand = if divides::<O>() { R::of(self.me) } else { R::any(&mut self.random) };
-                    let old = cells::operate::<O, Old, _, R>(&cell, operand, AcqRel).unwrap();
-                    (old, cells::apply::<O, T, R>(old, operand))
+                    // A divisor that is zero ends a program.
+                    let divides = operator.is("Div") || operator.is("Rem");
+                    let operand = if divides { own } else { Source::Seed(self.random.next()) };
+                    let old = (operator.fetch)(&cell, operand);
+                    (old, (operator.apply)(old, operand))
                 }
             };
             flow = flow.wrapping_add(old.digest()).wrapping_sub(new.digest());
@@ -315,18 +357,15 @@ impl Side<'_> {
             atomic! { cell = T::first() }.unwrap();
         }
         meet(self.words, &mut self.phase);
-        // Nobody asks.
-        let updates = if std::any::type_name::<O>().contains("Mul") { 30 } else { self.updates };
-        let mut left = updates;
-        while left > 0 {
-            let some = left.min(AT_ONCE);
-            left -= some;
-            let started: Vec<_> = (0..some).map(|_| cell.start::<O, Nothing, R>(R::of(self.me))).collect();
-            for update in started {
-                match update {
-                    Ok(update) => update.wait().unwrap(),
+        // Updates that return nothing.
+        let updates = if operator.is("Mul") { 30 } else { self.updates };
+        for begin in (0..updates).step_by(AT_ONCE) {
+            let begun: Vec<_> = (begin..updates.min(begin + AT_ONCE)).map(|_| (operator.start)(&cell, own)).collect();
+            for begun in begun {
+                match begun {
+                    Ok(wait) => wait(),
                     // The network knows the operators of the library's types alone.
-                    Err(Error::Unsupported { .. }) => cells::operate::<O, Nothing, _, R>(&cell, R::of(self.me), AcqRel).unwrap(),
+                    Err(Error::Unsupported { .. }) => (operator.update)(&cell, own),
                     Err(error) => panic!("{error}"),
                 }
             }
@@ -336,12 +375,12 @@ impl Side<'_> {
             let last: T = atomic! { cell }.unwrap();
             let one_by_one = |order: [usize; PROCESSES]| {
                 order.into_iter().fold(T::first(), |value, process| {
-                    (0..updates).fold(value, |value, _| cells::apply::<O, T, R>(value, R::of(process)))
+                    (0..updates).fold(value, |value, _| (operator.apply)(value, Source::Process(process)))
                 })
             };
             let allowed = [[0, 1, 2], [1, 2, 0], [2, 0, 1]].map(one_by_one);
-            // Of remainders the order shows; of `Set` the last one.
-            let known = if name.contains("Rem") { vec![last] } else { allowed.to_vec() };
+            // Remainders depend on the order, and `Set` on the last process.
+            let known = if operator.is("Rem") { vec![last] } else { allowed.to_vec() };
             assert!(known.contains(&last), "{name}: {last:?} where {allowed:?} was right");
         }
         meet(self.words, &mut self.phase);
@@ -350,9 +389,9 @@ impl Side<'_> {
 
 /// The role: updates the cells of all cases in turn.
 pub fn update() {
-    let me: usize = told("ME").parse().unwrap();
+    let me: usize = told_as("ME");
     let words = Words::inherited();
-    let (owner, ground) = (doorbell::NodeId(told("OWNER").parse().unwrap()), told("GROUND"));
+    let (owner, ground) = (doorbell::NodeId(told_as("OWNER")), told("GROUND"));
     let builder = Node::builder(told("DOMAIN")).id(1 + me as u16);
     let node = match ground.as_str() {
         "udp" => apart(builder).join().unwrap(),
@@ -374,7 +413,8 @@ pub fn update() {
             let mut cell = 0;
             $(
                 if goes {
-                side.case::<$of, $op, $operand>(concat!(stringify!($of), " ", stringify!($op)), key.at(cell));
+                    let operator = Operator::<$of>::new::<$op, $operand>(concat!(stringify!($of), " ", stringify!($op)));
+                    side.case(&operator, key.at(cell));
                 }
                 cell += 1;
             )+
@@ -385,12 +425,12 @@ pub fn update() {
     node.leave().unwrap();
 }
 
-/// A node that shares no memory with the one whose address it was told.
+/// A node that shares no memory with the owner, whose address the parent passed.
 fn apart(builder: NodeBuilder) -> NodeBuilder {
-    builder.fabric(FabricKind::Udp).connect(told("ADDRESS").parse().unwrap()).dead_after(DEAD_AFTER)
+    builder.fabric(FabricKind::Udp).connect(told_as("ADDRESS")).dead_after(DEAD_AFTER)
 }
 
-/// Longer than other work of the machine holds a process up.
+/// Longer than other work on the machine delays a process.
 const DEAD_AFTER: Duration = Duration::from_secs(20);
 
 #[test]
@@ -415,8 +455,8 @@ fn exact(ground: &str) {
     let builder = Node::builder(domain.name()).id(0).dead_after(DEAD_AFTER);
     let owner = match ground {
         "shm" => builder,
-        "udp" => builder.fabric(FabricKind::Udp).listen(([127, 0, 0, 1], 0).into()),
-        _ => builder.listen(([127, 0, 0, 1], 0).into()),
+        "udp" => builder.fabric(FabricKind::Udp).listen(LOOPBACK),
+        _ => builder.listen(LOOPBACK),
     };
     let owner = owner.join().unwrap();
     let address = owner.address().map_or(String::new(), |address| address.to_string());
@@ -451,22 +491,27 @@ fn every_assignment_operator_is_an_expression() {
     let node = Node::builder(domain.name()).join().unwrap();
     macro_rules! expressions {
         ($of:ident: $($sign:tt $by:expr),+) => {{
-            let region = node.region::<$of>(1).unwrap();
-            let (own, remote) = (AtomicCell::at(&region, 0).unwrap(), RemoteCell::open(&node, region.key()).unwrap());
-            $({
-                let start = 100 as $of;
-                let mut plain = start;
-                plain $sign $by;
-                atomic! { own = start };
-                atomic! { own $sign $by };
-                assert_eq!(atomic! { own }, plain, stringify!($of $sign));
-                assert_eq!(atomic! { old: own = start }, plain);
-                assert_eq!(atomic! { new: remote $sign $by }.unwrap(), plain, stringify!($of $sign));
-                assert_eq!(atomic! { old: remote = start }.unwrap(), plain);
-                assert_eq!(atomic! { old, attempts(1): own $sign $by if own > 99 as $of }, Ok(start));
-                assert_eq!(atomic! { new: remote = max(remote, 120 as $of) }.unwrap(), plain.max(120 as $of));
-                assert_eq!(atomic! { new: own = own.min(7 as $of) }, 7 as $of);
-            })+
+            // A function for each type: a single one takes the compiler far longer.
+            #[inline(never)]
+            fn check(node: &Node) {
+                let region = node.region::<$of>(1).unwrap();
+                let (own, remote) = (AtomicCell::at(&region, 0).unwrap(), RemoteCell::open(node, region.key()).unwrap());
+                $({
+                    let start = 100 as $of;
+                    let mut plain = start;
+                    plain $sign $by;
+                    atomic! { own = start };
+                    atomic! { own $sign $by };
+                    assert_eq!(atomic! { own }, plain, stringify!($of $sign));
+                    assert_eq!(atomic! { old: own = start }, plain);
+                    assert_eq!(atomic! { new: remote $sign $by }.unwrap(), plain, stringify!($of $sign));
+                    assert_eq!(atomic! { old: remote = start }.unwrap(), plain);
+                    assert_eq!(atomic! { old, attempts(1): own $sign $by if own > 99 as $of }, Ok(start));
+                    assert_eq!(atomic! { new: remote = max(remote, 120 as $of) }.unwrap(), plain.max(120 as $of));
+                    assert_eq!(atomic! { new: own = own.min(7 as $of) }, 7 as $of);
+                })+
+            }
+            check(&node);
         }};
     }
     expressions!(u8: += 7, -= 7, *= 2, /= 7, %= 7, &= 12, |= 3, ^= 5, <<= 1, >>= 2);

@@ -1,4 +1,4 @@
-//! What `atomic!` is translated to in the end: the machine code of functions that do nothing but an update.
+//! The machine code of `atomic!`: functions that do nothing but one update.
 
 use doorbell::atomic;
 use doorbell::atomic::AtomicCell;
@@ -23,13 +23,13 @@ extern "C" fn set(cell: &AtomicCell<u64>, by: u64) {
     atomic! { cell = by };
 }
 
-/// A function that does nothing: how much a compiler adds that does not inline.
+/// A function that does nothing. Its length shows whether this build inlines.
 #[inline(never)]
 extern "C" fn same(by: u64) -> u64 {
     std::convert::identity(by)
 }
 
-/// A move and a return, and what a compiler may put around them for debuggers and against attackers.
+/// A move, a return, and the instructions that a compiler may add for debuggers and against attackers.
 const SHORT: usize = 13;
 
 /// Code up to the return that ends it.

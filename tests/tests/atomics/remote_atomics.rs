@@ -1,13 +1,13 @@
-//! Cells that only the network reaches: what an update of them says, in which order they take place, and what becomes of those under way.
+//! Cells that only the network reaches: results of updates, their order, and the end of updates under way.
 
 use doorbell::atomic::AtomicCell;
 use doorbell::atomic::{self as cells, Add, Atom, AtomicValue, NotPerformed, Nothing, Old, RemoteCell, Set};
 use doorbell::{Certainty, Error, FabricKind, KEY_BYTES, Key, KeyFault, Match, Node, Progress, ReadWrite, Wait, atomic};
-use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{PATIENCE, block_on, soon, until};
-use doorbell_tests::process::{Process, told};
+use doorbell_tests::patience::{PATIENCE, block_on, eventually, soon};
+use doorbell_tests::process::{Process, told, told_as};
 use doorbell_tests::world::{Ground, World};
+use doorbell_tests::{LOOPBACK, Turn};
 use doorbell_udp::port::relay::{Badness, Relay};
 use rustix::process::Signal;
 use std::future::Future;
@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Updates under way at once.
 const AT_ONCE: usize = 16;
-/// Longer than other work of the machine holds a process up.
+/// Longer than other work on the machine delays a process.
 const DEAD_AFTER: Duration = Duration::from_secs(20);
 
 /// Twelve bytes, in a word of sixteen.
@@ -34,7 +34,7 @@ struct Triple([u32; 3]);
 struct Large([u64; 9]);
 
 impl Triple {
-    /// All words follow from the first: an update of which only half took place shows.
+    /// All words follow from the first, so that half an update shows.
     fn from_word(word: u32) -> Self {
         Triple([1, 3, 5].map(|by| word.wrapping_mul(by)))
     }
@@ -48,7 +48,7 @@ impl Triple {
 /// Two nodes that share no memory.
 fn two(domain: &Domain) -> [Node; 2] {
     let builder = || Node::builder(domain.name()).fabric(FabricKind::Udp).dead_after(DEAD_AFTER);
-    let owner = builder().id(0).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let owner = builder().id(0).listen(LOOPBACK).join().unwrap();
     let other = builder().id(1).connect(owner.address().unwrap()).join().unwrap();
     [owner, other]
 }
@@ -108,7 +108,7 @@ fn a_cell_that_only_the_network_reaches_is_as_any_other() {
     assert!(matches!(atomic! { cell += 1 }, Err(Error::Closed)));
 }
 
-/// An update follows a put that returned, however long that was.
+/// An update follows every put that returned before it, however long the put was.
 #[test]
 fn whoever_sees_an_update_sees_what_was_put_before() {
     for ground in [Ground::Posix, Ground::Udp, Ground::Mixed] {
@@ -124,12 +124,12 @@ fn whoever_sees_an_update_sees_what_was_put_before() {
                     other.put(&vec![round; len], data.key()).unwrap();
                     // The next put waits until this was looked at.
                     cell.start::<Add, Nothing, _>(1).unwrap().wait().unwrap();
-                    until("a look", || (atomic! { cell }.unwrap() == 0).then_some(()));
+                    eventually("a look", || atomic! { cell }.unwrap() == 0);
                 }
             });
             for round in 1..=60_u64 {
                 let own = AtomicCell::at(&rounds, 0).unwrap();
-                until("an update", || (atomic! { own } == 1).then_some(()));
+                eventually("an update", || atomic! { own } == 1);
                 let mut seen = vec![0; [1, 500, LEN][round as usize % 3]];
                 data.read(0, &mut seen).unwrap();
                 assert!(seen.iter().all(|word| *word == round), "{ground:?}: round {round}");
@@ -149,7 +149,7 @@ fn updates_over_a_bad_network_take_place_once() {
     let domain = Domain::new("bad");
     let updates = doorbell_tests::number("DOORBELL_REMOTE_UPDATES", 4000);
     let builder = || Node::builder(domain.name()).fabric(FabricKind::Udp).dead_after(3 * DEAD_AFTER).patience(PATIENCE);
-    let owner = builder().id(0).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let owner = builder().id(0).listen(LOOPBACK).join().unwrap();
     let badness = Badness { loss: 0.3, duplication: 0.1, reordering: 0.2, ..Badness::NONE };
     let relay = Relay::start(None, owner.address().unwrap(), [badness; 2], 7).unwrap();
     let other = builder().id(1).connect(relay.front(0)).join().unwrap();
@@ -183,9 +183,9 @@ fn updates_over_a_bad_network_take_place_once() {
     owner.leave().unwrap();
 }
 
-/// The role: has a cell, and does nothing.
+/// The role: owns a cell and does nothing.
 pub fn own() {
-    let node = Node::builder(told("DOMAIN")).fabric(FabricKind::Udp).connect(told("ADDRESS").parse().unwrap()).join().unwrap();
+    let node = Node::builder(told("DOMAIN")).fabric(FabricKind::Udp).connect(told_as("ADDRESS")).join().unwrap();
     let region = node.region::<u64>(1).unwrap();
     node.send(doorbell::NodeId(0), 1, &region.key().to_bytes()).unwrap();
     node.recv(Match::any(), &mut []).unwrap();
@@ -207,7 +207,7 @@ fn stopped_owner(domain: &Domain, node: &Node) -> (Process, RemoteCell<u64>) {
 fn updates_under_way_end_with_the_node_that_has_the_cell() {
     let _turn = Turn::take();
     let domain = Domain::new("killed-owner");
-    let node = Node::builder(domain.name()).id(0).fabric(FabricKind::Udp).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let node = Node::builder(domain.name()).id(0).fabric(FabricKind::Udp).listen(LOOPBACK).join().unwrap();
     let (owner, cell) = stopped_owner(&domain, &node);
     let mut under_way: Vec<_> = (0..100).map(|_| cell.start::<Add, Old, _>(1).unwrap()).collect();
     // A deadline passes and it is still under way; those that are given up harm nobody.
@@ -231,7 +231,7 @@ fn so_many_updates_wait_for_a_node_that_does_not_answer_and_no_more() {
     for progress in [Progress::Adaptive, Progress::Inline, Progress::Poller] {
         let domain = Domain::new("stopped-owner");
         let builder = Node::builder(domain.name()).id(0).fabric(FabricKind::Udp).progress(progress);
-        let node = builder.listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+        let node = builder.listen(LOOPBACK).join().unwrap();
         let (owner, cell) = stopped_owner(&domain, &node);
         let (begun, refused): (Vec<_>, Vec<_>) = (0..2000).map(|_| cell.start::<Add, Old, _>(1)).partition(Result::is_ok);
         // A thousand wait, and 64 are under way.
@@ -250,7 +250,7 @@ fn a_future_that_is_polled_while_its_update_ends_has_the_result() {
     let _turn = Turn::take();
     let domain = Domain::new("polled");
     let builder = || Node::builder(domain.name()).fabric(FabricKind::Udp).progress(Progress::Poller).dead_after(DEAD_AFTER);
-    let owner = builder().id(0).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let owner = builder().id(0).listen(LOOPBACK).join().unwrap();
     let other = builder().id(1).connect(owner.address().unwrap()).join().unwrap();
     let region = owner.region::<u64>(1).unwrap();
     let cell = RemoteCell::open(&other, region.key()).unwrap();
@@ -294,7 +294,7 @@ fn who_cannot_wait_for_an_update_is_not_told_that_it_did_not_take_place() {
 /// The role: updates a cell as long as it lives.
 pub fn update_without_end() {
     let builder = Node::builder(told("DOMAIN")).id(1).fabric(FabricKind::Udp);
-    let node = builder.connect(told("ADDRESS").parse().unwrap()).join().unwrap();
+    let node = builder.connect(told_as("ADDRESS")).join().unwrap();
     node.send(doorbell::NodeId(0), 1, &[]).unwrap();
     let mut bytes = [0; KEY_BYTES];
     node.recv(Match::any(), &mut bytes).unwrap();
@@ -310,19 +310,19 @@ pub fn update_without_end() {
 fn a_killed_updater_leaves_a_cell_that_is_whole() {
     let _turn = Turn::take();
     let domain = Domain::new("killed-updater");
-    let owner = Node::builder(domain.name()).id(0).fabric(FabricKind::Udp).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let owner = Node::builder(domain.name()).id(0).fabric(FabricKind::Udp).listen(LOOPBACK).join().unwrap();
     let address = owner.address().unwrap().to_string();
     let updater = Process::start("endless").tell("DOMAIN", domain.name()).tell("ADDRESS", &address).go();
     let region = owner.region::<Atom<Triple>>(1).unwrap();
     owner.recv_by(Match::any().tag(1), &mut [], soon()).unwrap();
     owner.send(doorbell::NodeId(1), 1, &region.key().to_bytes()).unwrap();
     let own = AtomicCell::at(&region, 0).unwrap();
-    until("an update", || (atomic! { own }.0[0] >= 1000).then_some(()));
+    eventually("an update", || atomic! { own }.0[0] >= 1000);
     updater.kill();
     assert!(updater.ended_by(soon()));
     let other = Node::builder(domain.name()).id(2).fabric(FabricKind::Udp).connect(address.parse().unwrap()).join().unwrap();
     let cell = RemoteCell::open(&other, region.key()).unwrap();
-    // What was on its way may come yet, but each is whole.
+    // Updates that were under way may still arrive, but each value is whole.
     for at in 0..100 {
         atomic! { old: cell = Triple::from_word(at) }.unwrap().word();
         atomic! { own }.word();

@@ -1,6 +1,6 @@
-//! Channels of a team beside the claim of the method that they follow: each step of it, in the order in which members take it.
+//! Channels of a team compared with the published method that they follow: each step, in the order in which members take it.
 //!
-//! | the claim | what the watched members say |
+//! | step of the method | steps that the watched members report |
 //! |---|---|
 //! | determining whether any channels of the shared memory are available | `Available`, or `Queued` |
 //! | if none is: storing the operations within a queue, and monitoring the shared memory for an indication that one is | `Queued`, and later `Available` |
@@ -19,7 +19,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use ChannelStep::{Acquired, Available, Moved, PointReached, Posted, Queued, SynchronisationPosted};
 
-/// What all members did, in one order.
+/// The steps of all members, in one order.
 #[derive(Default)]
 struct Log {
     events: Mutex<Vec<(usize, ChannelEvent)>>,
@@ -43,7 +43,7 @@ impl Log {
         assert!(!waited.timed_out(), "member {member} did not come to {step:?} of turn {turn}: {events:?}");
     }
 
-    /// Waits for the applications of all members, without anything of Doorbell.
+    /// Waits for the applications of all members, without Doorbell.
     fn meet(&self, members: usize) {
         let mut met = self.met.lock().unwrap();
         *met += 1;
@@ -53,14 +53,14 @@ impl Log {
         assert!(!waited.timed_out(), "a member does not come");
     }
 
-    /// What one member did in a turn.
+    /// The steps of one member in a turn.
     fn steps(&self, member: usize, turn: u64) -> Vec<ChannelStep> {
         let events = self.events.lock().unwrap();
         events.iter().filter(|(by, event)| (*by, event.turn) == (member, turn)).map(|(_, event)| event.step).collect()
     }
 }
 
-/// The claim, as a machine that follows what members do and finds fault with it.
+/// The method as a state machine that follows the steps of members and reports a wrong one.
 struct Model {
     members: usize,
     channels: usize,
@@ -157,15 +157,15 @@ fn with_team(members: usize, channels: usize, progress: Progress, act: impl Fn(&
     }
 }
 
-/// Steps of a turn of which the channel was available.
+/// The steps of a turn whose channel was available.
 const AT_ONCE: [ChannelStep; 5] = [Available, Acquired, Posted, PointReached, SynchronisationPosted];
-/// And of one that had to wait for it.
+/// The steps of a turn that had to wait for its channel.
 const QUEUED: [ChannelStep; 7] = [Queued, Available, Acquired, Moved, Posted, PointReached, SynchronisationPosted];
 
-/// Who has its result goes on, whoever else is late; who needs a channel that is none too many finds it in the background.
+/// A member that has its result goes on while others are late. A member that needs a channel gets it in the background unless all are in use.
 fn nobody_waits_for_a_channel(team: &Team, log: &Log, channels: usize, progress: Progress) -> Result<()> {
     let (me, members, turns) = (team.rank(), team.len(), channels as u64);
-    // The first member broadcasts as often as there are channels: no call waits for the others, who have not even come.
+    // The first member broadcasts once a channel: no call waits for the others, which have not even arrived.
     let mut begun = None;
     if me == 0 {
         for turn in 0..turns {
@@ -202,7 +202,7 @@ fn nobody_waits_for_a_channel(team: &Team, log: &Log, channels: usize, progress:
     assert_eq!(begun.wait()?, [turns]);
     (0..members).for_each(|member| log.wait_for(member, turns, SynchronisationPosted));
     log.meet(members);
-    // All have left all channels. Who does nothing at all from here on, in no thread if there is no poller, keeps none of them busy.
+    // All members have left all channels. A member that does nothing from here on keeps no channel busy, even without a poller.
     if me == 0 {
         for turn in turns + 1..2 * turns + 1 {
             team.broadcast(0, &mut [turn])?;
@@ -222,14 +222,14 @@ fn nobody_waits_for_a_channel(team: &Team, log: &Log, channels: usize, progress:
     Ok(())
 }
 
-/// Members are late, one after the other: those who are not queue what they have, and all comes right.
+/// One member after the other is late. The others queue their operations, and all results are right.
 fn late_members_are_queued_for(team: &Team, log: &Log, channels: usize) -> Result<()> {
     let (me, members) = (team.rank(), team.len());
     let all = |value: u64| (0..members as u64).map(move |rank| value + rank);
     // A turn later than all that was.
     let mut turn = 2 * channels as u64 + 1;
     for late in 0..members.min(3) {
-        // One more than there are channels: none of them can be over without who is late.
+        // One more than there are channels: none of them ends without the late member.
         let last = turn + channels as u64;
         if me == late {
             (0..members).filter(|other| *other != late).for_each(|other| log.wait_for(other, last, Queued));

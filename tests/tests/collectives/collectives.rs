@@ -1,41 +1,34 @@
-//! Collectives beside a plain computation in one process: all operations, roots, lengths and teams.
+//! Collectives compared with a plain computation in one process: all operations, roots, lengths and teams.
 
-use doorbell::collective::reduction::{
-    And, Located, LogicalAnd, LogicalOr, LogicalXor, Max, MaxLoc, Min, MinLoc, Or, Product, Reduction, Sum, Xor, by, by_ordered,
-};
-use doorbell::collective::{Algorithm, Synchronisation, Team, TeamBuilder, Value};
-use doorbell::{FabricKind, Match, Node, NodeId, Progress, Result, Space};
-use doorbell_tests::Turn;
-use doorbell_tests::domain::Domain;
+use doorbell::collective::reduction::{Max, Sum, by_ordered};
+use doorbell::collective::{Algorithm, Synchronisation, Team, TeamBuilder};
+use doorbell::{FabricKind, Node, NodeId, Progress, Result, Space};
+use doorbell_tests::LOOPBACK;
 use doorbell_tests::patience::{PATIENCE, soon};
-use doorbell_tests::process::{Process, told};
-use doorbell_tests::random::seed;
-use doorbell_udp::port::relay::{Badness, Relay};
 use proptest::prelude::*;
-use std::fmt::Debug;
 
-/// What a team is like.
+/// The shape of a team.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+pub struct Shape {
     members: usize,
     channels: usize,
     slot: usize,
     sync: Synchronisation,
     progress: Progress,
-    /// How many boxes they are on: those of different ones share no memory.
+    /// The number of shared-memory groups of the members.
     boxes: usize,
-    /// Ranks that follow each other are on the same box or the next.
+    /// Whether successive ranks are in the same group or the next one.
     in_order: bool,
     algorithm: Option<Algorithm>,
 }
 
 impl Shape {
-    /// On which box a member is.
+    /// The group of a member.
     fn home(&self, rank: usize) -> usize {
         if self.in_order { rank * self.boxes / self.members } else { rank % self.boxes }
     }
 
-    /// Ranks by box.
+    /// The ranks of each group.
     fn boxes(&self) -> Vec<Vec<usize>> {
         let on = |home: usize| (0..self.members).filter(|rank| self.home(*rank) == home).collect();
         (0..self.boxes).map(on).collect()
@@ -54,7 +47,7 @@ const ONE_BOX: Shape = Shape {
 };
 
 /// Runs a thread for each member of a team.
-fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + Sync) -> Vec<V> {
+pub fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + Sync) -> Vec<V> {
     let spaces: Vec<Space> = (0..shape.boxes).map(|_| Space::heap()).collect();
     let mut address = None;
     let mut node = |at: usize| {
@@ -67,7 +60,7 @@ fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + Sy
         let builder = if is_alone { builder.fabric(FabricKind::Udp) } else { builder.space(spaces[home].clone()) };
         let builder = builder.dead_after(PATIENCE);
         let node = match address {
-            None => builder.listen(([127, 0, 0, 1], 0).into()).join().unwrap(),
+            None => builder.listen(LOOPBACK).join().unwrap(),
             Some(address) => builder.connect(address).join().unwrap(),
         };
         address = address.or(node.address());
@@ -96,7 +89,7 @@ fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + Sy
     })
 }
 
-/// What a member has at the beginning of an operation.
+/// The elements of a member at the beginning of an operation.
 fn vector(rank: usize, operation: usize, len: usize) -> Vec<u64> {
     (0..len as u64)
         .map(|at| (rank as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(operation as u32) ^ at.wrapping_mul(31))
@@ -108,7 +101,7 @@ fn sum(vectors: impl IntoIterator<Item = Vec<u64>>) -> Vec<u64> {
 }
 
 /// `x -> a x + b`, one after the other: the order matters.
-fn after(first: &[u32; 2], second: &[u32; 2]) -> [u32; 2] {
+pub fn after(first: &[u32; 2], second: &[u32; 2]) -> [u32; 2] {
     [second[0].wrapping_mul(first[0]), second[0].wrapping_mul(first[1]).wrapping_add(second[1])]
 }
 
@@ -117,7 +110,7 @@ fn maps(rank: usize, len: usize) -> Vec<[u32; 2]> {
 }
 
 /// Runs all operations.
-fn all(team: &Team, len: usize, root: usize) -> Result<()> {
+pub fn all(team: &Team, len: usize, root: usize) -> Result<()> {
     let (me, members) = (team.rank(), team.len());
     let root = root % members;
     let of = |operation: usize, len: usize| (0..members).map(move |rank| vector(rank, operation, len));
@@ -217,123 +210,12 @@ fn all(team: &Team, len: usize, root: usize) -> Result<()> {
     team.barrier()
 }
 
-/// A number that looks random, for an element of a member.
-fn number(rank: usize, at: usize) -> u64 {
-    let x = (rank as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (at as u64 + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93);
-    (x ^ x >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9)
-}
-
-/// One reduction by all operations that reduce, beside the same done here, in the order of ranks.
-fn reduces<T: Value + PartialEq + Debug, R: Reduction<T>>(
-    (team, len, root): (&Team, usize, usize),
-    reduction: R,
-    value: impl Fn(usize, usize) -> T,
-    plain: impl Fn(T, T) -> T,
-) -> Result<()> {
-    let (me, members) = (team.rank(), team.len());
-    let name = format!("{} of {}", reduction.name(), std::any::type_name::<T>());
-    let vector = |rank: usize, len: usize| (0..len).map(|at| value(rank, at)).collect::<Vec<T>>();
-    let of = |ranks: usize, range: std::ops::Range<usize>| -> Vec<T> {
-        range.map(|at| (1..ranks).fold(value(0, at), |sum, rank| plain(sum, value(rank, at)))).collect()
-    };
-    let whole = of(members, 0..len);
-
-    let mut xs = vector(me, len);
-    team.allreduce(reduction, &mut xs)?;
-    assert_eq!(xs, whole, "allreduce: {name}");
-    let mut xs = vector(me, len);
-    team.reduce(root, reduction, &mut xs)?;
-    assert_eq!(xs, if me == root { whole.clone() } else { vector(me, len) }, "reduce: {name}");
-    let mut xs = vector(me, len);
-    team.scan(reduction, &mut xs)?;
-    assert_eq!(xs, of(me + 1, 0..len), "scan: {name}");
-    let mut mine = vector(me, len);
-    team.reduce_scatter(reduction, &vector(me, len * members), &mut mine)?;
-    assert_eq!(mine, of(members, me * len..(me + 1) * len), "reduce_scatter: {name}");
-    let begun = (team.start_allreduce(reduction, vector(me, len))?, team.start_reduce(root, reduction, vector(me, len))?);
-    assert_eq!(begun.0.wait()?, whole, "start_allreduce: {name}");
-    assert_eq!(begun.1.wait()?, if me == root { whole } else { vector(me, len) }, "start_reduce: {name}");
-    Ok(())
-}
-
-/// All reductions, of all types that they are for.
-fn reductions(team: &Team, len: usize, root: usize) -> Result<()> {
-    let at = (team, len, root % team.len());
-    macro_rules! integers {
-        ($($t:ident)*) => {$(
-            let value = |rank, at| number(rank, at) as $t;
-            // Zeros are rare else.
-            let truth = |rank, at| if number(rank, at).is_multiple_of(3) { 0 } else { value(rank, at) };
-            reduces(at, Sum, value, $t::wrapping_add)?;
-            reduces(at, Product, |rank, at| value(rank, at) | 1, $t::wrapping_mul)?;
-            reduces(at, Max, value, Ord::max)?;
-            reduces(at, Min, value, Ord::min)?;
-            reduces(at, And, |rank, at| value(rank, at) | value(rank + 99, at), |a, b| a & b)?;
-            reduces(at, Or, |rank, at| value(rank, at) & value(rank + 99, at), |a, b| a | b)?;
-            reduces(at, Xor, value, |a, b| a ^ b)?;
-            reduces(at, LogicalAnd, truth, |a, b| (a != 0 && b != 0).into())?;
-            reduces(at, LogicalOr, truth, |a, b| (a != 0 || b != 0).into())?;
-            reduces(at, LogicalXor, truth, |a, b| ((a != 0) != (b != 0)).into())?;
-            located!($t);
-        )*};
-    }
-    macro_rules! floats {
-        ($($t:ident)*) => {$(
-            // Sums and products that are exact in any order.
-            let value = |rank, at| (number(rank, at) % 1000) as $t - 500.0;
-            reduces(at, Sum, value, |a, b| a + b)?;
-            reduces(at, Product, |rank, at| [0.5, 1.0, -2.0, 4.0][number(rank, at) as usize % 4], |a, b| a * b)?;
-            reduces(at, Max, value, $t::max)?;
-            reduces(at, Min, value, $t::min)?;
-            located!($t);
-        )*};
-    }
-    // Few values, so that places decide.
-    macro_rules! located {
-        ($t:ident) => {
-            let value = |rank: usize, at: usize| Located { value: (number(rank, at) % 5) as $t, at: number(at, rank) % 100 };
-            let first = |a: Located<$t>, b: Located<$t>| if { a.at } <= { b.at } { a } else { b };
-            let (greater, less) = (
-                |a: Located<$t>, b: Located<$t>| { a.value } > { b.value },
-                |a: Located<$t>, b: Located<$t>| { a.value } < { b.value },
-            );
-            reduces(at, MaxLoc, value, |a, b| {
-                if greater(a, b) {
-                    a
-                } else if greater(b, a) {
-                    b
-                } else {
-                    first(a, b)
-                }
-            })?;
-            reduces(at, MinLoc, value, |a, b| {
-                if less(a, b) {
-                    a
-                } else if less(b, a) {
-                    b
-                } else {
-                    first(a, b)
-                }
-            })?;
-        };
-    }
-    integers!(u8 u16 u32 u64 u128 i8 i16 i32 i64 i128);
-    floats!(f32 f64);
-    let modulus = by("sum modulo p", |a: &u32, b: &u32| (a + b) % 1_000_003);
-    reduces(at, modulus, |rank, at| number(rank, at) as u32 % 1_000_003, |a, b| (a + b) % 1_000_003)?;
-    let map = |rank, at| [number(rank, at) as u32, number(at, rank) as u32];
-    reduces(at, by_ordered("after", after), map, |a, b| after(&a, &b))?;
-    // Of a size that divides nothing.
-    let odd = |rank: usize, at: usize| [number(rank, at) as u8, 1, 2, 3, at as u8, 5, rank as u8];
-    reduces(at, by_ordered("the last", |_: &[u8; 7], b: &[u8; 7]| *b), odd, |_, b| b)
-}
-
 /// One byte of a long vector.
 fn byte(rank: usize, at: usize) -> u8 {
     ((at as u32).wrapping_mul(0x9E37_79B9) >> 24) as u8 ^ rank as u8
 }
 
-/// One operation with vectors of so many bytes in all, of a length that need not divide by anything.
+/// One operation with vectors of `bytes` bytes in all, which need not be a multiple of anything.
 fn long(team: &Team, operation: usize, bytes: usize, root: usize) -> Result<()> {
     let (me, members) = (team.rank(), team.len());
     let (root, part) = (root % members, bytes / members);
@@ -412,7 +294,7 @@ fn long(team: &Team, operation: usize, bytes: usize, root: usize) -> Result<()> 
 const LONG_OPERATIONS: usize = 12;
 const LONGEST: usize = 64 << 20;
 
-fn shape() -> impl Strategy<Value = Shape> {
+pub fn shape() -> impl Strategy<Value = Shape> {
     let sync = prop_oneof![Just(Synchronisation::Background), Just(Synchronisation::Foreground)];
     let progress = prop_oneof![Just(Progress::Adaptive), Just(Progress::Inline), Just(Progress::Poller)];
     // Most share memory; the others are on several boxes, in some order: on one each if there are as many.
@@ -436,11 +318,11 @@ fn shape() -> impl Strategy<Value = Shape> {
 }
 
 /// As likely between 2 and 4 as between 2 and 4 millions; a half are odd, some are 0.
-fn length(bits: u32) -> impl Strategy<Value = usize> {
+pub fn length(bits: u32) -> impl Strategy<Value = usize> {
     (0..=bits, any::<usize>()).prop_map(|(bits, random)| random & ((1 << bits) - 1) | (1 << bits) >> 1)
 }
 
-fn cases(otherwise: u64, share: u64) -> ProptestConfig {
+pub fn cases(otherwise: u64, share: u64) -> ProptestConfig {
     let cases = doorbell_tests::number("DOORBELL_CASES", otherwise * share).div_ceil(share);
     ProptestConfig { cases: cases as u32, failure_persistence: None, max_shrink_iters: 20, ..Default::default() }
 }
@@ -473,7 +355,7 @@ fn a_slot_that_has_no_part_for_each_member_is_told_by_all() {
     });
 }
 
-/// Two boxes with several members each: by two levels, unless something else is asked for, or the order of ranks forbids it.
+/// Two shared-memory groups with several members each: the algorithm has two levels, unless the team names another or the order of ranks forbids it.
 #[test]
 fn who_shares_memory_goes_by_it() {
     let after_it = |team: &Team, begin: &dyn Fn(&Team) -> Result<()>| {
@@ -506,77 +388,6 @@ fn who_shares_memory_goes_by_it() {
     }
 }
 
-/// Members of two boxes, by rank.
-const HOMES: [usize; 4] = [0, 0, 1, 1];
-
-fn on_a_bad_network(node: &Node) {
-    node.wait_for(HOMES.len(), soon()).unwrap();
-    let ids: Vec<NodeId> = (0..HOMES.len() as u16).map(NodeId).collect();
-    for algorithm in [None, Some(Algorithm::Doubling), Some(Algorithm::Ring), Some(Algorithm::Direct)] {
-        let team = algorithm.into_iter().fold(Team::builder(node).members(&ids), TeamBuilder::algorithm);
-        let team = team.label(format!("{algorithm:?}")).patience(4 * PATIENCE).form_by(soon()).unwrap();
-        assert_eq!(team.boxes(), [[0, 1], [2, 3]]);
-        for (root, len) in [3, 700, 10_000].into_iter().enumerate() {
-            all(&team, len, root).unwrap();
-        }
-    }
-}
-
-/// The role: a member.
-pub fn member() {
-    let builder = Node::builder(told("DOMAIN")).id(told("ME").parse::<u16>().unwrap()).max_nodes(HOMES.len());
-    let builder = builder.space(Space::posix_at(told("BOX"))).dead_after(2 * PATIENCE);
-    let node = builder.connect(told("ADDRESS").parse().unwrap()).join().unwrap();
-    on_a_bad_network(&node);
-    // Nobody leaves before the others are through.
-    node.send(NodeId(0), 1, &[]).unwrap();
-    node.recv(Match::any().tag(2), &mut []).unwrap();
-    node.leave().unwrap();
-}
-
-/// Processes on two boxes. Of the datagrams between the leaders of the two three in ten are lost, each way. (Others can't be behind a relay: nobody but the first would
-/// find them.)
-#[test]
-fn results_are_the_same_over_a_network_that_loses_much() {
-    let _turn = Turn::take();
-    let domain = Domain::new("lossy");
-    let away = Directory(format!("/dev/shm/{}", domain.name()));
-    std::fs::create_dir(&away.0).unwrap();
-    let builder = Node::builder(domain.name()).id(0).max_nodes(HOMES.len()).dead_after(2 * PATIENCE);
-    let node = builder.listen(([127, 0, 0, 1], 0).into()).join().unwrap();
-    let address = node.address().unwrap();
-    let badness = Badness { loss: 0.3, duplication: 0.1, reordering: 0.2, ..Badness::NONE };
-    let relay = Relay::start(None, address, [badness; 2], seed()).unwrap();
-    let start = |me: usize| {
-        let start = Process::start("collectives: member").tell("DOMAIN", domain.name()).tell("ME", me.to_string());
-        let start = start.tell("BOX", if HOMES[me] == 0 { "/dev/shm" } else { &away.0 });
-        start.tell("ADDRESS", if me == 2 { relay.front(0) } else { address }.to_string()).go()
-    };
-    let members: Vec<Process> = (1..HOMES.len()).map(start).collect();
-    on_a_bad_network(&node);
-    members.iter().for_each(|_| assert_eq!(node.recv_by(Match::any().tag(1), &mut [], soon()).unwrap().tag, 1));
-    (1..HOMES.len()).for_each(|me| node.send(NodeId(me as u16), 2, &[]).unwrap());
-    members.into_iter().for_each(|member| member.end_well(PATIENCE));
-    node.leave().unwrap();
-    let relayed = relay.relayed();
-    println!("{relayed:?}");
-    assert!(relayed.iter().all(|way| way.lost > 0), "{relayed:?}");
-    drop(away);
-}
-
-/// Nothing is left in it at the end.
-struct Directory(String);
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let _ = std::fs::remove_dir_all(&self.0);
-        } else {
-            std::fs::remove_dir(&self.0).unwrap();
-        }
-    }
-}
-
 #[test]
 fn the_longest_vectors() {
     with_team(Shape { members: 2, ..ONE_BOX }, |team| {
@@ -592,15 +403,6 @@ proptest! {
         shape in shape(), lens in proptest::collection::vec(length(14), 1..4), root in 0..16_usize,
     ) {
         with_team(shape, |team| lens.iter().try_for_each(|len| all(team, *len, root)));
-    }
-}
-
-proptest! {
-    #![proptest_config(cases(15, 4))]
-
-    #[test]
-    fn reductions_are_those_of_a_plain_computation(shape in shape(), len in length(9), root in 0..16_usize) {
-        with_team(shape, |team| reductions(team, len, root));
     }
 }
 

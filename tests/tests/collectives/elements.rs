@@ -5,6 +5,7 @@ use doorbell::collective::{STARTED_MAX, Team, Value};
 use doorbell::error::TeamFault;
 use doorbell::zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use doorbell::{Error, FabricKind, Match, Node, NodeId, Progress, Space, Wait};
+use doorbell_tests::LOOPBACK;
 use doorbell_tests::patience::{PATIENCE, briefly, finishes, soon};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +39,7 @@ fn nodes(ground: Ground, (progress, wait): (Progress, Wait)) -> Vec<Node> {
         let builder = if shares { builder.space(space.clone()) } else { builder.fabric(FabricKind::Udp) };
         let builder = match (ground, nodes.first()) {
             (Ground::Memory, _) => builder,
-            (_, None) => builder.listen(([127, 0, 0, 1], 0).into()),
+            (_, None) => builder.listen(LOOPBACK),
             (_, Some(first)) => builder.connect(first.address().unwrap()),
         };
         nodes.push(builder.join().unwrap());
@@ -46,7 +47,7 @@ fn nodes(ground: Ground, (progress, wait): (Progress, Wait)) -> Vec<Node> {
     nodes
 }
 
-/// Runs a thread for each member, and gives it a barrier of all threads beside.
+/// Runs a thread for each member, and gives it a barrier of all threads.
 fn with_teams(ground: Ground, who: (Progress, Wait), act: impl Fn(&Node, &Arc<Team>, &Barrier) + Send + Sync + 'static) {
     finishes(&format!("{ground:?}, {who:?}"), move || {
         let nodes = nodes(ground, who);
@@ -111,7 +112,7 @@ fn add<T: Value>(a: &T, b: &T) -> T {
     sum
 }
 
-/// The sums of the first members, as this thread makes them by itself.
+/// The sums of the first members, computed in this thread.
 fn sums<T: Value>(members: usize, range: std::ops::Range<usize>) -> Vec<T> {
     range.map(|at| (1..members).fold(element(0, at), |sum, rank| add(&sum, &element(rank, at)))).collect()
 }
@@ -125,7 +126,7 @@ fn same<T: Value>(found: &[T], expected: &[T], what: &str) {
 /// Teams that reductions call.
 static TEAMS: Mutex<BTreeMap<u64, Weak<Team>>> = Mutex::new(BTreeMap::new());
 
-/// What a reduction does that should not: it calls teams. Each call is refused.
+/// Calls teams from within a reduction, which must refuse each call.
 fn call_teams(number: u64) {
     let Some(team) = TEAMS.lock().unwrap().get(&number).and_then(Weak::upgrade) else { return };
     let refused = |result: doorbell::Result<()>| assert!(matches!(result, Err(Error::Reentrant { .. })), "{result:?}");
@@ -175,7 +176,7 @@ fn elements_of_every_size_and_alignment_are_combined_right() {
     }
 }
 
-/// Whoever runs the reduction: the caller, another thread that drives the engine, or the poller.
+/// The caller, another thread that drives the engine, or the poller runs the reduction.
 #[test]
 fn a_reduction_that_calls_its_team_is_refused_and_goes_on() {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
@@ -264,7 +265,7 @@ fn a_reduction_that_waits_does_not_hold_up_the_engine_of_its_node() {
 fn after_a_reduction_that_panics_a_team_is_shrunk_and_goes_on() {
     for ground in ALL {
         with_teams(ground, (Progress::Adaptive, Wait::Auto), move |_, team, _| {
-            // All have the team: who still forms it would meet those who shrink it.
+            // All members have the team: one that still forms it would meet those that shrink it.
             team.barrier().unwrap();
             let fragile = by("fragile", |a: &Widest, b: &Widest| {
                 assert!((a.0[0], b.0[0]) == (0, 0), "it panics on purpose");

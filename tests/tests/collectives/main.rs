@@ -3,10 +3,12 @@
 mod channels;
 mod collectives;
 mod elements;
+mod lossy;
+mod reductions;
 mod team_faults;
 mod team_storm;
 
 doorbell_tests::roles! {
-    "collectives: member" => collectives::member,
+    "collectives: member" => lossy::member,
     "team storm: member" => team_storm::member,
 }

@@ -1,15 +1,17 @@
-//! Members that do not go on: they drop the team, give an operation up, call something else, or their reduction panics. The others are told by name.
+//! Members that do not go on: they drop the team, give an operation up, call another operation, or their reduction panics. The errors of the others name them.
 
 use doorbell::collective::Team;
 use doorbell::collective::reduction::{Max, Sum, by};
 use doorbell::error::TeamFault;
 use doorbell::{Error, FabricKind, Node, NodeId, Progress, Space};
+use doorbell_tests::LOOPBACK;
+use doorbell_tests::patience::{PATIENCE, soon};
 use std::sync::Barrier;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const ALL: [Progress; 3] = [Progress::Adaptive, Progress::Inline, Progress::Poller];
 
-/// Runs a thread for each member of a team, and gives it a barrier of all threads beside.
+/// Runs a thread for each member of a team, and gives it a barrier of all threads.
 fn with_team(members: usize, progress: Progress, patience: Duration, act: impl Fn(&Node, Team, &Barrier) + Sync) {
     let space = Space::heap();
     let node = |at: usize| {
@@ -23,11 +25,10 @@ fn with_team(members: usize, progress: Progress, patience: Duration, act: impl F
         for node in &nodes {
             let (ids, act, meet) = (&ids, &act, &meet);
             scope.spawn(move || {
-                let soon = Instant::now() + Duration::from_secs(20);
-                node.wait_for(members, soon).unwrap();
-                // Nobody leaves before the others are through; who panics keeps nobody here.
+                node.wait_for(members, soon()).unwrap();
+                // No member leaves before the others are done. A member that panics meets the others, too.
                 let _meets = Meets(meet);
-                act(node, Team::builder(node).members(ids).patience(patience).form_by(soon).unwrap(), meet);
+                act(node, Team::builder(node).members(ids).patience(patience).form_by(soon()).unwrap(), meet);
             });
         }
     });
@@ -42,8 +43,6 @@ impl Drop for Meets<'_> {
     }
 }
 
-const LONG: Duration = Duration::from_secs(20);
-
 fn is_of(result: Result<(), Error>, node: u16) {
     let why = TeamFault::GaveUp { node: NodeId(node) };
     assert!(matches!(&result, Err(Error::Team { why: found, .. }) if *found == why), "{result:?}");
@@ -52,7 +51,7 @@ fn is_of(result: Result<(), Error>, node: u16) {
 #[test]
 fn what_a_member_did_before_it_went_counts() {
     for (progress, leaves) in ALL.into_iter().flat_map(|progress| [(progress, false), (progress, true)]) {
-        with_team(3, progress, LONG, |node, team, meet| {
+        with_team(3, progress, PATIENCE, |node, team, meet| {
             // All have the team.
             meet.wait();
             let rank = team.rank();
@@ -113,7 +112,7 @@ fn who_waits_no_longer_tells_the_others() {
 
 #[test]
 fn members_that_call_different_things_are_told() {
-    with_team(2, Progress::Adaptive, LONG, |_, team, _| {
+    with_team(2, Progress::Adaptive, PATIENCE, |_, team, _| {
         let result = if team.rank() == 0 { team.barrier() } else { team.allreduce(Sum, &mut [1_u64]) };
         let Err(Error::Team { why, .. }) = &result else { panic!("{result:?}") };
         let other = NodeId(1 - team.rank() as u16);
@@ -121,7 +120,7 @@ fn members_that_call_different_things_are_told() {
     });
 }
 
-/// Operations with counts, of which `odd` counts on other lengths than the others do: on one element less from or to the next member, or on one more.
+/// Operations with counts. The member `odd` expects other lengths than the others: `change` elements more from or to the next member.
 fn with_counts(team: &Team, operation: usize, odd: usize, change: isize, len: usize) -> Result<(), Error> {
     let (me, members) = (team.rank(), team.len());
     let other = (odd + 1) % members;
@@ -144,7 +143,7 @@ fn lengths_that_differ_are_told() {
     for members in [2, 5, 17] {
         for (operation, odd) in (0..6).flat_map(|operation| [(operation, 0), (operation, members - 1)]) {
             for (change, len) in [(0, 3), (1, 3), (-1, 3), (1, 0), (-1, 1), (1, 20_000), (-20_000, 20_000)] {
-                with_team(members, Progress::Adaptive, LONG, |_, team, meet| {
+                with_team(members, Progress::Adaptive, PATIENCE, |_, team, meet| {
                     let result = with_counts(&team, operation, odd, change, len);
                     meet.wait();
                     let next = team.barrier();
@@ -157,7 +156,7 @@ fn lengths_that_differ_are_told() {
                         return next.unwrap();
                     }
                     let (odd, other) = (NodeId(odd as u16), NodeId(((odd + 1) % members) as u16));
-                    // Who reads what is not as long as it should be: of the root, or of the other one, or of the odd one.
+                    // The member that reads data of a wrong length: the odd one, or the other one.
                     let reader = if [0, 4].contains(&operation) { odd } else { other };
                     let source = if reader == odd { other } else { odd };
                     let of_all = [2, 5].contains(&operation);
@@ -179,7 +178,7 @@ fn lengths_that_differ_are_told() {
 fn a_reduction_that_panics_ends_its_operation_and_nothing_else() {
     for progress in ALL {
         for begun in [false, true] {
-            with_team(3, progress, LONG, |_, team, _| {
+            with_team(3, progress, PATIENCE, |_, team, _| {
                 let rank = team.rank();
                 let fragile = by("fragile", move |left: &u64, right: &u64| {
                     assert!(rank != 1, "it panics on purpose");
@@ -236,8 +235,8 @@ fn calls_that_differ_in_root_length_or_element_are_told() {
         }),
     ];
     for (what, call) in calls {
-        with_team(2, Progress::Adaptive, LONG, |_, team, _| {
-            // Who has what it needs before the other one says anything else finds out by the next.
+        with_team(2, Progress::Adaptive, PATIENCE, |_, team, _| {
+            // A member that completes before it hears of the difference finds out by the next operation.
             let result = call(&team).and_then(|()| team.barrier());
             assert!(is_told(&result), "{what}: {result:?}");
         });
@@ -246,7 +245,7 @@ fn calls_that_differ_in_root_length_or_element_are_told() {
 
 #[test]
 fn a_reduction_may_not_call_its_team() {
-    with_team(2, Progress::Adaptive, LONG, |_, team, _| {
+    with_team(2, Progress::Adaptive, PATIENCE, |_, team, _| {
         let team = &*Box::leak(Box::new(team));
         let calls = by("calls", move |left: &u64, right: &u64| {
             assert!(matches!(team.barrier(), Err(Error::Reentrant { .. })));
@@ -264,15 +263,14 @@ fn a_reduction_may_not_call_its_team() {
 fn a_reduction_that_panics_over_the_network_ends_its_operation_and_nothing_else() {
     for progress in ALL {
         let first = Node::builder("team-faults").id(0).max_nodes(2).progress(progress).fabric(FabricKind::Udp);
-        let first = first.listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+        let first = first.listen(LOOPBACK).join().unwrap();
         let second = Node::builder("team-faults").id(1).max_nodes(2).progress(progress).fabric(FabricKind::Udp);
         let second = second.connect(first.address().unwrap()).join().unwrap();
         std::thread::scope(|scope| {
             for node in [&first, &second] {
                 scope.spawn(move || {
-                    let soon = Instant::now() + LONG;
-                    node.wait_for(2, soon).unwrap();
-                    let team = Team::builder(node).members(&[NodeId(0), NodeId(1)]).patience(LONG).form_by(soon).unwrap();
+                    node.wait_for(2, soon()).unwrap();
+                    let team = Team::builder(node).members(&[NodeId(0), NodeId(1)]).patience(PATIENCE).form_by(soon()).unwrap();
                     let rank = team.rank();
                     let fragile = by("fragile", move |left: &u64, right: &u64| {
                         assert!(rank != 1, "it panics on purpose");
@@ -283,7 +281,7 @@ fn a_reduction_that_panics_over_the_network_ends_its_operation_and_nothing_else(
                         assert!(matches!(result, Err(Error::Team { why: TeamFault::Panicked, .. })), "{result:?}");
                     }
                     assert!(result.is_err() || team.barrier().is_err());
-                    let next = team.shrink_by(soon).unwrap();
+                    let next = team.shrink_by(soon()).unwrap();
                     let mut xs = [1_u64];
                     next.allreduce(Sum, &mut xs).unwrap();
                     assert_eq!(xs, [2]);

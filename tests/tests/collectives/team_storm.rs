@@ -1,4 +1,4 @@
-//! Members of a team die at random moments: every other member is told of whom, they shrink the team, and go on with right results.
+//! Members of a team die at random moments: every other member is told which one died, they shrink the team, and go on with right results.
 //!
 //! `DOORBELL_KILLS` says how many die, `DOORBELL_SEED` seeds the choices.
 
@@ -7,10 +7,10 @@ use doorbell::collective::reduction::{Max, Sum};
 use doorbell::{Error, FabricKind, Node, NodeId};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, soon};
-use doorbell_tests::process::{Process, told};
+use doorbell_tests::process::{Process, told, told_as};
 use doorbell_tests::random::{Random, seed};
 use doorbell_tests::words::Words;
-use doorbell_tests::{Turn, number};
+use doorbell_tests::{LOOPBACK, Turn, number};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
@@ -49,8 +49,8 @@ fn work(team: &Team, node: &Node, words: &Words, round: u64) -> Result<bool, Err
 
 /// The role: works, and shrinks its team when a member died.
 pub fn member() {
-    let me: usize = told("ME").parse().unwrap();
-    let count: usize = told("COUNT").parse().unwrap();
+    let me: usize = told_as("ME");
+    let count: usize = told_as("COUNT");
     let words = Words::inherited();
     let builder = Node::builder(told("DOMAIN")).id(me as u16).max_nodes(count + 1);
     let node = match &told("ADDRESS")[..] {
@@ -122,7 +122,7 @@ fn storm(networked: bool, kills: u64) {
         // All others meet by it.
         let meeting = networked.then(|| {
             let builder = Node::builder(domain.name()).id(count as u16).max_nodes(count + 1);
-            builder.listen(([127, 0, 0, 1], 0).into()).dead_after(DEAD_AFTER).join().unwrap()
+            builder.listen(LOOPBACK).dead_after(DEAD_AFTER).join().unwrap()
         });
         let address = meeting.as_ref().map_or("none".to_owned(), |node| node.address().unwrap().to_string());
         let start = |me: usize| {

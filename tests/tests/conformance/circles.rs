@@ -1,12 +1,13 @@
-//! Circles of waits for keys: who closes one is told.
+//! Deadlocks of waits for locks: the waiter that closes one is told.
 
 use super::locks::{lock_sound, met, until_waiting, why};
 use doorbell::{Circle, LockFault, LockKey, Node, Resource, Value};
-use doorbell_tests::patience::{Running, running, soon, until};
+use doorbell_tests::patience::{Running, eventually, running, soon};
 use doorbell_tests::world::World;
 use std::sync::{Arc, Barrier};
 
-/// Each node has a key and waits for that of the next one, both as this owner. Says how each of them ended; who was told of a circle gives up what it has.
+/// Each node holds a lock and waits for that of the next one, both as this owner. Returns how each wait ended. A node that is told of a deadlock gives
+/// its lock up.
 fn circle<const N: usize>(nodes: &[Node; N], owner: fn(&LockKey) -> LockKey, one_after_the_other: bool) -> [Option<Circle>; N] {
     let keys: [[LockKey; N]; N] = std::array::from_fn(|at| {
         let name = format!("key {at}");
@@ -40,13 +41,13 @@ fn circle<const N: usize>(nodes: &[Node; N], owner: fn(&LockKey) -> LockKey, one
     let ended: Vec<_> = waiting.into_iter().map(Running::join).collect();
     for key in &keys {
         // Guards that are dropped wait for nobody.
-        until("the keys free", || (key[0].get().unwrap() == Value::Unlocked).then_some(()));
+        eventually("the keys free", || key[0].get().unwrap() == Value::Unlocked);
     }
     std::array::from_fn(|at| ended[at].clone())
 }
 
 fn check_circles<const N: usize>(nodes: &[Node; N]) {
-    // Who came last closed it.
+    // The last waiter closed it.
     let told = circle(nodes, LockKey::clone, true);
     let last = told[N - 1].as_ref().expect("nobody told the last");
     assert!(told[..N - 1].iter().all(Option::is_none), "{told:?}");

@@ -1,8 +1,8 @@
-//! Devices: what is sent to a thread id reaches that thread, whatever leads to the device.
+//! Devices: a message to a thread id reaches that thread over every fabric.
 
 use doorbell::DeviceSender;
 use doorbell::{Device, DeviceFault, DeviceThread, Error, Node, NodeId};
-use doorbell_tests::patience::{Running, finishes, running, soon, until};
+use doorbell_tests::patience::{Running, eventually, finishes, running, soon};
 use doorbell_tests::pattern;
 use doorbell_tests::world::World;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ fn device(node: &Node) -> Device {
     Device::builder(node, "net").threads(8).message_max(LONG).attach().unwrap()
 }
 
-/// Lengths that say something, and others by a seed.
+/// Lengths at boundaries, and random ones.
 fn length(seed: u64) -> usize {
     const CLEAR: [usize; 10] = [0, 1, 8, 31, 32, 33, 64, 65, 4096, LONG];
     let mixed = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) as usize;
     if mixed.is_multiple_of(3) { CLEAR[mixed / 3 % CLEAR.len()] } else { mixed % 3000 }
 }
 
-/// Turns the engine of a node until it is dropped: under some policies nobody else does, and who feeds a device has to.
+/// Turns the engine of a node until it is dropped: a node that feeds a device must progress, and under some policies no other thread turns it.
 struct Driving {
     over: Arc<AtomicBool>,
     thread: Option<Running<()>>,
@@ -57,7 +57,7 @@ fn fault<T: std::fmt::Debug>(result: Result<T, Error>) -> DeviceFault {
     }
 }
 
-/// Receives until each of so many senders said that it is through; what comes from each is intact and in order.
+/// Receives until all senders have said that they are done. Checks that the messages of each are intact and in order.
 fn receive_all(mut thread: DeviceThread, senders: &[NodeId]) -> u64 {
     let mut buf = vec![0; LONG];
     let mut next = [0_u64; 16];
@@ -175,7 +175,7 @@ pub fn a_sender_waits_for_room_in_a_device(world: &World) {
         sender.flush_by(soon()).unwrap();
     });
     let mut buf = vec![0; 10_000];
-    until("the device is full", || full.load(Ordering::Acquire).then_some(()));
+    eventually("the device is full", || full.load(Ordering::Acquire));
     for tag in 0..1000 {
         assert_eq!(thread.receive_by(&mut buf, soon()).unwrap().tag, tag);
     }

@@ -1,7 +1,8 @@
 //! Too much at once: lanes and pools that are full, and nodes that send before they receive.
 
 use doorbell::{Error, Match, Node, NodeId, Peer, Progress};
-use doorbell_tests::patience::{briefly, finishes, running, soon, until};
+use doorbell_tests::in_place::read_by;
+use doorbell_tests::patience::{briefly, eventually, finishes, running, soon, until};
 use doorbell_tests::pattern;
 use doorbell_tests::world::{BLOCKING, Ground, World};
 use std::sync::Arc;
@@ -34,7 +35,7 @@ fn fill(peer: &Peer) -> u64 {
     sent
 }
 
-/// Receives numbered messages, which must be these.
+/// Receives numbered messages and checks the numbers.
 #[track_caller]
 fn drain(node: &Node, numbers: std::ops::Range<u64>) {
     let mut buf = [0; 1024];
@@ -44,7 +45,7 @@ fn drain(node: &Node, numbers: std::ops::Range<u64>) {
     }
 }
 
-/// What a lane of default size and a pool of this size hold at most, in messages of 1 KiB.
+/// The most messages of 1 KiB that a lane of default size and a pool of this size hold.
 fn most(world: &World, pool: usize) -> u64 {
     let lane = if world.is_networked() { 1024 + 128 } else { 128 };
     // Two links of a network, beside shared memory.
@@ -94,7 +95,7 @@ pub fn a_full_pool_holds_senders_back_and_lets_them_go_on(world: &World) {
     assert!(stats.pooled_bytes_most <= POOL, "the pool of {POOL} bytes held {}", stats.pooled_bytes_most);
     assert!(stats.pooled > 30, "the pool was used: {stats:?}");
     assert!(sent.iter().sum::<u64>() <= 2 * most(world, POOL), "{sent:?} messages of 1 KiB were taken");
-    // Whoever comes with what the target wants gets through if its lane has room; the others when the pool has.
+    // A message that a receive waits for gets through if its lane has room; the others when the pool has.
     let mut buf = [0; 1024];
     for (sender, sent) in [&one, &two].into_iter().zip(sent) {
         for number in 0..sent {
@@ -121,7 +122,7 @@ pub fn a_send_waits_for_room(world: &World) {
     sending.join();
 }
 
-/// Sends messages until that is `bytes`, or until there is `Full`. Returns how many were sent.
+/// Sends messages until `bytes` bytes are sent, or until `Full`. Returns the number of messages.
 fn send_much(node: &Node, to: NodeId, len: usize, bytes: usize) -> (u64, bool) {
     let message = pattern::bytes(len, node.id().0 as u64);
     for number in 0..(bytes / len) as u64 {
@@ -146,11 +147,11 @@ fn all_send_first<const N: usize>(nodes: [Node; N], len: usize, bytes: usize) ->
             let (node, to, ready) = (node.clone(), nodes[(node.id().index() + 1) % N].id(), ready.clone());
             running("a node that sends before it receives", move || {
                 let count = send_much(&node, to, len, bytes);
-                // Whoever has sent all goes on to do something else, but lets its engine turn now and then.
+                // A node that has sent all turns its engine now and then.
                 ready.fetch_add(1, Ordering::SeqCst);
-                until("all have sent or got Full", || {
+                eventually("all have sent or got Full", || {
                     node.progress().unwrap();
-                    (ready.load(Ordering::SeqCst) == N).then_some(())
+                    ready.load(Ordering::SeqCst) == N
                 });
                 count
             })
@@ -165,7 +166,7 @@ fn all_send_first<const N: usize>(nodes: [Node; N], len: usize, bytes: usize) ->
             assert_eq!((envelope.tag, envelope.sequence as u64, envelope.len), (number, number, len));
             pattern::check(&buf, node.id().0 as u64);
         }
-        // What was refused is not delivered, and what comes next is.
+        // A refused message is not delivered, and the next one is.
         to.send_by(to.id(), 1, b"to myself", soon()).unwrap();
         assert_eq!(to.recv_by(Match::any(), &mut buf, soon()).unwrap().source, to.id());
         // It refuses others itself, and may not have heard yet that there is room again.
@@ -181,7 +182,7 @@ fn all_send_first<const N: usize>(nodes: [Node; N], len: usize, bytes: usize) ->
     std::array::from_fn(|index| counts[index].1)
 }
 
-/// A gigabyte takes its time, so there is less of it unless somebody asks. Either is far more than pools of 1 MiB hold.
+/// Less than a gigabyte unless the environment asks for it, to save time. Either is far more than pools of 1 MiB hold.
 fn much() -> usize {
     (doorbell_tests::number("DOORBELL_BULK_MIB", 64) as usize) << 20
 }
@@ -216,9 +217,9 @@ pub fn one_message_larger_than_the_pools_of_two_nodes(world: &World) {
             ends[me].store(end, Ordering::SeqCst);
             // Only then it receives what the other sends, if the other does.
             let receive = node.start_recv(Match::from(other), vec![0; len]).unwrap();
-            until("the other has sent or got Full", || {
+            eventually("the other has sent or got Full", || {
                 receive.test();
-                (ends[1 - me].load(Ordering::SeqCst) != PENDING).then_some(())
+                ends[1 - me].load(Ordering::SeqCst) != PENDING
             });
             if ends[1 - me].load(Ordering::SeqCst) == SENT {
                 let Ok(completion) = receive.wait_by(soon()) else { panic!("a message that was sent does not arrive") };
@@ -299,7 +300,7 @@ pub fn a_message_larger_than_the_pool_is_received_in_every_form(world: &World) {
     let mut buf = vec![0; LEN];
     assert_eq!(b.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, 0);
     pattern::check(&buf, 0);
-    let bytes = b.recv_with_by(Match::from(from), soon(), |_, payload| payload.to_vec()).unwrap();
+    let bytes = read_by(&b, Match::from(from), soon(), |_, payload| payload.to_vec()).unwrap();
     pattern::check(&bytes, 1);
     let completion = b.start_recv(Match::any(), vec![0; LEN]).unwrap().wait_by(soon());
     let Ok(completion) = completion else { panic!("a receive of a message larger than the pool does not end") };

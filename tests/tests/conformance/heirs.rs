@@ -1,4 +1,4 @@
-//! Keys whose owner is gone: the next one has it, and is told.
+//! Locks whose owner is gone: the next owner gets the lock and is told.
 
 use super::locks::{grounds, lock_sound, until_waiting, waits};
 use doorbell::{Error, LockKey, Value};
@@ -6,7 +6,7 @@ use doorbell_tests::patience::{soon, until};
 use doorbell_tests::world::World;
 use std::time::{Duration, Instant};
 
-/// The next owners of a key whose owner `gone` is gone: each is told, until one has repaired what it guards.
+/// The next owners of a lock after its owner `gone`: each is told, until one has repaired the data that the lock guards.
 #[track_caller]
 fn check_heirs(keys: [&LockKey; 2], gone: doorbell::OwnerId) {
     for key in [keys[0], keys[1], keys[1], keys[0]] {
@@ -28,7 +28,7 @@ fn check_heirs(keys: [&LockKey; 2], gone: doorbell::OwnerId) {
 pub fn the_next_owner_is_told_who_died(world: &World) {
     let (nodes, [a, b, c]) = grounds(world);
     let [na, nb, _nc] = nodes;
-    // Found by who comes, by who comes again and again, by who waits.
+    // A newcomer, a caller that tries again and again, and a waiter find out.
     let guard = lock_sound(&b);
     let gone = guard.owner();
     nb.abandon();
@@ -59,7 +59,7 @@ pub fn the_next_owner_is_told_who_died(world: &World) {
     assert_eq!(guard.inherited_from(), Some(gone));
     guard.unlock().unwrap();
     a.lock_by(soon()).unwrap().mark_repaired().unwrap();
-    // However short the waits of those who come.
+    // Even waits that are too short find out.
     let nb = world.node(1);
     let b = LockKey::find(&nb, "key").unwrap();
     let gone = lock_sound(&b).keep();
@@ -67,7 +67,7 @@ pub fn the_next_owner_is_told_who_died(world: &World) {
     let guard = until("a short wait that inherits", || a.lock_by(Instant::now() + Duration::from_micros(100)).ok());
     assert_eq!(guard.inherited_from(), Some(gone));
     guard.unlock().unwrap();
-    // One dies who inherited: the latest is named.
+    // An heir dies: the next owner is told of the heir.
     let heir = c.lock_by(soon()).unwrap();
     assert_eq!(heir.inherited_from(), Some(gone));
     let gone = heir.keep();

@@ -2,18 +2,13 @@
 
 use doorbell::zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use doorbell::{Error, Event, Loan, LoanStats, Match, Node, Plain, Taken};
-use doorbell_tests::patience::{briefly, soon};
+use doorbell_tests::in_place::read_by;
+use doorbell_tests::patience::{briefly, eventually, soon};
 use doorbell_tests::pattern;
 use doorbell_tests::world::{Ground, World};
 use std::mem::forget;
 
-/// Waits until something is so.
-#[track_caller]
-fn until(what: &str, mut ask: impl FnMut() -> bool) {
-    doorbell_tests::patience::until(what, || ask().then_some(()))
-}
-
-/// All that a node lends has come back.
+/// Checks that all loans of a node have come back.
 #[track_caller]
 fn is_whole(node: &Node) {
     let LoanStats { held, blocks, out, .. } = node.loan_stats().unwrap();
@@ -75,7 +70,7 @@ pub fn values_and_slices_are_lent_as_what_they_are(world: &World) {
     // SAFETY: its owner writes it no more.
     assert_eq!((wide.read(), *unsafe { wide.as_ref() }), ([9; 16], [9; 16]));
     drop((wide, many));
-    // What was not lent is copied, however long, and however it is aligned.
+    // A message that is no loan is copied, whatever its length and alignment.
     for len in [128, 128 * 50, 128 * 3000] {
         let sender = doorbell_tests::patience::running("a send", {
             let (a, to) = (a.clone(), b.id());
@@ -87,7 +82,7 @@ pub fn values_and_slices_are_lent_as_what_they_are(world: &World) {
         assert!(unsafe { copied.as_slice() }.iter().all(|wide| *wide == [0x0101_0101_0101_0101; 16]));
         sender.join();
     }
-    // What is of another size comes back with the error, lent or not.
+    // A message of another size comes back with the error, lent or not.
     loan(&a, 7, 5).send(b.id(), 4).unwrap();
     a.send_by(b.id(), 4, &[1; 7], soon()).unwrap();
     for _ in 0..2 {
@@ -233,7 +228,7 @@ pub fn a_loan_waits_in_the_pool_and_holds_its_memory(world: &World) {
     for seed in 0..5 {
         loan(&a, 100_000, seed).send_by(b.id(), seed, soon()).unwrap();
     }
-    until("five messages in the pool", || b.probe(Match::any().tag(4)).unwrap().is_some());
+    eventually("five messages in the pool", || b.probe(Match::any().tag(4)).unwrap().is_some());
     let (mine, theirs) = (a.loan_stats().unwrap(), b.stats().unwrap());
     assert_eq!((mine.out, theirs.pooled), (5, 5));
     assert!(theirs.pooled_bytes < 1000, "{theirs:?}");
@@ -257,7 +252,7 @@ pub fn every_receive_takes_a_loan(world: &World) {
             let request = if form == 3 && !early { Some(b.start_recv(Match::any(), vec![0; 90_000]).unwrap()) } else { None };
             let sender = if early {
                 send();
-                until("a message in the pool", || b.probe(Match::any()).unwrap().is_some());
+                eventually("a message in the pool", || b.probe(Match::any()).unwrap().is_some());
                 None
             } else {
                 Some(doorbell_tests::patience::running("a send", move || {
@@ -271,12 +266,11 @@ pub fn every_receive_takes_a_loan(world: &World) {
                     assert_eq!((envelope.len, envelope.tag), (90_000, seed));
                     pattern::check(&buf[..90_000], seed);
                 }
-                1 => b
-                    .recv_with_by(Match::any(), soon(), |envelope, payload| {
-                        assert_eq!((envelope.len, payload.len()), (90_000, 90_000));
-                        pattern::check(&payload.to_vec(), seed);
-                    })
-                    .unwrap(),
+                1 => read_by(&b, Match::any(), soon(), |envelope, payload| {
+                    assert_eq!((envelope.len, payload.len()), (90_000, 90_000));
+                    pattern::check(&payload.to_vec(), seed);
+                })
+                .unwrap(),
                 2 => match b.recv_by(Match::any(), &mut buf[..10], soon()) {
                     Err(Error::Truncated { message, capacity: 10 }) => pattern::check(&message.bytes, seed),
                     other => panic!("{other:?}"),
@@ -351,7 +345,7 @@ pub fn a_reader_that_is_gone_holds_nothing(world: &World) {
     let [a, c] = [0, 2].map(|id| world.node(id));
     for (go, forgets) in [(Node::abandon as fn(Node), true), (|node: Node| node.leave().unwrap(), false)] {
         let b = world.node(1);
-        until("this life", || a.peer(b.id()).is_ok_and(|peer| peer.incarnation() == b.incarnation()));
+        eventually("this life", || a.peer(b.id()).is_ok_and(|peer| peer.incarnation() == b.incarnation()));
         let shared = loan(&a, 3000, 1);
         shared.send_to(&[b.id(), c.id(), b.id()], 1).unwrap();
         a.loan_bytes(100_000).unwrap().send(b.id(), 2).unwrap();
@@ -366,7 +360,7 @@ pub fn a_reader_that_is_gone_holds_nothing(world: &World) {
             // After its node left, it gives nothing back.
             drop(theirs);
         }
-        until(
+        eventually(
             "the reader's end",
             || matches!(a.try_event().unwrap(), Some(Event::Died { node, .. } | Event::Left { node, .. }) if node.0 == 1),
         );
@@ -376,7 +370,7 @@ pub fn a_reader_that_is_gone_holds_nothing(world: &World) {
         is_whole(&a);
         // The next life has the same slots.
         let b = world.node(1);
-        until("the next life", || a.peer(b.id()).is_ok_and(|peer| peer.incarnation() == b.incarnation()));
+        eventually("the next life", || a.peer(b.id()).is_ok_and(|peer| peer.incarnation() == b.incarnation()));
         loan(&a, 10, 2).send_by(b.id(), 1, soon()).unwrap();
         let taken = take(&b, Match::any());
         assert_eq!(a.loan_stats().unwrap().out, 1);
@@ -396,7 +390,7 @@ pub fn what_was_taken_outlives_its_owner(world: &World) {
         }
         let mine = loan(&a, 10_000, 9);
         let taken = take(&b, Match::any().tag(1));
-        until("all are there", || b.probe(Match::any().tag(2)).unwrap().is_some());
+        eventually("all are there", || b.probe(Match::any().tag(2)).unwrap().is_some());
         go(a);
         pattern::check(&taken.to_vec(), 1);
         // What came before is read after; it may be that nobody is told of the end yet.
@@ -410,7 +404,7 @@ pub fn what_was_taken_outlives_its_owner(world: &World) {
         // And after the next life has begun, to which it must not be given back.
         let a = world.node(0);
         pattern::check(&taken.to_vec(), 1);
-        until("the next life", || a.peer(b.id()).is_ok());
+        eventually("the next life", || a.peer(b.id()).is_ok());
         let shared = loan(&a, 10, 4);
         (0..8).for_each(|_| shared.send_by(b.id(), 1, soon()).unwrap());
         drop((taken, late, mine));
@@ -420,7 +414,7 @@ pub fn what_was_taken_outlives_its_owner(world: &World) {
         is_whole(&a);
         a.leave().unwrap();
         // The lane is free for the next when its reader has seen this end.
-        until("the end", || matches!(b.try_event().unwrap(), Some(Event::Left { .. })));
+        eventually("the end", || matches!(b.try_event().unwrap(), Some(Event::Left { .. })));
     }
 }
 
@@ -443,7 +437,7 @@ pub fn forgetting_a_loan_is_sound(world: &World) {
     others.iter().zip(3..).for_each(|(other, seed)| pattern::check(other, seed));
     drop(others);
     b.leave().unwrap();
-    until("the reader's end", || matches!(a.try_event().unwrap(), Some(Event::Left { .. })));
+    eventually("the reader's end", || matches!(a.try_event().unwrap(), Some(Event::Left { .. })));
     let stats = a.loan_stats().unwrap();
     assert_eq!((stats.blocks, stats.out), (2, 0));
     a.leave().unwrap();
@@ -455,14 +449,14 @@ pub fn forgetting_a_loan_is_sound(world: &World) {
 pub fn loans_are_used_from_within_a_reader(world: &World) {
     let [a, b] = world.nodes();
     b.send_by(a.id(), 1, b"now", soon()).unwrap();
-    let loan = a.recv_with_by(Match::any(), soon(), |_, _| a.loan::<u64>().unwrap()).unwrap();
+    let loan = read_by(&a, Match::any(), soon(), |_, _| a.loan::<u64>().unwrap()).unwrap();
     let mut loan = loan;
     *loan = 8;
-    let error = a.recv_with_by(Match::any(), briefly(), |_, _| ()).unwrap_err();
+    let error = read_by(&a, Match::any(), briefly(), |_, _| ()).unwrap_err();
     assert!(matches!(error, Error::Timeout { .. }));
     loan.send(b.id(), 1).unwrap();
     // From the pool it is read without the engine in hand.
-    b.recv_with_by(Match::any(), soon(), |_, _| {
+    read_by(&b, Match::any(), soon(), |_, _| {
         let taken = b.try_take::<u64>(Match::any());
         assert!(matches!(taken, Err(Error::Reentrant { .. }) | Ok(None)), "{taken:?}");
     })

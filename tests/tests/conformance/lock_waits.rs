@@ -1,4 +1,4 @@
-//! How soon a wait for a key is over once nothing stands against it: not only some day.
+//! A wait for a lock ends soon after the lock is free.
 
 use super::locks::{grounds, lock_sound, until_waiting};
 use doorbell::{LockKey, Match, Node, Wait};
@@ -9,10 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 15;
-/// A wait may take so many times as long as a message and a sleeper's waking. One that is never woken takes 25 ms, until it looks by itself.
+/// The factor by which a wait may exceed the time of a message plus a wake-up. A waiter that is not woken takes 25 ms, until it looks by itself.
 const TIMES_MOST: u32 = 40;
 
-/// How long a thread that sleeps takes to run once it is woken.
+/// The time from a wake-up until the woken thread runs.
 fn wake() -> Duration {
     let (tell, told) = mpsc::channel();
     let sleeper = thread::spawn(move || {
@@ -26,7 +26,7 @@ fn wake() -> Duration {
     sleeper.join().unwrap().saturating_duration_since(began)
 }
 
-/// How long a message takes.
+/// The time of a message.
 fn message([from, to]: [&Node; 2]) -> Duration {
     let (node, source) = (to.clone(), from.id());
     let receiving = running("a receive", move || {
@@ -39,7 +39,7 @@ fn message([from, to]: [&Node; 2]) -> Duration {
     receiving.join().saturating_duration_since(began)
 }
 
-/// Locks the key in a thread of its own, and says when it had it.
+/// Takes the lock in a thread of its own, and returns when it had it.
 fn has(key: &LockKey) -> Running<Instant> {
     let key = key.clone();
     running("a wait for a key", move || {

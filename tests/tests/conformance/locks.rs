@@ -1,13 +1,14 @@
-//! Keys of the lock registry: one owner at a time, whoever waits, gives up, leaves or dies.
+//! Locks of the registry: one owner at a time, while nodes wait, give up, leave and die.
 
 use doorbell::{Error, KeyGuard, LockFault, LockKey, Match, Node, NodeId, Resource, Result, TryLock, Value};
-use doorbell_tests::patience::{Running, briefly, running, soon, until};
+use doorbell_tests::in_place::read;
+use doorbell_tests::patience::{Running, briefly, eventually, running, soon, until};
 use doorbell_tests::world::World;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-/// Nodes that have met, and a key that the first one made, as each has it.
+/// Nodes that have met, and the handle of each to a lock that the first one made.
 #[track_caller]
 pub(super) fn grounds<const N: usize>(world: &World) -> ([Node; N], [LockKey; N]) {
     let nodes = met(world);
@@ -15,7 +16,7 @@ pub(super) fn grounds<const N: usize>(world: &World) -> ([Node; N], [LockKey; N]
     (nodes, keys)
 }
 
-/// Nodes that have met: before that they might have registries of their own.
+/// Nodes that have met. Before that, each might have a registry of its own.
 #[track_caller]
 pub(super) fn met<const N: usize>(world: &World) -> [Node; N] {
     let nodes = world.nodes::<N>();
@@ -31,7 +32,7 @@ fn shared<const N: usize>(nodes: &[Node; N], name: &str) -> [LockKey; N] {
     std::array::from_fn(|at| LockKey::find(&nodes[at], name).unwrap())
 }
 
-/// What is wrong with a call on a key, and nothing else.
+/// The lock fault of an error. Panics on any other error.
 #[track_caller]
 pub(super) fn why<T>(result: Result<T>) -> LockFault {
     match result {
@@ -41,7 +42,7 @@ pub(super) fn why<T>(result: Result<T>) -> LockFault {
     }
 }
 
-/// The node that had the key when the deadline passed.
+/// The node that had the lock when the deadline passed.
 #[track_caller]
 fn held_by<T>(result: Result<T>) -> Option<NodeId> {
     match result {
@@ -60,7 +61,7 @@ fn busy(key: &LockKey) -> Value {
     }
 }
 
-/// Locks the key, and checks that nobody died with it.
+/// Takes the lock, and checks that no owner died with it.
 #[track_caller]
 pub(super) fn lock_sound(key: &LockKey) -> KeyGuard<'_> {
     let guard = key.lock_by(soon()).unwrap();
@@ -68,13 +69,13 @@ pub(super) fn lock_sound(key: &LockKey) -> KeyGuard<'_> {
     guard
 }
 
-/// Waits until so many are known to wait for it.
+/// Waits until the registry knows `count` waiters.
 #[track_caller]
 pub(super) fn until_waiting(key: &LockKey, count: usize) {
-    until("somebody who waits for a key", || (key.facts().unwrap().waiting.len() >= count).then_some(()));
+    eventually("somebody waits for the lock", || key.facts().unwrap().waiting.len() >= count);
 }
 
-/// Waits for the key in a thread of its own, uses it, and says who died with it.
+/// Waits for the lock in a thread of its own, uses it, and returns the owner that died with it.
 pub(super) fn waits(key: &LockKey) -> Running<Result<Option<doorbell::OwnerId>>> {
     let key = key.clone();
     running("a wait for a key", move || {
@@ -239,7 +240,7 @@ pub fn two_never_own_a_key(world: &World) {
     threads.into_iter().for_each(Running::join);
     assert_eq!(pair[0].load(Ordering::Relaxed), 3 * THREADS as u64 * ROUNDS);
     assert_eq!(keys[0].get().unwrap(), Value::Unlocked);
-    until("nobody who waits any more", || keys[0].facts().unwrap().waiting.is_empty().then_some(()));
+    eventually("nobody waits any more", || keys[0].facts().unwrap().waiting.is_empty());
 }
 
 pub fn a_wait_for_a_key_ends_at_its_deadline(world: &World) {
@@ -278,12 +279,12 @@ pub fn the_module_locks_a_key_for_everybody(world: &World) {
     assert_eq!(why(a.unlock()), LockFault::NotYours(Value::Module));
     let waiter = waits(&b);
     until_waiting(&a, 1);
-    // Whoever calls it.
+    // Any node may call it.
     c.unlock_all().unwrap();
     assert_eq!(waiter.join().unwrap(), None);
     assert_eq!(why(a.unlock_all()), LockFault::NotYours(Value::Unlocked));
 
-    // It stays locked when whoever locked it is gone.
+    // It stays locked after the node that locked it has left.
     let [na, nb, nc] = nodes;
     b.lock_all(soon()).unwrap();
     nb.leave().unwrap();
@@ -308,10 +309,10 @@ pub fn the_module_waits_for_who_is_in(world: &World) {
 
     let all = a.clone();
     let locking = running("lock_all", move || all.lock_all(soon()));
-    until("a key that is barred", || a.facts().unwrap().seen.is_barred().then_some(()));
+    eventually("a key that is barred", || a.facts().unwrap().seen.is_barred());
     let waiter = waits(&c);
     until_waiting(&a, 1);
-    // Who is in stays in; nobody else comes.
+    // The owner keeps the lock, and no other node gets it.
     assert_eq!(a.get().unwrap(), Value::Owner(b.my_id()));
     assert_eq!(busy(&c), Value::Owner(b.my_id()));
     guard.unlock().unwrap();
@@ -324,17 +325,17 @@ pub fn the_module_waits_for_who_is_in(world: &World) {
     let guard = lock_sound(&b);
     let all = a.clone();
     let locking = running("lock_all", move || all.lock_all(soon()));
-    until("a key that is barred", || a.facts().unwrap().seen.is_barred().then_some(()));
+    eventually("a key that is barred", || a.facts().unwrap().seen.is_barred());
     c.unlock_all().unwrap();
     let value = Value::Owner(b.my_id());
     assert_eq!(why(locking.join()), LockFault::Otherwise(value));
     guard.unlock().unwrap();
 
-    // Who is in dies.
+    // The owner dies.
     let dead = lock_sound(&b).keep();
     let all = a.clone();
     let locking = running("lock_all", move || all.lock_all(soon()));
-    until("a key that is barred", || a.facts().unwrap().seen.is_barred().then_some(()));
+    eventually("a key that is barred", || a.facts().unwrap().seen.is_barred());
     let waiter = waits(&c);
     until_waiting(&a, 1);
     let [_na, nb, _nc] = nodes;
@@ -400,19 +401,19 @@ pub fn who_waits_for_a_key_is_told_that_it_was_destroyed(world: &World) {
     let guard = lock_sound(&a);
     let waiting = [waits(&a), waits(&b)];
     until_waiting(&a, 2);
-    // By who has it: nobody else may.
+    // Only the owner may destroy it.
     assert_eq!(why(b.clone().destroy(briefly())), LockFault::InUse(vec![nodes[0].id()]));
     a.clone().destroy(soon()).unwrap();
     for waiter in waiting {
         assert_eq!(why(waiter.join()), LockFault::Destroyed);
     }
-    // What is in its place is nothing to the guard of the old one.
+    // The guard of the old lock does not touch the lock that takes its place.
     let new = LockKey::init(&nodes[0], "key", Resource::Unnamed).unwrap();
     let mine = lock_sound(&new);
     drop(guard);
     assert_eq!(new.get().unwrap(), Value::Owner(new.my_id()), "a guard of another key unlocked it");
     mine.unlock().unwrap();
-    // Somebody has it who said that it does not use it.
+    // The owner has released its use of the lock.
     let theirs = LockKey::find(&nodes[1], "key").unwrap();
     let guard = lock_sound(&theirs);
     theirs.clone().release().unwrap();
@@ -438,13 +439,13 @@ pub fn who_gives_up_waiting_holds_up_nobody(world: &World) {
     let inherited = patient.join().unwrap();
     if world.is_networked() {
         // That it died while it waited is known only when it has been silent for long: it may get the key before that.
-        until("its death being known", || (!na.members().unwrap().iter().any(|member| member.id == NodeId(1))).then_some(()));
+        eventually("its death being known", || !na.members().unwrap().iter().any(|member| member.id == NodeId(1)));
         a.lock_by(soon()).unwrap().mark_repaired().unwrap();
     } else {
         assert_eq!(inherited, None);
     }
     drop(lock_sound(&a));
-    // Whoever gives up while the key changes hands all the time.
+    // A waiter gives up while the lock changes hands all the time.
     let stop = Arc::new(AtomicBool::new(false));
     let (busy, stopped) = (a.clone(), stop.clone());
     let owner = running("an owner", move || {
@@ -461,7 +462,7 @@ pub fn who_gives_up_waiting_holds_up_nobody(world: &World) {
     drop(lock_sound(&c));
     stop.store(true, Ordering::Relaxed);
     owner.join();
-    until("nobody waiting", || a.facts().unwrap().waiting.is_empty().then_some(()));
+    eventually("nobody waiting", || a.facts().unwrap().waiting.is_empty());
 }
 
 pub fn everybody_gets_a_turn(world: &World) {
@@ -510,10 +511,9 @@ pub fn keys_are_locked_within_a_reader(world: &World) {
     let (reader, asked) = (nodes[1].clone(), Arc::new(AtomicBool::new(false)));
     let asks = asked.clone();
     let reading = running("locking within a reader", move || {
-        let read = reader.recv_with(Match::any(), |_, _| {
+        let read = read(&reader, Match::any(), |_, _| {
             if is_networked {
-                // Whoever has the key may have to say by a letter that it gives it up, and nobody could read that; but where a thread of the node turns
-                // the engine.
+                // The owner may give the lock up by a notice, which this node reads only if another of its threads turns the engine.
                 assert!(matches!(b.lock_by(briefly()), Err(Error::Reentrant { .. } | Error::Timeout { .. })));
                 asks.store(true, Ordering::SeqCst);
                 return;
@@ -524,7 +524,7 @@ pub fn keys_are_locked_within_a_reader(world: &World) {
         });
         read.unwrap();
     });
-    until("a wait within a reader", || asked.load(Ordering::SeqCst).then_some(()));
+    eventually("a wait within a reader", || asked.load(Ordering::SeqCst));
     guard.unlock().unwrap();
     reading.join();
     drop(lock_sound(&a));

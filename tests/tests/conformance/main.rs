@@ -1,5 +1,4 @@
-//! One suite for every fabric and every policy: what a program may rely on, whatever carries its messages and whoever
-//! drives.
+//! One suite for every fabric and every policy: the behaviour that a program may rely on.
 //!
 //! Each behaviour is a function over a [`World`]. The macro at the end makes every world and in it one test for each
 //! behaviour.
@@ -25,6 +24,11 @@ mod transfers;
 use doorbell::{Progress, Wait};
 use doorbell_tests::world::{Ground, World};
 
+/// Runs a behaviour in a new world. Thousands of tests call this, so that each of them compiles to one call.
+pub(crate) fn run(behaviour: fn(&World), ground: Ground, progress: Progress, wait: Wait) {
+    behaviour(&World::new(ground, progress, wait));
+}
+
 macro_rules! suite {
     ($($room:ident: $($behaviour:ident)+;)+) => {
         /// Runs every behaviour in every world.
@@ -35,7 +39,7 @@ macro_rules! suite {
                     $($(
                         #[test]
                         fn $behaviour() {
-                            $room::$behaviour(&World::new(Ground::$ground, Progress::$progress, Wait::$wait));
+                            run($room::$behaviour, Ground::$ground, Progress::$progress, Wait::$wait);
                         }
                     )+)+
                 }

@@ -1,11 +1,11 @@
-//! Which message a receive gets.
+//! Matching of receives and messages.
 
 use doorbell::{Done, Envelope, Error, Match, Node, Request};
 use doorbell_tests::patience::{PATIENCE, briefly, soon, until};
 use doorbell_tests::world::World;
 use std::time::{Duration, Instant};
 
-/// Receives what must be there or come soon, and returns its tag.
+/// Receives a message that must come soon, and returns its tag.
 #[track_caller]
 fn tag(node: &Node, accepts: Match) -> u64 {
     node.recv_by(accepts, &mut [0; 64], soon()).unwrap().tag
@@ -75,7 +75,7 @@ pub fn unexpected_messages_wait_in_order(world: &World) {
     assert_eq!(received(request).tag, 3);
 }
 
-/// The envelope of a request that must have got a message, or get it soon.
+/// The envelope of a receive that must get a message soon.
 #[track_caller]
 fn received<B>(request: Request<B>) -> Envelope {
     match request.wait_by(soon()) {
@@ -128,7 +128,7 @@ fn begin_and_give_up(from: &Node, to: &Node, tag: u64) -> bool {
     }
 }
 
-/// Longer than what both engines carry in [`begin_and_give_up`] if nobody else turns them.
+/// Longer than what both engines carry in [`begin_and_give_up`] if no other thread turns them.
 const LONG: usize = 8 << 20;
 
 pub fn a_message_that_was_given_up_leaves_the_receives_in_order(world: &World) {
@@ -143,7 +143,7 @@ pub fn a_message_that_was_given_up_leaves_the_receives_in_order(world: &World) {
     assert_eq!(received(any).len, 1);
 }
 
-/// A receive from anybody, of which the message was given up.
+/// A receive from any node, whose message was given up.
 fn receive_that_was_given_up(from: &Node, to: &Node) -> Request<Vec<u8>> {
     until("a message is given up in time", || {
         let any = to.start_recv(Match::any(), vec![0; LONG]).unwrap();

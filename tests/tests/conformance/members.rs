@@ -1,7 +1,8 @@
-//! Who is there, who came, who went, and what that does to operations.
+//! Members that join, leave and die, and the effect on operations.
 
 use doorbell::{Completion, Done, Error, Event, Match, Node, NodeId, Progress, Role};
-use doorbell_tests::patience::{briefly, finishes, running, soon, until};
+use doorbell_tests::in_place::{read, read_by};
+use doorbell_tests::patience::{briefly, eventually, finishes, running, soon, until};
 use doorbell_tests::world::{BLOCKING, World};
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ pub fn nodes_wait_for_each_other(world: &World) {
     if world.is_networked() {
         return;
     }
-    // Who says nothing gets the lowest free id.
+    // A node that asks for no id gets the lowest free one.
     let c = Node::builder(world.domain().name()).space(world.domain().space().clone()).join().unwrap();
     assert_eq!(c.id(), NodeId(2));
 }
@@ -37,7 +38,7 @@ pub fn a_node_is_known_as_soon_as_it_has_joined(world: &World) {
     let late = a.recv_by(Match::from(c.id()), &mut [0; 8], briefly());
     assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
     assert_eq!(b.try_recv(Match::from(c.id()), &mut [0; 8]).unwrap(), None);
-    let late = c.recv_with_by(Match::from(a.id()), briefly(), |_, _| ());
+    let late = read_by(&c, Match::from(a.id()), briefly(), |_, _| ());
     assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
     // And so for the next life of an id, as soon as the end of the former was told.
     let id = c.id();
@@ -91,7 +92,7 @@ fn die(node: Node) {
     node.abandon();
 }
 
-/// Whether an error says that this life of this node is gone in this way.
+/// Whether an error says that this incarnation of this node left or died.
 fn names(error: &Error, node: NodeId, life: doorbell::Incarnation, died: bool) -> bool {
     match *error {
         Error::PeerDied { node: n, incarnation } => died && (n, incarnation) == (node, life),
@@ -161,7 +162,7 @@ pub fn pending_operations_end_when_their_node_is_gone(world: &World) {
             let receiver =
                 running("a receive from a node that goes", move || node.recv(Match::from(id).tag(3), &mut [0; 8]).unwrap_err());
             let (node, in_place) = (a.clone(), Match::from(id).tag(4));
-            let reader = running("recv_with from a node that goes", move || node.recv_with(in_place, |_, _| ()).unwrap_err());
+            let reader = running("recv_with from a node that goes", move || read(&node, in_place, |_, _| ()).unwrap_err());
             let node = a.clone();
             let sender = running("a send to a node that goes", move || node.send(id, 5, &[0; 5000]).unwrap_err());
             [receiver, reader, sender].map(|running| running.started())
@@ -190,7 +191,7 @@ pub fn pending_operations_end_when_their_node_is_gone(world: &World) {
 
 pub fn a_death_is_noticed_under_traffic(world: &World) {
     if world.progress == Progress::Inline {
-        // Whoever asks is told at the next call, see comings_and_goings_are_told.
+        // A node learns of the death at its next call: see comings_and_goings_are_told.
         return;
     }
     let [a, b, dying] = world.nodes();
@@ -217,7 +218,7 @@ pub fn a_death_is_noticed_under_traffic(world: &World) {
     assert!(names(&error, id, life, true), "{error:?}");
 }
 
-/// Looks whether a request has ended without turning an engine.
+/// Whether a request has ended, without turning an engine.
 trait DoneAlready {
     fn is_done_already(&self) -> bool;
 }
@@ -317,7 +318,7 @@ pub fn a_node_that_left_is_closed(world: &World) {
         peer.send_vectored(1, &[]),
         clone.recv(Match::any(), &mut buf).map(drop),
         clone.try_recv(Match::any(), &mut buf).map(drop),
-        clone.recv_with(Match::any(), |_, _| ()),
+        read(&clone, Match::any(), |_, _| ()),
         peer.recv(Match::any(), &mut buf).map(drop),
         clone.start_recv(Match::any(), [0; 8]).map(drop),
         peer.start_send(1, [0; 8]).map(drop),
@@ -356,7 +357,7 @@ pub fn leaving_ends_what_waits(world: &World) {
         let waiting = [
             wait("recv of a node that left", |node, _| node.recv(Match::any().tag(8), &mut [0; 8]).map(drop)),
             wait("recv from a peer of a node that left", |node, id| node.recv(Match::from(id).tag(8), &mut [0; 8]).map(drop)),
-            wait("recv_with of a node that left", |node, _| node.recv_with(Match::any().tag(8), |_, _| ())),
+            wait("recv_with of a node that left", |node, _| read(&node, Match::any().tag(8), |_, _| ())),
             wait("send of a node that left", |node, id| node.send(id, 1, &[0; 5000])),
             wait("wait_for of a node that left", |node, _| node.wait_for(5, soon()).map(drop)),
             wait("wait of a node that left", |node, _| node.start_recv(Match::any().tag(8), [0; 8])?.wait().result.map(drop)),
@@ -383,7 +384,7 @@ pub fn nodes_that_are_not_there_have_names(world: &World) {
             a.start_send(absent, 1, [0; 8]).map(drop),
             a.recv(Match::from(absent), &mut [0; 8]).map(drop),
             a.try_recv(Match::from(absent), &mut [0; 8]).map(drop),
-            a.recv_with(Match::from(absent), |_, _| ()),
+            read(&a, Match::from(absent), |_, _| ()),
             a.start_recv(Match::from(absent), [0; 8]).and_then(|request| request.wait().result.map(drop)),
         ];
         for (index, result) in results.into_iter().enumerate() {
@@ -400,7 +401,7 @@ pub fn the_dead_are_no_members(world: &World) {
     let ids = |node: &Node| node.members().unwrap().iter().map(|member| member.id).collect::<Vec<_>>();
     assert_eq!(ids(&a), [NodeId(0), NodeId(1)]);
     b.abandon();
-    until("the news", || matches!(a.event(soon()).unwrap(), Event::Died { .. }).then_some(()));
+    eventually("the news", || matches!(a.event(soon()).unwrap(), Event::Died { .. }));
     assert_eq!(ids(&a), [NodeId(0)]);
     assert!(matches!(a.wait_for(2, briefly()), Err(Error::Timeout { .. })), "a dead node is waited for no more");
 }
@@ -410,7 +411,7 @@ pub fn leaving_from_within_a_reader_does_not_hang(world: &World) {
     a.send_by(b.id(), 1, b"read", soon()).unwrap();
     let node = b.clone();
     let left = finishes("leaving from within recv_with", move || {
-        node.recv_with_by(Match::any(), soon(), |_, _| node.clone().leave()).unwrap()
+        read_by(&node, Match::any(), soon(), |_, _| node.clone().leave()).unwrap()
     });
     match left {
         // The message was read from private memory.

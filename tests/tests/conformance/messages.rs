@@ -1,6 +1,7 @@
 //! One message at a time: its bytes, its envelope, its order.
 
 use doorbell::{Error, Match, Priority, Progress};
+use doorbell_tests::in_place::{read, read_by};
 use doorbell_tests::patience::{finishes, soon, until};
 use doorbell_tests::pattern;
 use doorbell_tests::steps::Steps;
@@ -9,7 +10,7 @@ use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
-/// Around every boundary there is: a word, a cell, a packet, a quarter of the data ring, the longest `try_send`.
+/// Lengths around every boundary: a word, a cell, a packet, a quarter of the data ring, the longest `try_send`.
 const LENGTHS: [usize; 30] = [
     0, 1, 7, 8, 9, 39, 40, 41, 63, 64, 65, 127, 1000, 1024, 2047, 2048, 2049, 4095, 4096, 4097, 8192, 16383, 16385, 32767, 32768,
     32769, 65535, 65536, 100_000, 131_073,
@@ -60,7 +61,7 @@ pub fn messages_of_several_mib_arrive_intact(world: &World) {
 }
 
 pub fn a_message_does_not_overtake_the_one_before_it(world: &World) {
-    // Long and short ones by turns, so that whoever looks once finds the end of one and the beginning of the next.
+    // Long and short ones by turns, so that one look finds the end of one and the beginning of the next.
     let [a, b] = world.nodes();
     let (from, to) = (a.id(), b.id());
     let [sends, receives] = ["sends", "receives"].map(Steps::of);
@@ -75,7 +76,7 @@ pub fn a_message_does_not_overtake_the_one_before_it(world: &World) {
         let mut buf = vec![0; 40_000];
         for number in 0..200 {
             let envelope = receives.step(|| match number % 4 {
-                0 => b.recv_with_by(Match::any(), soon(), |envelope, _| *envelope).unwrap(),
+                0 => read_by(&b, Match::any(), soon(), |envelope, _| *envelope).unwrap(),
                 _ => b.recv_by(Match::from(from), &mut buf, soon()).unwrap(),
             });
             assert_eq!((envelope.tag, envelope.sequence), (number, number as u32), "a message overtook another");
@@ -153,19 +154,19 @@ pub fn a_message_is_read_in_place(world: &World) {
     let [a, b] = world.nodes();
     for len in [0, 24, 2000, 50_000] {
         a.send_by(b.id(), len as u64, &pattern::bytes(len, 9), soon()).unwrap();
-        let answer = b.recv_with_by(Match::from(a.id()), soon(), |envelope, payload| {
+        let answer = read_by(&b, Match::from(a.id()), soon(), |envelope, payload| {
             assert_eq!((envelope.tag, envelope.len, payload.len()), (len as u64, len, len));
             pattern::check(&payload.to_vec(), 9);
             "read"
         });
         assert_eq!(answer.unwrap(), "read");
     }
-    let late = b.recv_with_by(Match::any(), doorbell_tests::patience::briefly(), |_, _| ());
+    let late = read_by(&b, Match::any(), doorbell_tests::patience::briefly(), |_, _| ());
     assert!(matches!(late, Err(Error::Timeout { operation: "recv_with", node: None })), "{late:?}");
     // The form without a deadline, while the message is still to come.
     let (node, from) = (b.clone(), a.id());
     let reading =
-        doorbell_tests::patience::running("recv_with", move || node.recv_with(Match::from(from), |_, payload| payload.to_vec()));
+        doorbell_tests::patience::running("recv_with", move || read(&node, Match::from(from), |_, payload| payload.to_vec()));
     let reading = reading.started();
     a.send_by(b.id(), 1, b"late", soon()).unwrap();
     assert_eq!(reading.join().unwrap(), b"late");
@@ -175,7 +176,7 @@ pub fn a_reader_that_panics_does_not_harm_the_node(world: &World) {
     let [a, b] = world.nodes();
     a.send_by(b.id(), 1, b"one", soon()).unwrap();
     let panic = catch_unwind(AssertUnwindSafe(|| {
-        b.recv_with_by(Match::any(), soon(), |_, _| std::panic::resume_unwind(Box::new("on purpose")))
+        read_by(&b, Match::any(), soon(), |_, _| std::panic::resume_unwind(Box::new("on purpose")))
     }));
     let panic = panic.map(|result: doorbell::Result<()>| result).unwrap_err();
     assert_eq!(panic.downcast_ref(), Some(&"on purpose"));
@@ -189,12 +190,12 @@ pub fn calls_from_within_a_reader_are_told_apart(world: &World) {
     a.send_by(b.id(), 1, b"outer", soon()).unwrap();
     let (node, to) = (b.clone(), a.id());
     let inside = finishes("calls from within recv_with", move || {
-        node.recv_with_by(Match::any(), soon(), |_, _| {
+        read_by(&node, Match::any(), soon(), |_, _| {
             let mut buf = [0; 8];
             let results = [
                 node.try_recv(Match::any(), &mut buf).map(drop),
                 node.recv_by(Match::any(), &mut buf, doorbell_tests::patience::briefly()).map(drop),
-                node.recv_with_by(Match::any(), doorbell_tests::patience::briefly(), |_, _| ()),
+                read_by(&node, Match::any(), doorbell_tests::patience::briefly(), |_, _| ()),
                 node.probe(Match::any()).map(drop),
                 node.try_event().map(drop),
                 node.stats().map(drop),
@@ -280,7 +281,7 @@ pub fn parameters_out_of_range_are_refused(world: &World) {
     assert!(long.to_string().contains("65536") && long.to_string().contains("65537"), "{long}");
     assert!(matches!(world.builder(8).join(), Err(Error::Shm(_))), "the domain has places for 8");
     if world.is_networked() {
-        // Whoever has the id has the address, too.
+        // The node with that id has the address, too.
         assert!(matches!(world.builder(0).join(), Err(Error::Udp(_) | Error::Shm(_))));
         return;
     }

@@ -1,12 +1,13 @@
-//! Memory that others write and read: puts, gets, and keys that are good for nothing.
+//! Memory that other nodes write and read: puts, gets, and keys that are refused.
 
 use doorbell::{Error, Incarnation, KEY_BYTES, Key, KeyFault, Match, Node, NodeId, Priority, ReadOnly, ReadWrite};
-use doorbell_tests::patience::{briefly, running, soon, until};
+use doorbell_tests::in_place::read_by;
+use doorbell_tests::patience::{briefly, eventually, running, soon};
 use doorbell_tests::pattern;
 use doorbell_tests::steps::Steps;
 use doorbell_tests::world::{Ground, World};
 
-/// What is wrong with a key, and nothing else.
+/// The key fault of an error. Panics on any other error.
 #[track_caller]
 fn why<T: std::fmt::Debug>(result: doorbell::Result<T>) -> KeyFault {
     match result.unwrap_err() {
@@ -15,7 +16,7 @@ fn why<T: std::fmt::Debug>(result: doorbell::Result<T>) -> KeyFault {
     }
 }
 
-/// So many of a node's regions are to be seen, where they are to be seen at all.
+/// Checks the number of regions of a node that others see, on fabrics where they see any.
 #[track_caller]
 fn check_names(world: &World, node: NodeId, count: usize) {
     let mut names = world.domain().files();
@@ -102,7 +103,7 @@ pub fn a_flag_that_was_put_after_a_flush_follows_its_data(world: &World) {
         while flag != [500] {
             looking.read(64, &mut flag).unwrap();
             looking.read(0, &mut data).unwrap();
-            // What is there may be newer than the flag, never older.
+            // The data may be newer than the flag, never older.
             assert!(data.iter().all(|word| *word >= flag[0]), "{flag:?} {data:?}");
             std::thread::yield_now();
         }
@@ -215,7 +216,7 @@ pub fn a_withdrawn_region_has_stale_keys(world: &World) {
     }
 }
 
-/// Whether an error says that this life of this node is gone.
+/// Whether an error says that this incarnation of this node is gone.
 fn is_gone(error: &Error, node: NodeId, life: Incarnation, died: bool) -> bool {
     match *error {
         Error::PeerDied { node: n, incarnation } => died && (n, incarnation) == (node, life),
@@ -249,7 +250,7 @@ pub fn a_node_that_is_gone_has_stale_keys(world: &World) {
         a.put(&[5], next.key()).unwrap();
         assert!(is_gone(&peer.put(&[6], key).unwrap_err(), id, life, died));
         assert!(is_gone(&a.put(&[6], key).unwrap_err(), id, life, died));
-        // Nobody who came later knows how it ended.
+        // A node that joined later does not know how it ended.
         let c = world.node(2);
         assert_eq!(why(c.put(&[6], key)), KeyFault::Stale);
         drop((region, unused));
@@ -312,7 +313,7 @@ pub fn regions_are_used_from_within_a_reader(world: &World) {
     let region = b.region::<u64>(1).unwrap();
     let peer = a.peer(b.id()).unwrap();
     b.send_by(a.id(), 1, &region.key().to_bytes(), soon()).unwrap();
-    let reply = a.recv_with_by(Match::any().tag(1), soon(), |_, payload| {
+    let reply = read_by(&a, Match::any().tag(1), soon(), |_, payload| {
         let mut bytes = [0; KEY_BYTES];
         payload.copy_to(&mut bytes);
         let key = Key::<u64, ReadWrite>::from_bytes(&bytes).unwrap();
@@ -322,7 +323,7 @@ pub fn regions_are_used_from_within_a_reader(world: &World) {
         (results, of_peer[0], of_node[0])
     });
     let (results, of_peer, of_node) = reply.unwrap();
-    // Who waits for an answer needs the engine, which this thread has unless the message came by way of the pool.
+    // Waiting for a reply needs the engine, which this thread is turning unless the message came from the pool.
     if world.is_networked() && results[0].is_err() {
         assert!(results[..4].iter().all(|result| matches!(result, Err(Error::Reentrant { operation: "put" | "get" }))));
         assert!(results[4].is_ok() && (of_peer, of_node) == (0, 0), "{results:?}");
@@ -402,7 +403,7 @@ pub fn a_counter_says_what_was_put(world: &World) {
 pub fn messages_that_nobody_takes_do_not_hold_up_puts(world: &World) {
     let [a, b] = world.nodes_with_pool(4 << 10);
     let region = b.region::<u8>(200_000).unwrap();
-    // Until the pool of the one who puts is full, and more than that.
+    // Until the pool of the putting node is full, and beyond.
     let urgent = [Priority::High, Priority::Low].map(|priority| b.peer_with_priority(a.id(), priority).unwrap());
     let mut sent = [0; 2];
     for (index, (peer, sent)) in urgent.iter().zip(&mut sent).enumerate() {
@@ -446,17 +447,17 @@ pub fn a_long_put_or_get_ends_with_its_node(world: &World) {
             });
             let under_way = under_way.started();
             if puts {
-                until("a put under way", || {
+                eventually("a put under way", || {
                     let mut first = [0];
                     region.read(LEN / 4, &mut first).unwrap();
-                    (first == [1]).then_some(())
+                    first == [1]
                 });
             } else {
                 a.get(key, &mut [0]).unwrap();
             }
             go(b);
             let error = under_way.join();
-            // Who shares memory may see that the region is gone before it hears of its node.
+            // A node that shares memory may see that the region is gone before it hears of its owner.
             let is_stale = matches!(error, Error::Key { why: KeyFault::Stale, .. });
             assert!(is_stale || is_gone(&error, id, life, true) || is_gone(&error, id, life, false), "{error:?}");
         }

@@ -2,7 +2,7 @@
 
 use super::regions;
 use doorbell::{Progress, Wait};
-use doorbell_tests::world::{Ground, World};
+use doorbell_tests::world::Ground;
 
 macro_rules! worlds {
     ($($world:ident: $ground:ident, $progress:ident, $wait:ident;)+) => {
@@ -34,7 +34,7 @@ macro_rules! behaviours {
         $(
             #[test]
             fn $behaviour() {
-                regions::$behaviour(&World::new(Ground::$ground, Progress::$progress, Wait::$wait));
+                crate::run(regions::$behaviour, Ground::$ground, Progress::$progress, Wait::$wait);
             }
         )+
     };

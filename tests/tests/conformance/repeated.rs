@@ -1,4 +1,4 @@
-//! What once stalled in some runs, many times in a row: `DOORBELL_REPEATS=100` says how many.
+//! A step that once stalled in some runs, many times in a row: `DOORBELL_REPEATS=100` sets how many.
 
 use super::regions;
 use doorbell::{Progress, Wait};
@@ -7,7 +7,7 @@ use doorbell_tests::world::{Ground, World};
 use doorbell_tests::{Turn, number};
 use std::time::Duration;
 
-/// A run may take so many times the median, ...
+/// A run may take this many times the median, ...
 const TIMES: u32 = 5;
 /// ... or this: a busy machine holds a thread up for as long as that.
 const FLOOR: Duration = Duration::from_millis(600);

@@ -1,7 +1,7 @@
 //! Nonblocking operations, their ends, and taking them back.
 
 use doorbell::{Done, Error, Match, Node, Progress, Request};
-use doorbell_tests::patience::{block_on, briefly, soon, until};
+use doorbell_tests::patience::{block_on, briefly, eventually, soon, until};
 use doorbell_tests::pattern;
 use doorbell_tests::world::{BLOCKING, World};
 use std::time::Instant;
@@ -9,7 +9,7 @@ use std::time::Instant;
 /// Longer than a lane, so that it is not sent before its target reads.
 const LONG: usize = 1 << 20;
 
-/// Nodes of which the second takes no long message that it did not ask for: what is sent to it stays queued.
+/// Two nodes. The second has a pool too small for a long message, so that a send to it stays queued until it receives.
 fn nodes(world: &World) -> [Node; 2] {
     world.nodes_with_pool(64 << 10)
 }
@@ -24,7 +24,7 @@ pub fn requests_end_by_testing(world: &World) {
     let receive = b.start_recv(Match::any(), vec![0; LONG]).unwrap();
     assert!(!receive.test());
     let send = a.start_send(b.id(), 1, pattern::bytes(LONG, 3)).unwrap();
-    until("both requests end", || (send.test() & receive.test()).then_some(()));
+    eventually("both requests end", || send.test() & receive.test());
     assert!(matches!(waited(send).result, Ok(Done::Sent)));
     let completion = waited(receive);
     let Ok(Done::Received(envelope)) = completion.result else { panic!("{:?}", completion.result) };
@@ -39,7 +39,7 @@ pub fn requests_end_by_waiting(world: &World) {
     let sends: Vec<_> = (0..8).map(|tag| peer.start_send(tag, pattern::bytes(4000, tag)).unwrap()).collect();
     if world.progress == Progress::Inline {
         // Then sends advance in calls of their node only.
-        until("all sends end", || sends.iter().all(|send| send.test()).then_some(()));
+        eventually("all sends end", || sends.iter().all(|send| send.test()));
     }
     // In another order than that in which they were begun.
     for (tag, receive) in receives.into_iter().enumerate().rev() {
@@ -74,7 +74,7 @@ pub fn requests_are_futures(world: &World) {
     let a = sender.join().unwrap();
     let done = b.start_recv(Match::any(), [0; 8]).unwrap();
     a.send_by(b.id(), 3, b"", soon()).unwrap();
-    until("the request ends", || done.test().then_some(()));
+    eventually("the request ends", || done.test());
     assert!(matches!(block_on(done).result, Ok(Done::Received(envelope)) if envelope.tag == 3));
 }
 
@@ -88,7 +88,7 @@ pub fn a_request_that_is_not_ready_comes_back(world: &World) {
     assert!(matches!(completion.result, Ok(Done::Received(envelope)) if envelope.len == 3));
 }
 
-/// Takes a request back that must not have ended.
+/// Cancels a request that must not have ended.
 #[track_caller]
 fn taken_back<B>(request: Request<B>) -> B {
     request.cancel().unwrap_or_else(|completion| panic!("it had ended: {:?}", completion.result))
@@ -117,7 +117,7 @@ pub fn a_receive_is_cancelled_in_the_middle_of_its_message(world: &World) {
         Ok(buffer) => {
             assert_eq!(buffer.len(), 8 << 20);
             let receive = b.start_recv(Match::any(), vec![0; 8 << 20]).unwrap();
-            until("both requests end", || (send.test() & receive.test()).then_some(()));
+            eventually("both requests end", || send.test() & receive.test());
             let completion = waited(receive);
             assert!(matches!(completion.result, Ok(Done::Received(envelope)) if envelope.len == 8 << 20));
             pattern::check(&completion.buffer, 5);
@@ -134,7 +134,7 @@ pub fn a_receive_is_cancelled_after_its_message(world: &World) {
     let [a, b] = nodes(world);
     let receive = b.start_recv(Match::any(), [0; 8]).unwrap();
     a.send_by(b.id(), 1, b"came", soon()).unwrap();
-    until("the receive ends", || receive.test().then_some(()));
+    eventually("the receive ends", || receive.test());
     let completion = receive.cancel().unwrap_err();
     assert!(matches!(completion.result, Ok(Done::Received(envelope)) if envelope.tag == 1));
     assert_eq!(&completion.buffer[..4], b"came");
@@ -164,7 +164,7 @@ pub fn a_send_is_cancelled_before_it_is_in_the_lane(world: &World) {
 pub fn a_send_is_cancelled_after_it_is_in_the_lane(world: &World) {
     let [a, b] = nodes(world);
     let send = a.start_send(b.id(), 1, *b"gone out").unwrap();
-    until("the send ends", || send.test().then_some(()));
+    eventually("the send ends", || send.test());
     let completion = send.cancel().unwrap_err();
     assert!(matches!(completion.result, Ok(Done::Sent)));
     assert_eq!(&completion.buffer, b"gone out");
@@ -227,9 +227,9 @@ pub fn requests_advance_while_nobody_waits(world: &World) {
     let receive = b.start_recv(Match::any(), vec![0; LONG]).unwrap();
     let send = a.start_send(b.id(), 1, pattern::bytes(LONG, 6)).unwrap();
     // No call of either node but those that look at figures: the pollers carry it.
-    until("the pollers carry the message", || {
+    eventually("the pollers carry the message", || {
         std::thread::sleep(std::time::Duration::from_millis(1));
-        (b.stats().unwrap().messages_in == 1).then_some(())
+        b.stats().unwrap().messages_in == 1
     });
     assert_eq!(b.stats().unwrap().by_poller, 1);
     pattern::check(&waited(receive).buffer, 6);

@@ -3,12 +3,13 @@
 use super::transfers::{LONGEST, MIB, pushed, pushed_or_ended, received, report, reports_agree, sent_bytes, waited};
 use doorbell::transfer::Side;
 use doorbell::{Copy, Error, Event, Match, Node, Priority, TransferReport};
-use doorbell_tests::patience::{briefly, running, soon, until};
+use doorbell_tests::in_place::read_by;
+use doorbell_tests::patience::{briefly, eventually, running, soon, until};
 use doorbell_tests::pattern;
 use doorbell_tests::random::Random;
 use doorbell_tests::world::{Ground, World};
 
-/// What arrives next is this, and nothing was before it.
+/// Checks that this message arrives next.
 #[track_caller]
 fn next_is(from: &Node, to: &Node, tag: u64) {
     let (sender, target) = (from.clone(), to.id());
@@ -24,7 +25,7 @@ fn next_is(from: &Node, to: &Node, tag: u64) {
     }
 }
 
-/// Its sender has turned to other things, where it alone could go on; whoever takes anything gets what others sent.
+/// Only the sender could continue the large message, and it does something else. Receives get the messages of others.
 pub fn a_large_message_that_does_not_come_holds_up_nobody_else(world: &World) {
     let [a, c] = [0, 2].map(|id| world.builder(id).join().unwrap());
     let b = world.builder(1).copy(Copy::Origin).join().unwrap();
@@ -88,7 +89,7 @@ pub fn a_large_send_is_taken_back_in_the_middle(world: &World) {
     pattern::check(&completion.buffer[..envelope.len], if delivered { 3 } else { 2 });
 }
 
-/// Bytes that are no memory any more as soon as they are dropped: whoever looks at them later is caught.
+/// Bytes that are unmapped when they are dropped, so that a later access is a fault.
 struct Pages(*mut u8, usize);
 
 // SAFETY: a mapping of its own.
@@ -168,9 +169,9 @@ pub fn a_slot_that_is_used_again_does_not_harm_its_new_message(world: &World) {
         let taken_back = late.cancel().is_ok();
         let send = urgent.start_send(2, pattern::bytes(MIB, round)).unwrap();
         let mut receive = Some(b.start_recv(Match::any().tag(2), vec![0; MIB]).unwrap());
-        until("the urgent message arrives", || {
+        eventually("the urgent message arrives", || {
             send.test();
-            receive.as_ref().unwrap().test().then_some(())
+            receive.as_ref().unwrap().test()
         });
         pattern::check(&waited(receive.take().unwrap()).buffer, round);
         waited(send).result.unwrap();
@@ -201,9 +202,9 @@ pub fn a_refused_message_that_was_given_up_harms_no_other(world: &World) {
             a.start_send(b.id(), 1, pattern::bytes(100, round)).unwrap(),
         ];
         let receives = [2, 1].map(|tag| b.start_recv(Match::any().tag(tag), vec![0; MIB]).unwrap());
-        until("both arrive", || {
+        eventually("both arrive", || {
             sends.iter().for_each(|send| _ = send.test());
-            receives.iter().all(doorbell::Request::test).then_some(())
+            receives.iter().all(doorbell::Request::test)
         });
         let [long, other] = receives.map(waited);
         pattern::check(&long.buffer, round);
@@ -260,10 +261,10 @@ pub fn a_large_receive_that_is_taken_back_loses_nothing(world: &World) {
                     // A poller may have delivered it before that: then it is gone with the buffer.
                     got = until("the message, or its end", || match b.try_recv(Match::any(), &mut buf).unwrap() {
                         None if (0..100).any(|_| send.test()) => {
-                            until("it is over at its target, too", || {
+                            eventually("it is over at its target, too", || {
                                 b.progress().unwrap();
                                 let is_its = |report: &TransferReport| (report.side, report.tag) == (Side::Target, round);
-                                b.transfers().unwrap().iter().any(is_its).then_some(())
+                                b.transfers().unwrap().iter().any(is_its)
                             });
                             Some(b.try_recv(Match::any(), &mut buf).unwrap())
                         }
@@ -277,9 +278,9 @@ pub fn a_large_receive_that_is_taken_back_loses_nothing(world: &World) {
             } else {
                 // A forgotten receive keeps its memory, and the message.
                 std::mem::forget(receive);
-                until("the send ends", || {
+                eventually("the send ends", || {
                     b.progress().unwrap();
-                    send.test().then_some(())
+                    send.test()
                 });
                 next_is(&a, &b, 30);
                 continue;
@@ -310,10 +311,10 @@ pub fn large_requests_end_within_a_reader(world: &World) {
     pushed(&a, 0, 1);
     let urgent = a.peer_with_priority(b.id(), Priority::High).unwrap();
     urgent.send_by(2, b"now", soon()).unwrap();
-    b.recv_with_by(Match::any().tag(2), soon(), |_, _| drop(receive)).unwrap();
-    until("the send ends", || {
+    read_by(&b, Match::any().tag(2), soon(), |_, _| drop(receive)).unwrap();
+    eventually("the send ends", || {
         b.progress().unwrap();
-        send.test().then_some(())
+        send.test()
     });
     drop(waited(send));
     let mut buf = vec![0; LONGEST];
@@ -325,7 +326,7 @@ pub fn large_requests_end_within_a_reader(world: &World) {
     // A send, in the middle of its message: not delivered, or it had ended.
     let send = a.start_send(b.id(), 4, Pages::new(LONGEST, 6)).unwrap();
     b.send_by(a.id(), 5, b"now", soon()).unwrap();
-    let completion = a.recv_with_by(Match::any().tag(5), soon(), |_, _| send.cancel()).unwrap();
+    let completion = read_by(&a, Match::any().tag(5), soon(), |_, _| send.cancel()).unwrap();
     let sent = completion.err().is_some_and(|completion| match completion.result {
         Ok(_) => true,
         Err(error) => {
@@ -358,7 +359,7 @@ pub fn a_forgotten_large_send_is_sound(world: &World) {
     b.leave().unwrap();
 }
 
-/// Waits until a node knows another's present life.
+/// Waits until a node knows the present incarnation of another.
 #[track_caller]
 fn meets(node: &Node, other: &Node) {
     until("the news", || {
@@ -367,7 +368,7 @@ fn meets(node: &Node, other: &Node) {
     });
 }
 
-/// A node that goes in mid-transfer, of this side; and then another life of it.
+/// The node at one side goes in mid-transfer, and a new incarnation follows.
 fn one_end_goes(world: &World, side: Side, how: fn(Node), died: bool) {
     let [a, b] = world.nodes();
     for round in 0..3 {

@@ -1,8 +1,9 @@
-//! Large messages, moved from both ends: whatever the memory, the orientation, and the moment at which somebody asks for them.
+//! Large messages, moved from both ends: for all kinds of memory, both orientations, and receives at any moment.
 
 use doorbell::transfer::Side;
 use doorbell::{Copy, Done, Envelope, Error, Figure, Match, Node, Priority, Progress, Region, Request, TransferReport};
-use doorbell_tests::patience::{finishes, running, soon, until};
+use doorbell_tests::in_place::read_by;
+use doorbell_tests::patience::{eventually, finishes, running, soon, until};
 use doorbell_tests::pattern;
 use doorbell_tests::random::Random;
 use doorbell_tests::steps::Steps;
@@ -11,10 +12,10 @@ use std::sync::mpsc;
 
 const KIB: usize = 1 << 10;
 pub(super) const MIB: usize = 1 << 20;
-/// Around the shortest message that is moved so, around the edges of its chunks, around what gives the target time to answer.
+/// Lengths around the shortest message that is moved so, around the edges of its chunks, and around the length that gives the target time to answer.
 const LENGTHS: [usize; 9] = [32 * KIB + 1, 48 * KIB - 1, 48 * KIB, 64 * KIB + 1, MIB - 1, MIB, MIB + 1, 2 * MIB - 7, 5 * MIB];
 pub(super) const LONGEST: usize = 5 * MIB;
-/// Regions' messages begin here: no page's edge, no word's.
+/// The place of messages in regions: at the edge of no page and no word.
 const SKEW: usize = 13;
 
 /// A message's memory.
@@ -77,7 +78,7 @@ enum Form {
 
 const FORMS: [Form; 5] = [Form::Recv, Form::RecvBy, Form::StartRecv, Form::RecvWith, Form::TryRecv];
 
-/// When somebody asks for a message.
+/// The moment at which the receive is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Moment {
     /// Before it is sent.
@@ -98,7 +99,7 @@ fn receive(form: Form, node: &Node, accepts: Match, mut buffer: Buffer) -> (door
             let completion = waited(node.start_recv(accepts, buffer).unwrap());
             return (received(completion.result), completion.buffer);
         }
-        Form::RecvWith => node.recv_with_by(accepts, soon(), |envelope, payload| {
+        Form::RecvWith => read_by(&node, accepts, soon(), |envelope, payload| {
             payload.copy_to(&mut buffer.as_mut()[..payload.len()]);
             *envelope
         }),
@@ -137,7 +138,7 @@ pub(super) fn report(node: &Node, side: Side, tag: u64) -> TransferReport {
     })
 }
 
-/// Both ends of a transfer say the same of it, and every byte was counted once.
+/// Checks that both ends report the same of a transfer, and that every byte was counted once.
 #[track_caller]
 pub(super) fn reports_agree(origin: &Node, target: &Node, tag: u64, len: usize) -> [TransferReport; 2] {
     let ends = [report(origin, Side::Origin, tag), report(target, Side::Target, tag)];
@@ -152,32 +153,32 @@ pub(super) fn reports_agree(origin: &Node, target: &Node, tag: u64, len: usize) 
     ends
 }
 
-/// Bytes of transfers that a node has sent itself: by memory FIFO, or put.
+/// The bytes of transfers that a node has moved itself: by memory FIFO, or by put.
 pub(super) fn sent_bytes(node: &Node) -> u64 {
     let figures = node.figures().unwrap();
     figures[Figure::BytesFifo] + figures[Figure::BytesPut]
 }
 
-/// Waits until a node has sent so many bytes of transfers since it had sent `before`. Turns its engine, as `Inline` asks for.
+/// Waits until a node has sent this many bytes of transfers since `before`. Turns its engine, as `Inline` needs.
 #[track_caller]
 pub(super) fn pushed(node: &Node, before: u64, bytes: u64) {
-    until("some of it goes", || {
+    eventually("some of it goes", || {
         node.progress().unwrap();
-        (sent_bytes(node) >= before + bytes).then_some(())
+        sent_bytes(node) >= before + bytes
     });
 }
 
 /// The same, unless the target was so fast that nothing had to go that way.
 #[track_caller]
 pub(super) fn pushed_or_ended<B>(node: &Node, before: u64, send: &Request<B>) {
-    until("some of it goes", || (send.test() || sent_bytes(node) > before).then_some(()));
+    eventually("some of it goes", || send.test() || sent_bytes(node) > before);
 }
 
 fn oriented(world: &World, from_high: bool) -> [Node; 2] {
     [0, 1].map(|id| world.builder(id).fifo_from_high(from_high).join().unwrap())
 }
 
-/// Every length between every kind of memory, asked for at every moment.
+/// Every length between every kind of memory, with receives posted at every moment.
 fn arrive(world: &World, from_high: bool) {
     let [a, b] = oriented(world, from_high);
     let (at_a, at_b) = (Memory::new(&a), Memory::new(&b));
@@ -195,9 +196,9 @@ fn arrive(world: &World, from_high: bool) {
             let (begun, has_begun) = mpsc::channel();
             let send = move || {
                 let request = sender.start_send(to_b, tag, bytes).unwrap();
-                until("its RTS is on its way", || {
+                eventually("its RTS is on its way", || {
                     sender.progress().unwrap();
-                    (sender.figures().unwrap()[Figure::Rts] > rts).then_some(())
+                    sender.figures().unwrap()[Figure::Rts] > rts
                 });
                 if moment == Moment::InTheMiddle {
                     pushed(&sender, before, 16 << 10);
@@ -456,20 +457,20 @@ pub fn an_answered_transfer_holds_up_its_own_priority_only(world: &World) {
     let low = begin(Priority::Low, 1);
     // A receive with a deadline, or none as here, does not let the origin put: all goes by memory FIFO, as far as there is room.
     let taken = b.start_recv(Match::any().tag(1), vec![0; LONGEST]).unwrap();
-    until("the answer", || {
+    eventually("the answer", || {
         a.progress().unwrap();
         b.progress().unwrap();
-        (b.figures().unwrap()[Figure::RemoteGets] > 0).then_some(())
+        b.figures().unwrap()[Figure::RemoteGets] > 0
     });
     // From here on nobody turns the target, so its lane fills. By a network its poller does, and then nothing is in the way.
     let mut still = 0;
     let mut before = sent_bytes(&a);
-    until("the lane of low priority is full", || {
+    eventually("the lane of low priority is full", || {
         a.progress().unwrap();
         let now = sent_bytes(&a);
         still = if now == before { still + 1 } else { 0 };
         before = now;
-        (still >= 1000).then_some(())
+        still >= 1000
     });
     let high = begin(Priority::High, 2);
     // The lane of low priority is full, so these are its own. No more than its lane holds: nobody turns the target.

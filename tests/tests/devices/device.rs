@@ -1,6 +1,6 @@
-//! A shared device beside the claim of the method that it follows: each lettered step, in the order in which a thread takes it, in both modes.
+//! A shared device compared with the published method that it follows: each lettered step, in the order in which a thread takes it, in both modes.
 //!
-//! | the claim | what a watched thread says |
+//! | step of the method | steps that a watched thread reports |
 //! |---|---|
 //! | (a) obtaining a lock on the network device | `Locked` |
 //! | (b) checking a shared storage location for a header with its thread id | `Checked` |
@@ -17,7 +17,7 @@ use doorbell::device::DeviceStep::{self, Checked, FromDevice, FromStorage, Heade
 use doorbell::{DeviceFault, DeviceSender, DeviceThread};
 use doorbell::{Error, Node};
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{PATIENCE, briefly, running, soon, until};
+use doorbell_tests::patience::{PATIENCE, briefly, eventually, running, soon, until};
 use doorbell_tests::process::{Process, told};
 use doorbell_tests::words::Words;
 use doorbell_tests::{Turn, pattern};
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-/// The words of each of the two threads: what it is to do, how often it did, what came of it, and all its steps.
+/// The words of each of the two threads: its task, how many tasks it has done, the result, and all its steps.
 mod at {
     pub const THREADS: usize = 2;
     const LOG: usize = 1 << 16;
@@ -49,14 +49,14 @@ mod at {
     }
 }
 
-/// What a thread is told to do.
+/// The tasks of a thread.
 const TRY: u64 = 1;
 const TRY_SHORT: u64 = 2;
 const RECEIVE: u64 = 3;
 const GIVE_UP: u64 = 4;
 const TASKS: u64 = 8;
 
-/// What came of it, but for a message: then it is the tag.
+/// The result of a task without a message. With a message it is the tag.
 const NOTHING: u64 = u64::MAX;
 const TOO_SMALL: u64 = u64::MAX - 1;
 
@@ -93,7 +93,7 @@ fn from_word(word: u64) -> DeviceStep {
     }
 }
 
-/// The role: its main thread attaches, and makes a thread for each id that it is told.
+/// The role: its main thread attaches, and makes a thread for each id that the parent passes.
 pub fn compute() {
     let words = Arc::new(Words::inherited());
     let node = Node::builder(told("DOMAIN")).join().unwrap();
@@ -145,7 +145,7 @@ fn obey(words: &Words, mut thread: DeviceThread) {
     }
 }
 
-/// Waits as long as its parent lives, which ends it otherwise.
+/// Waits for ever: the parent ends the process.
 fn until_told(word: &std::sync::atomic::AtomicU64, number: u64) -> u64 {
     loop {
         let task = word.load(SeqCst);
@@ -166,9 +166,9 @@ enum Mode {
 struct Compute {
     words: Words,
     processes: Vec<Process>,
-    /// How many tasks each thread was told.
+    /// The number of tasks that each thread got.
     told: [u64; at::THREADS],
-    /// How many of its steps were looked at.
+    /// The number of its steps that the test has read.
     seen: [u64; at::THREADS],
 }
 
@@ -197,14 +197,14 @@ impl Compute {
         self.words[at::task(thread)].store(*told * TASKS + task, SeqCst);
     }
 
-    /// Waits until a thread did all that it was told, and says what came of the last.
+    /// Waits until a thread has done all its tasks, and returns the last result.
     #[track_caller]
     fn wait(&self, thread: u32) -> u64 {
         let told = self.told[thread as usize - 1];
-        until("a thread does what it was told", || {
+        eventually("a thread does what it was told", || {
             let ended = self.processes.iter().any(|process| process.ended_by(std::time::Instant::now()));
             assert!(!ended, "a process ended");
-            (self.words[at::done(thread)].load(SeqCst) > told).then_some(())
+            self.words[at::done(thread)].load(SeqCst) > told
         });
         self.words[at::result(thread)].load(SeqCst)
     }
@@ -215,20 +215,20 @@ impl Compute {
         self.wait(thread)
     }
 
-    /// What a thread did since this was asked last.
+    /// The steps of a thread since the last call.
     fn steps(&mut self, thread: u32) -> Vec<DeviceStep> {
         let count = self.words[at::steps(thread)].load(SeqCst);
         let seen = std::mem::replace(&mut self.seen[thread as usize - 1], count);
         (seen..count).map(|number| from_word(self.words[at::step(thread, number)].load(SeqCst))).collect()
     }
 
-    /// Waits until a thread takes a step that it has not taken yet since its steps were asked for.
+    /// Waits until a thread takes a step since the last call of [`steps`](Self::steps).
     #[track_caller]
     fn until_it(&self, thread: u32, step: DeviceStep) {
         let seen = self.seen[thread as usize - 1];
-        until("a thread takes a step", || {
+        eventually("a thread takes a step", || {
             let count = self.words[at::steps(thread)].load(SeqCst);
-            (seen..count).any(|number| from_word(self.words[at::step(thread, number)].load(SeqCst)) == step).then_some(())
+            (seen..count).any(|number| from_word(self.words[at::step(thread, number)].load(SeqCst)) == step)
         });
     }
 
@@ -243,7 +243,7 @@ const OWN_1: [DeviceStep; 5] = [Locked, Checked(false), Header(Some(1)), FromDev
 const OTHERS_2: [DeviceStep; 5] = [Locked, Checked(false), Header(Some(2)), Stored(2), Unlocked];
 const STORED: [DeviceStep; 4] = [Locked, Checked(true), FromStorage, Unlocked];
 
-/// Without the rounds in which there was nothing; waits that follow each other are one.
+/// Steps without idle rounds. Successive waits count as one.
 fn without_idle(steps: &[DeviceStep]) -> Vec<DeviceStep> {
     let mut kept: Vec<DeviceStep> = Vec::new();
     for step in steps {
@@ -274,7 +274,7 @@ fn each_step_is_taken_in_its_order(mode: Mode) {
     send(2, 20);
     assert_eq!((compute.run(1, TRY), compute.steps(1)), (NOTHING, [&OTHERS_2[..], &NONE].concat()));
     assert_eq!(compute.steps(2), [], "its message was received without it");
-    // (a) (b) (c): whoever it is for finds it in the storage.
+    // (a) (b) (c): its receiver finds it in the storage.
     assert_eq!((compute.run(2, TRY), compute.steps(2)), (20, STORED.to_vec()));
     // Two of another's before its own; they stay in their order.
     [(2, 21), (2, 22), (1, 11)].into_iter().for_each(|(thread, tag)| send(thread, tag));
@@ -304,7 +304,7 @@ fn each_step_is_taken_in_its_order(mode: Mode) {
     let steps = without_idle(&[waits, compute.steps(1)].concat());
     assert_eq!(steps, [&[Waited], &OTHERS_2[..], &[Waited], &OWN_1].concat());
     assert_eq!((compute.run(2, RECEIVE), compute.steps(2)), (24, STORED.to_vec()));
-    // Both wait: whoever looks first, each gets its own, by (c) if the other one took the header, else by (e).
+    // Both wait. Whichever looks first, each gets its own message: by (c) if the other one took the header, else by (e).
     for round in 0..50 {
         [1, 2].into_iter().for_each(|thread| compute.tell(thread, RECEIVE));
         let order = if round % 2 == 0 { [1, 2] } else { [2, 1] };
@@ -420,7 +420,7 @@ fn ids_that_are_given_up_make_room_for_others() {
     node.leave().unwrap();
 }
 
-/// The value goes from a thread that ends to one that lives, while others look who is dead.
+/// A thread id moves from a thread that ends to one that lives, while others look for dead threads.
 #[test]
 fn a_thread_id_goes_from_thread_to_thread() {
     let domain = Domain::new("device-moves");
@@ -432,7 +432,7 @@ fn a_thread_id_goes_from_thread_to_thread() {
     for round in 0..3 {
         let made = device.clone();
         let mut moved = running("a thread takes ids and ends", move || [1, 2].map(|id| made.thread(id).unwrap())).join();
-        // Long enough for it to look who lives.
+        // Long enough for it to look for dead threads.
         for _ in 0..2 {
             let late = other.receive_by(&mut buf, std::time::Instant::now() + Duration::from_millis(60));
             assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
@@ -471,7 +471,7 @@ fn what_nobody_fetches_is_dropped_after_the_limit() {
         (counts.dropped == 101).then_some(counts)
     });
     assert_eq!((counts.dropped_bytes, counts.received, counts.broken), (4040, 1, 0));
-    // The others go on, and so does whoever takes the id.
+    // The others go on, and so does the thread that takes the id next.
     let mut late = until("a slot is free", || {
         let _ = thread.receive_by(&mut buf, briefly());
         device.thread(77).ok()
@@ -564,10 +564,10 @@ fn each_sender_has_a_lane_and_a_dead_ones_is_free() {
     let other = Process::start("device: sender").words(&words).tell("DOMAIN", domain.name()).go();
     // It fills its lane, and waits.
     let full = AtomicUsize::new(0);
-    until("its lane is full", || {
+    eventually("its lane is full", || {
         let sent = words[0].load(SeqCst) as usize;
         std::thread::sleep(Duration::from_millis(20));
-        (sent > 5 && full.swap(sent, SeqCst) == sent).then_some(())
+        sent > 5 && full.swap(sent, SeqCst) == sent
     });
     // One is free, and this node has one already.
     assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceFault::NoLane { senders: 3 });

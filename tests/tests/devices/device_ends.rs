@@ -1,11 +1,11 @@
-//! What is left to the others when a node leaves in the middle of its work at a device, and to senders when their device goes.
+//! A node leaves in the middle of its work at a device, and a device goes while others send to it.
 
 use doorbell::Device;
 use doorbell::DeviceSender;
 use doorbell::device::DeviceStep;
 use doorbell::{DeviceFault, Error, Node};
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{PATIENCE, briefly, running, soon, until};
+use doorbell_tests::patience::{PATIENCE, briefly, eventually, running, soon};
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
@@ -47,7 +47,7 @@ fn leaves_with_the_lock(before: bool) {
     lock.recv_timeout(PATIENCE).unwrap();
     let node = leaving.clone();
     let leave = running("its node leaves", move || node.leave());
-    until("the node is closed", || DeviceSender::open(&leaving, "net").is_err().then_some(()));
+    eventually("the node is closed", || DeviceSender::open(&leaving, "net").is_err());
     if before {
         go_on.send(()).unwrap();
         leave.join().unwrap();

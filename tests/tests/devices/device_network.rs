@@ -1,4 +1,4 @@
-//! A device that is fed from the network, by whichever process holds its port; and what becomes of what was on its way when that one dies.
+//! A device that is fed from the network by the process that holds its port, and the messages under way when that process dies.
 
 use doorbell::Device;
 use doorbell::DeviceSender;
@@ -6,10 +6,10 @@ use doorbell::{DeviceFault, Error, FabricKind, Match, Node, NodeId};
 use doorbell_shm::domain::clean;
 use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{soon, until};
-use doorbell_tests::process::{Process, told};
+use doorbell_tests::patience::{eventually, soon, until};
+use doorbell_tests::process::{Process, told, told_as};
 use doorbell_tests::words::Words;
-use doorbell_tests::{number, pattern};
+use doorbell_tests::{LOOPBACK, number, pattern};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ fn length(tag: u64) -> usize {
     if tag.is_multiple_of(7) { (tag as usize * 37) % LONG } else { tag as usize % 100 }
 }
 
-/// The role: receives as one thread until it is told the end. The tag that it expects next is its word, which another of that thread id goes on from.
+/// The role: receives as one thread until a message ends it. Its word holds the tag that it expects next, from which a successor with that thread id goes on.
 pub fn receive() {
     let words = Words::inherited();
     let thread = number("THREAD", 0);
     let next = &words[thread as usize];
-    let node = Node::builder(told("DOMAIN")).connect(told("ADDRESS").parse().unwrap()).join().unwrap();
+    let node = Node::builder(told("DOMAIN")).connect(told_as("ADDRESS")).join().unwrap();
     let device = Device::builder(&node, "net").message_max(10 * LONG).senders(3).attach().unwrap();
     let mut receiver = device.thread(thread as u32).unwrap();
     node.send_by(NodeId(0), thread, &[], soon()).unwrap();
@@ -36,7 +36,7 @@ pub fn receive() {
             break;
         }
         let expected = next.load(SeqCst);
-        // Who died may have received one that it did not note any more.
+        // The receiver that died may have received one message that it did not record.
         assert!(
             envelope.tag == expected || envelope.tag == expected + 1 && words[8 + thread as usize].load(SeqCst) == 1,
             "{envelope:?}, not {expected}"
@@ -64,7 +64,7 @@ fn another_feeds_a_device_when_the_one_that_did_dies() {
     for round in 0..number("DOORBELL_KILLS", 4) {
         let domain = Domain::new("device-port");
         let builder = Node::builder(domain.name()).id(0).fabric(FabricKind::Udp).dead_after(Duration::from_secs(1));
-        let node = builder.listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+        let node = builder.listen(LOOPBACK).join().unwrap();
         let words = Words::new(16);
         // The first takes the port with the first question. In every other round the one that does not hold it dies.
         let first = receiver(&domain, &node, &words, 1);
@@ -77,10 +77,10 @@ fn another_feeds_a_device_when_the_one_that_did_dies() {
             // A device keeps 63 headers for a thread that does not fetch; behind more of them the lane would wait, until they are dropped.
             if !(kill_at..kill_at + 6).contains(&tag) {
                 let few = || words[1..3].iter().all(|next| next.load(SeqCst) + 30 >= tag);
-                until("few are under way", || few().then_some(()));
+                eventually("few are under way", few);
             }
             if tag == kill_at {
-                until("some arrive", || (words[mortal].load(SeqCst) > 20).then_some(()));
+                eventually("some arrive", || words[mortal].load(SeqCst) > 20);
                 if mortal == 1 { first.kill() } else { second.kill() }
             }
             for thread in [1, 2] {
@@ -96,10 +96,10 @@ fn another_feeds_a_device_when_the_one_that_did_dies() {
             sender.send_by(thread, END, &[], soon()).unwrap();
         }
         sender.flush_by(soon()).unwrap();
-        until("all arrived", || [1, 2].iter().all(|thread| words[*thread].load(SeqCst) == count).then_some(()));
+        eventually("all arrived", || [1, 2].iter().all(|thread| words[*thread].load(SeqCst) == count));
         drop(sender);
         drop((first, second));
-        until("all have left", || (node.members().unwrap().len() == 1).then_some(()));
+        eventually("all have left", || node.members().unwrap().len() == 1);
         node.leave().unwrap();
         clean(domain.space(), Some(domain.name()), false).unwrap();
         domain.assert_empty();
@@ -111,7 +111,7 @@ fn a_sender_is_told_when_nobody_feeds_a_device_any_more() {
     let _turn = Turn::take();
     let domain = Domain::new("device-gone");
     let builder = Node::builder(domain.name()).id(0).fabric(FabricKind::Udp).dead_after(Duration::from_secs(1));
-    let node = builder.listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let node = builder.listen(LOOPBACK).join().unwrap();
     let words = Words::new(16);
     let receiver = receiver(&domain, &node, &words, 1);
     let sender = DeviceSender::open(&node, "net").unwrap();

@@ -9,10 +9,10 @@ use doorbell::DeviceSender;
 use doorbell::{DeviceFault, DeviceThread, Error, FabricKind, Node, NodeBuilder};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, briefly, running, soon};
-use doorbell_tests::process::{Process, told};
+use doorbell_tests::process::{Process, told, told_as};
 use doorbell_tests::random::{Random, seed};
 use doorbell_tests::words::Words;
-use doorbell_tests::{Turn, number, pattern};
+use doorbell_tests::{LOOPBACK, Turn, number, pattern};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -22,16 +22,16 @@ use std::time::{Duration, Instant};
 
 const LONG: usize = 20_000;
 const THREADS_MAX: usize = 16;
-/// What lives of senders there are, at most.
+/// The most incarnations of a sender.
 const LIVES: usize = 1024;
 const END: u64 = u64::MAX;
 
-/// Where a process of a storm lives: all of them share memory.
+/// The builder of a process of a storm: all of them share memory.
 fn builder(domain: &str) -> NodeBuilder {
     Node::builder(domain).max_nodes(32)
 }
 
-/// A message says which sender it is of, and its number among those of this sender for its thread.
+/// The tag of a message: its sender, and its number among the messages of this sender to its thread.
 fn tag(sender: usize, sequence: u64) -> u64 {
     (sender as u64) << 48 | sequence
 }
@@ -69,7 +69,7 @@ fn send_one(sender: &doorbell::DeviceSender, thread: u32, tag: u64, random: &mut
     }
 }
 
-/// Receives one message in any of the ways that there are.
+/// Receives one message in a random way.
 fn receive_one(thread: &mut DeviceThread, buf: &mut [u8], random: &mut Random, deadline: Instant) -> Option<(usize, u64)> {
     let room = if random.below(32) == 0 { random.below(100) } else { buf.len() };
     let received = match random.below(4) {
@@ -93,10 +93,10 @@ fn receive_one(thread: &mut DeviceThread, buf: &mut [u8], random: &mut Random, d
     }
 }
 
-/// The role: its threads receive all that so many senders send.
+/// The role: its threads receive all messages of all senders.
 pub fn receive_all() {
     let senders = number("SENDERS", 0) as usize;
-    let builder = builder(&told("DOMAIN")).progress(told("PROGRESS").parse().unwrap());
+    let builder = builder(&told("DOMAIN")).progress(told_as("PROGRESS"));
     let node = match told("ADDRESS").parse() {
         Ok(address) => builder.connect(address).join().unwrap(),
         Err(_) => builder.join().unwrap(),
@@ -156,13 +156,13 @@ fn each_message_reaches_its_thread_once() {
     println!("messages, by whether they came by the network, and processes: {messages:?}");
 }
 
-/// One storm; says how many messages there were.
+/// One storm. Returns the number of messages.
 fn storm(random: &mut Random, is_apart: bool, processes: usize, threads: usize, senders: usize, seconds: u64) -> u64 {
     let domain = Domain::new("device-storm");
     let words = Arc::new(Words::new(2));
     let builder = builder(domain.name());
     let node = if is_apart {
-        builder.fabric(FabricKind::Udp).listen(([127, 0, 0, 1], 0).into()).dead_after(PATIENCE).join().unwrap()
+        builder.fabric(FabricKind::Udp).listen(LOOPBACK).dead_after(PATIENCE).join().unwrap()
     } else {
         builder.join().unwrap()
     };
@@ -220,7 +220,7 @@ fn storm(random: &mut Random, is_apart: bool, processes: usize, threads: usize, 
     sent
 }
 
-/// Allocates as the system does, and remembers which threads are about it: one that died there would take others with it.
+/// The allocator of the system, which also records the threads inside it: a thread that is killed there would block the others of its process.
 struct Careful;
 
 thread_local! {
@@ -254,7 +254,7 @@ unsafe impl GlobalAlloc for Careful {
 #[global_allocator]
 static CAREFUL: Careful = Careful;
 
-/// Without unwinding, and without anything being given up.
+/// Ends a thread without unwinding, so that it gives nothing up.
 fn end_this_thread() -> ! {
     loop {
         // SAFETY: ends this thread and touches no memory; what it has is lost, as these tests want it.
@@ -276,10 +276,10 @@ mod at {
 
     pub const THREADS: usize = 6;
     pub const STOP: usize = 0;
-    /// How many messages were received of which the one before was not.
+    /// The number of messages received without the one before.
     pub const GAPS: usize = 1;
     pub const RECEIVED: usize = 2;
-    /// Which thread of the system is this thread of the device: pid and tid.
+    /// The system thread of this device thread: pid and tid.
     pub fn tid(thread: usize) -> usize {
         3 + thread
     }
@@ -287,11 +287,11 @@ mod at {
     pub fn probe(thread: usize) -> usize {
         tid(THREADS) + thread
     }
-    /// How often somebody became it.
+    /// How many threads have taken this id so far.
     pub fn life(thread: usize) -> usize {
         probe(THREADS) + thread
     }
-    /// How many messages a life of a sender began to send to a thread.
+    /// How many messages an incarnation of a sender began to send to a thread.
     pub fn sent(life: usize, thread: usize) -> usize {
         self::life(THREADS) + life * THREADS + thread
     }
@@ -302,7 +302,7 @@ mod at {
     pub const COUNT: usize = 3 + 3 * THREADS + 2 * LIVES * THREADS;
 }
 
-/// For how long what the dead don't fetch stops others.
+/// The longest time for which a message to a dead thread may delay others.
 const LIMIT: Duration = Duration::from_millis(400);
 
 /// The role: its threads receive, and others take their ids when they are killed.
@@ -378,7 +378,7 @@ pub fn send_until_death() {
     node.leave().unwrap();
 }
 
-/// Where a process dies that is told to: with the device's lock, in each state in which its heir may find the device.
+/// The fault points at which a process dies: with the device's lock, in each state in which the next owner may find the device.
 const PLACES: [&str; 6] =
     ["device.locked", "device.stored", "device.copied", "device.scanned", "device.cleared", "device.unlocking"];
 
@@ -415,7 +415,7 @@ impl Killing {
         start.tell("LIFE", (self.lives % LIVES).to_string()).tell("DOORBELL_FAULT", fault).go()
     }
 
-    /// What is sent now to these threads reaches them: how long that takes.
+    /// Sends one message to each of these threads, waits until all have arrived, and returns how long that took.
     #[track_caller]
     fn probe(&mut self, sender: &doorbell::DeviceSender, threads: &[usize], what: &str) -> Duration {
         let began = Instant::now();

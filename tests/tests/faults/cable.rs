@@ -4,8 +4,8 @@
 
 use doorbell::mode::Thresholds;
 use doorbell::{FabricKind, Match, Node, NodeBuilder, NodeId};
-use doorbell_tests::patience::PATIENCE;
-use doorbell_tests::process::{Process, told};
+use doorbell_tests::patience::{PATIENCE, eventually, until};
+use doorbell_tests::process::{Process, told, told_as};
 use doorbell_tests::words::Words;
 use doorbell_tests::{Turn, number, pattern};
 use doorbell_udp::port::relay::{Badness, Relay};
@@ -14,7 +14,7 @@ use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-/// What is told in shared words.
+/// The shared words.
 mod at {
     /// The port at which the node at home listens.
     pub const PORT: usize = 0;
@@ -35,7 +35,7 @@ const DATA: u64 = 1;
 const DONE: u64 = 2;
 const READY: u64 = 3;
 
-/// What a process of ours was told, if it was.
+/// A value that the parent passed, if it passed one.
 fn told_if(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
@@ -44,7 +44,7 @@ fn bytes() -> u64 {
     (number("DOORBELL_NETWORK_MIB", 64) * MIB).next_multiple_of(MESSAGE as u64)
 }
 
-/// Long enough for the worst of these ways, where others have the processors most of the time.
+/// Long enough for the slowest of these cases on a busy machine.
 fn patience() -> Duration {
     PATIENCE + Duration::from_secs(4 * bytes() / MIB)
 }
@@ -53,12 +53,12 @@ fn builder() -> NodeBuilder {
     Node::builder("cable").fabric(FabricKind::Udp).key([42; 32])
 }
 
-/// At all these addresses, with commas between them.
+/// Listens at all these addresses, which commas separate.
 fn listening(builder: NodeBuilder, addresses: &str) -> NodeBuilder {
     addresses.split(',').filter(|address| !address.is_empty()).fold(builder, |builder, at| builder.listen(at.parse().unwrap()))
 }
 
-/// Takes what the other end sends, and looks at every byte of it.
+/// Receives from the other end, and checks every byte.
 pub fn home(words: &Words) {
     let node = listening(builder().id(0), &told("LISTEN")).join().unwrap();
     words[at::PORT].store(node.address().unwrap().port().into(), SeqCst);
@@ -83,7 +83,7 @@ pub fn home(words: &Words) {
 }
 
 pub fn away() {
-    let connect: SocketAddr = told("CONNECT").parse().unwrap();
+    let connect: SocketAddr = told_as("CONNECT");
     let own = told_if("OWN").unwrap_or_default();
     let builder = match told_if("STRIPE_LEAST") {
         Some(bytes) => builder().policy(Thresholds::new().stripe_least(bytes.parse().unwrap())),
@@ -93,7 +93,7 @@ pub fn away() {
     let deadline = Instant::now() + patience();
     if told_if("STRIPE_LEAST").is_some() {
         let all = || node.send_as(NodeId(0), READY, b"", "udp/1".parse().unwrap()).unwrap().used.link == 1;
-        doorbell_tests::patience::until("both links", || all().then_some(()));
+        eventually("both links", all);
         node.send_by(NodeId(0), READY, b"all", deadline).unwrap();
     }
     let mut buf = vec![0; MESSAGE];
@@ -125,7 +125,7 @@ fn tell_how_fast(way: &str, words: &Words) {
 
 /// Waits for a word that another process writes.
 fn word(words: &Words, at: usize, of: &[&Process]) -> u64 {
-    doorbell_tests::patience::until("a word of another process", || {
+    until("a word of another process", || {
         assert!(!of.iter().any(|process| process.ended_by(Instant::now())), "it ended before it was ready");
         Some(words[at].load(SeqCst)).filter(|word| *word != 0)
     })
@@ -151,7 +151,7 @@ const HOME: &str = "10.77.0.1";
 const AWAY: &str = "10.77.0.2";
 const PORT: u16 = 7000;
 
-/// From here on this process has a network of its own, in which there is nothing; without privileges, by being root in a namespace of users.
+/// From here on this process has an empty network of its own. A user namespace makes that possible without privileges.
 fn alone() -> std::io::Result<()> {
     // SAFETY: system calls, on strings that end with a zero.
     unsafe {
@@ -198,12 +198,12 @@ fn run(program: &str, lines: &str) -> Option<u64> {
     None
 }
 
-/// In a network of its own: lays the cable to the network of a process that it starts, and is home.
+/// Lays a cable from its own network to that of a process that it starts, and is the node at home.
 pub fn near_end() {
     let words = Words::inherited();
     // SAFETY: between fork and exec, one system call: it is root where it is.
     let start = unsafe { Process::start("far end").words(&words).before(|| cvt(libc::unshare(libc::CLONE_NEWNET))) };
-    let relay = (told("RELAYED") == "yes").then(|| bad_network(told("LISTEN").parse().unwrap()));
+    let relay = (told("RELAYED") == "yes").then(|| bad_network(told_as("LISTEN")));
     let connect = format!("{HOME}:{}", relay.as_ref().map_or(PORT, |relay| relay.front(0).port()));
     let far = start.tell("CONNECT", connect).go();
     let cable = format!(
@@ -269,7 +269,7 @@ pub fn near_end_of_two() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let half = bytes() / MESSAGE as u64 / 2;
-            doorbell_tests::patience::until("half of it", || (words[at::CAME].load(SeqCst) >= half).then_some(()));
+            eventually("half of it", || words[at::CAME].load(SeqCst) >= half);
             assert_eq!(ip("link set cable0 down"), None);
         });
         home(&words);
@@ -277,7 +277,7 @@ pub fn near_end_of_two() {
     far.end_well(PATIENCE);
 }
 
-/// So slow that nothing else counts.
+/// So slow that the cable dominates.
 const SLOW: &str = "100mbit";
 
 /// Makes a cable slow in one direction. The number of the line that failed, from 1: there may be no such queue here.
@@ -287,8 +287,7 @@ fn slow(number: usize) -> Option<u64> {
 
 pub fn far_end_of_two() {
     let words = Words::inherited();
-    let laid = || (words[at::LAID].load(SeqCst) != 0).then_some(());
-    doorbell_tests::patience::until("cables", laid);
+    eventually("cables", || words[at::LAID].load(SeqCst) != 0);
     for (number, address) in of_two(2).into_iter().enumerate() {
         assert_eq!(ip(&format!("addr add {address}/24 dev cable{number}\nlink set cable{number} up")), None);
         if told_if("STRIPE_LEAST").is_some() {
@@ -345,7 +344,7 @@ fn what_goes_by_a_cable_that_is_cut_goes_on_by_another() {
     }
 }
 
-/// How long it takes over two slow cables, where messages of so many bytes and more are divided. `None`: not here.
+/// The time over two slow cables if messages of at least this length are divided. `None` if this machine has no such cables.
 fn over_slow_cables(least: u64) -> Option<Duration> {
     let words = Words::new(at::COUNT);
     // SAFETY: between fork and exec, only system calls.

@@ -1,4 +1,4 @@
-//! System calls that the kernel denies from some moment on, as under a filter that a program installs after it has joined: the node goes on, or says by an error
+//! System calls that the kernel denies after a process has joined, as under a filter that a program installs: the node goes on, or an error says
 //! what it can't do. It never hangs, and no panic and no signal ends it.
 //!
 //! The filter holds for a whole process and for good, so each case is a process of its own, which talks with this one before and after.
@@ -6,12 +6,12 @@
 use doorbell::Reactor;
 use doorbell::transfer::Side;
 use doorbell::{Copy, KEY_BYTES, Key, Match, Node, NodeBuilder, NodeId, ReadWrite, Region, Space};
-use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, running, soon};
 use doorbell_tests::pattern;
-use doorbell_tests::process::{Process, deny, told};
-use std::net::{Ipv4Addr, SocketAddr};
+use doorbell_tests::process::{Process, deny, told, told_as};
+use doorbell_tests::{LOOPBACK, Turn};
+use std::net::SocketAddr;
 use std::sync::mpsc;
 
 /// The calls that are denied, by their names.
@@ -24,10 +24,10 @@ const CALLS: [(&str, libc::c_long); 4] = [
 /// Private memory of this length is fetched by `process_vm_readv` where the kernel lets it.
 const LONG: usize = 3 << 20;
 const ROUNDS: u64 = 300;
-/// Regions of the honest node; the last is used after the filter only, so that it is to be mapped then.
+/// Regions of the honest node. The last is first used after the filter, so that it must be mapped then.
 const REGIONS: usize = 2;
 
-/// What the two say to each other.
+/// The tags of the messages between the two.
 mod tag {
     pub const PING: u64 = 1;
     pub const PONG: u64 = 2;
@@ -41,18 +41,18 @@ fn builder(id: u16, networked: bool, at: Option<SocketAddr>) -> NodeBuilder {
     let builder = Node::builder(told_or_none("DOMAIN")).id(id).copy(Copy::Both);
     match (networked, at) {
         (false, _) => builder,
-        (true, None) => builder.listen((Ipv4Addr::LOCALHOST, 0).into()),
+        (true, None) => builder.listen(LOOPBACK),
         // What the two share is the network alone.
         (true, Some(at)) => builder.space(Space::heap()).connect(at),
     }
 }
 
-/// The child is told by the environment.
+/// The environment names the denied call to the child.
 fn told_or_none(name: &str) -> String {
     std::env::var(name).unwrap_or_default()
 }
 
-/// What a child says when something is denied: an error in words, or it went well all the same.
+/// Prints the error of an operation that was denied. `Some` if it went well all the same.
 fn is_clear<T>(what: &str, result: doorbell::Result<T>) -> Option<T> {
     result
         .inspect_err(|error| {
@@ -62,13 +62,13 @@ fn is_clear<T>(what: &str, result: doorbell::Result<T>) -> Option<T> {
         .ok()
 }
 
-/// Panics if something failed that can be done without the call that is denied: only memory can't be mapped in another way.
+/// Panics if an operation failed that needs no denied call. Only the mapping of memory has no substitute.
 #[track_caller]
 fn check(what: &str, done: bool, is_denied: bool) {
     assert!(done || is_denied && told("CALL") == "mmap", "{what} failed");
 }
 
-/// All that a node does with another one, as far as it goes.
+/// All operations of a node with another one, as far as they succeed.
 fn talk(node: &Node, keys: &[Key<u8, ReadWrite>], number: u64, is_denied: bool) {
     let to = NodeId(0);
     let check = |what: &str, done: bool| check(what, done, is_denied);
@@ -130,7 +130,7 @@ fn talk(node: &Node, keys: &[Key<u8, ReadWrite>], number: u64, is_denied: bool) 
 /// The process to which calls are denied.
 pub fn is_denied() {
     let networked = told("FABRIC") == "udp";
-    let at = networked.then(|| told("AT").parse().unwrap());
+    let at = networked.then(|| told_as("AT"));
     let node = builder(1, networked, at).join().unwrap();
     node.wait_for(2, soon()).unwrap();
     let mut keys = [0; REGIONS * KEY_BYTES];
@@ -151,7 +151,7 @@ pub fn is_denied() {
     });
     talk(&node, &keys[..1], 0, false);
     let call = CALLS.iter().find(|(name, _)| *name == told("CALL")).unwrap().1;
-    let errno = told("ERRNO").parse().unwrap();
+    let errno = told_as("ERRNO");
     deny(call, errno).unwrap();
     // SAFETY: the filter answers before the kernel looks at what it is told.
     let result = unsafe { libc::syscall(call, 0, 0, 0, 0, 0, 0) };
@@ -170,7 +170,7 @@ pub fn is_denied() {
     is_clear("leaving", node.leave());
 }
 
-/// What the honest node does: answers, and fills and reads its regions' bytes.
+/// The honest node: answers, and fills and reads the bytes of its regions.
 fn answer(node: &Node, regions: &[Region<u8>]) {
     let to = NodeId(1);
     let keys: Vec<u8> = regions.iter().flat_map(|region| region.key().to_bytes()).collect();
@@ -207,7 +207,7 @@ fn denied(call: &str, errno: i32) {
         let networked = fabric == "udp";
         let mut own = Node::builder(domain.name()).id(0).copy(Copy::Both);
         if networked {
-            own = own.listen((Ipv4Addr::LOCALHOST, 0).into());
+            own = own.listen(LOOPBACK);
         }
         let node = own.join().unwrap();
         let regions = [(); REGIONS].map(|()| node.region::<u8>(100_000).unwrap());

@@ -1,4 +1,4 @@
-//! What no node of ours sends, and what it must not cost whoever gets it.
+//! Packets that no correct node sends, and the harm that they must not do to their receiver.
 
 use doorbell::Listener;
 use doorbell::{Error, Event, Match, Node, NodeId, Priority, Progress, Space};
@@ -6,7 +6,7 @@ use doorbell_fabric::{PacketHead, PacketKind, Push};
 use doorbell_shm::domain::{JoinOptions, Membership, PeerInbox};
 use doorbell_shm::lane::{Producer, RawMemory};
 use doorbell_shm::layout::{MEETINGS_OFFSET, block_offset};
-use doorbell_tests::patience::{running, soon, until};
+use doorbell_tests::patience::{eventually, running, soon, until};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const CHUNK: u64 = 16 << 10;
@@ -52,14 +52,14 @@ impl Forger {
         unsafe { &*self.target.block().0.add(MEETINGS_OFFSET + slot as usize * 128).cast() }
     }
 
-    /// Where the victim's transfer to this node meets it.
+    /// The rendezvous block of the victim's transfer to this node.
     fn own_meeting(&self, slot: usize) -> &AtomicU64 {
         let block = block_offset(NodeId(0), &self.membership.lanes());
         // SAFETY: within the inbox, aligned.
         unsafe { &*self.membership.inbox().ptr().add(block + MEETINGS_OFFSET + slot * 128).cast() }
     }
 
-    /// Announces a message of `len` bytes. The meeting is open.
+    /// Announces a message of `len` bytes with an open rendezvous block.
     fn announce(&mut self, slot: u64, generation: u64, len: u64) -> bool {
         self.meeting(slot).store(generation << 50, Ordering::Release);
         let ticket = slot | generation << 16;
@@ -85,7 +85,7 @@ fn all_damaged(node: &Node) -> Vec<(u16, &'static str)> {
     events.filter_map(damaged).collect()
 }
 
-/// Every part of a message that nobody has asked for takes memory of its own.
+/// Every part of a message without a receive takes memory of its own.
 #[test]
 fn a_message_in_crumbs_is_not_kept() {
     // Crumbs that end a chunk: no more of them than there are chunks. Others: they begin where a chunk does, or where the last one ended.
@@ -127,7 +127,7 @@ fn a_peer_has_no_more_transfers_under_way_than_slots() {
     assert!(node.probe(Match::any().tag(6)).unwrap().is_none());
 }
 
-/// What it does wrong in one place ends what it sends in all others.
+/// One broken rule ends all lanes of its sender.
 #[test]
 fn a_peer_that_broke_the_rules_is_read_no_further_in_any_lane() {
     let space = Space::heap();
@@ -148,7 +148,7 @@ fn a_peer_that_broke_the_rules_is_read_no_further_in_any_lane() {
     assert_eq!(node.stats().unwrap().messages_in, 0);
 }
 
-/// Its streams end, too, though it goes on living: who waits for bytes is told.
+/// Its streams end, too, though it lives on: a reader that waits for bytes gets an error.
 #[test]
 fn streams_with_a_peer_that_broke_the_rules_end() {
     use std::io::Read;
@@ -166,7 +166,7 @@ fn streams_with_a_peer_that_broke_the_rules_end() {
     assert_eq!(node.members().unwrap().len(), 2);
 }
 
-/// A node that broke the rules may never read on, so what waits for it to do so would wait for ever.
+/// A node that broke the rules may never read on, so sends that wait for that must fail.
 #[test]
 fn what_is_on_its_way_to_a_peer_that_broke_the_rules_fails() {
     let space = Space::heap();
@@ -198,7 +198,7 @@ fn what_is_on_its_way_to_a_peer_that_broke_the_rules_fails() {
     assert!(node.recv(Match::from(NodeId(1)), &mut [0; 8]).is_err_and(|error| is_named(&error)));
 }
 
-/// Two in one look at the lanes, and two in one step of the transfers: both are told of.
+/// Two forgers in one look at the lanes, and two in one step of the transfers: both are reported.
 #[test]
 fn two_peers_that_break_the_rules_at_once_are_both_named() {
     for by_lane in [true, false] {
@@ -209,7 +209,7 @@ fn two_peers_that_break_the_rules_at_once_are_both_named() {
             // So that both lanes are looked at every time.
             for forger in &mut forgers {
                 assert!(forger.push(PacketKind::Whole, 5, 8, &[0; 8]));
-                until("it comes", || node.progress().is_ok_and(|work| work > 0).then_some(()));
+                eventually("it comes", || node.progress().is_ok_and(|work| work > 0));
             }
             assert!(forgers.iter_mut().all(|forger| forger.push(PacketKind::Next, 0, 8, &[0; 8])));
             None
@@ -222,10 +222,10 @@ fn two_peers_that_break_the_rules_at_once_are_both_named() {
             Some(sends)
         };
         let mut named = Vec::new();
-        until("both are found out", || {
+        eventually("both are found out", || {
             node.progress().unwrap();
             named.extend(all_damaged(&node).into_iter().map(|(node, _)| node));
-            (named.contains(&1) && named.contains(&2)).then_some(())
+            named.contains(&1) && named.contains(&2)
         });
     }
 }

@@ -7,21 +7,21 @@ use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::PATIENCE;
 use doorbell_tests::process::{Process, told};
 use doorbell_tests::steps::Steps;
-use doorbell_tests::{Turn, number};
+use doorbell_tests::{LOOPBACK, Turn, number};
 use std::time::{Duration, Instant};
 
-/// How long both are held up.
+/// How long the fault point holds both up.
 const HELD_MS: u64 = 40;
 /// How long a call may wait for a message that does not come.
 const PATIENT: Duration = Duration::from_millis(60);
-/// How often.
+/// The number of calls.
 const ROUNDS: u64 = 8;
 /// A call of a node on a network may take so many times the median of one that shares memory alone, ...
 const TIMES: u32 = 4;
 /// ... or this. The poller of a lonely node sleeps for a second.
 const FLOOR: Duration = Duration::from_millis(600);
 
-/// Calls for which the poller has made room, or not.
+/// Durations of calls for which the poller made room, or did not.
 fn calls(node: &Node, what: &str) -> Steps {
     let steps = Steps::of(what);
     for _ in 0..number("DOORBELL_REPEATS", ROUNDS) {
@@ -39,7 +39,7 @@ fn calls(node: &Node, what: &str) -> Steps {
 pub fn waits_in_turns() {
     let joins = |networked: bool| {
         let builder = Node::builder(told("DOMAIN")).id(u16::from(networked));
-        if networked { builder.listen(([127, 0, 0, 1], 0).into()) } else { builder }.join().unwrap()
+        if networked { builder.listen(LOOPBACK) } else { builder }.join().unwrap()
     };
     let near = joins(false);
     let reference = calls(&near, "calls of a node without a network").median();

@@ -1,10 +1,10 @@
-//! Processes that are stopped or killed in the middle of moving much: what they were given is taken back, and is not written any
-//! more; what they had begun ends by name.
+//! Processes that are stopped or killed in the middle of long transfers. Their keys become stale, and they no longer write; the operations of their
+//! peers fail with an error that names them.
 
 use doorbell::{Copy, Error, Key, Match, Node, NodeId, ReadWrite};
 use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{PATIENCE, running, soon, until};
+use doorbell_tests::patience::{PATIENCE, eventually, running, soon, until};
 use doorbell_tests::pattern;
 use doorbell_tests::process::Process;
 use doorbell_tests::words::Words;
@@ -16,7 +16,7 @@ const MIB: usize = 1 << 20;
 const LONG: usize = 64 * MIB;
 const ROUNDS: usize = 24;
 
-/// What is told in shared words.
+/// The shared words.
 mod at {
     /// Puts that succeeded, and keys that were refused.
     pub const PUTS: usize = 0;
@@ -32,7 +32,7 @@ fn join() -> Node {
     doorbell::NodeBuilder::from_env().unwrap().copy(Copy::Both).join().unwrap()
 }
 
-/// Somewhere within what takes so long.
+/// A random moment within this time.
 fn a_moment(round: usize, most: Duration) {
     let until = std::time::Instant::now() + most.mul_f64((round as f64 * 0.618_034).fract());
     while std::time::Instant::now() < until {
@@ -67,7 +67,7 @@ fn nothing_lands_in_memory_that_was_given_back_under_a_stopped_peer() {
         let before = words[at::PUTS].load(SeqCst);
         let region = node.region::<u8>(MIB).unwrap();
         node.send_by(NodeId(1), 1, &region.key().to_bytes(), soon()).unwrap();
-        until("it is put to", || (words[at::PUTS].load(SeqCst) > before + 1).then_some(()));
+        eventually("it is put to", || words[at::PUTS].load(SeqCst) > before + 1);
         a_moment(round, Duration::from_micros(200));
         process.signal(Signal::STOP);
         drop(region);
@@ -76,7 +76,7 @@ fn nothing_lands_in_memory_that_was_given_back_under_a_stopped_peer() {
         let mut private = vec![0xa5_u8; MIB];
         next.write(0, &private).unwrap();
         process.signal(Signal::CONT);
-        until("its key is refused", || (words[at::REFUSED].load(SeqCst) > round as u64).then_some(()));
+        eventually("its key is refused", || words[at::REFUSED].load(SeqCst) > round as u64);
         assert!(private.iter().all(|byte| *byte == 0xa5), "round {round}: private memory was written");
         next.read(0, &mut private).unwrap();
         assert!(private.iter().all(|byte| *byte == 0xa5), "round {round}: another region was written");

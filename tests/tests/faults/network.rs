@@ -1,18 +1,16 @@
-//! What a network does to nodes: others that speak another version, systems that forbid io_uring, processes that are killed.
+//! Nodes on a network: peers of another version, systems that forbid io_uring, processes that are killed.
 
 use doorbell::{Copy, Error, Event, FabricKind, Match, Node, NodeBuilder, NodeId, PortKind};
 use doorbell_fabric::{Incarnation, PacketHead, Payload, Priority, Sink, Verdict};
-use doorbell_tests::Turn;
-use doorbell_tests::patience::{PATIENCE, soon, until};
-use doorbell_tests::process::{Process, forbid_io_uring, told};
+use doorbell_tests::patience::{PATIENCE, eventually, soon, until};
+use doorbell_tests::process::{Process, forbid_io_uring, told_as};
 use doorbell_tests::words::{Words, now};
+use doorbell_tests::{LOOPBACK, Turn};
 use doorbell_udp::protocol::{Config, Endpoint, LinkId, Path, Receive, SessionId, Time, TransferId};
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-const ANY: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 0);
 
 fn builder(domain: &str) -> NodeBuilder {
     Node::builder(domain).fabric(FabricKind::Udp)
@@ -24,7 +22,7 @@ fn builder(domain: &str) -> NodeBuilder {
 fn transfers_that_nothing_is_put_of_leave_nothing_behind() {
     const LEN: usize = 33 << 10;
     let _turn = Turn::take();
-    let a = builder("many").listen(ANY.into()).copy(Copy::Target).join().unwrap();
+    let a = builder("many").listen(LOOPBACK).copy(Copy::Target).join().unwrap();
     let b = builder("many").connect(a.addresses()[0]).copy(Copy::Both).join().unwrap();
     let (to, from) = (b.id(), a.clone());
     let sending = std::thread::spawn(move || (0..5000).for_each(|tag| from.send_by(to, tag, &[tag as u8; LEN], soon()).unwrap()));
@@ -53,7 +51,7 @@ impl Receive for Nobody {
     fn place(&mut self, _: SessionId, _: TransferId, _: u64, _: &[u8]) {}
 }
 
-/// Answers as a node does that speaks these versions, until it is told to stop.
+/// Answers like a node that speaks these versions, until the test stops it.
 fn speak(versions: (u16, u16), socket: &UdpSocket, stop: &AtomicBool) {
     let config = Config { versions, ..Config::loopback("versions", NodeId(0), Incarnation(1)) };
     let mut endpoint = Endpoint::new(config, [7; 32]).unwrap();
@@ -72,7 +70,7 @@ fn speak(versions: (u16, u16), socket: &UdpSocket, stop: &AtomicBool) {
 
 #[test]
 fn who_speaks_another_version_is_told_both() {
-    let socket = UdpSocket::bind(ANY).unwrap();
+    let socket = UdpSocket::bind(LOOPBACK).unwrap();
     let (address, stop) = (socket.local_addr().unwrap(), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let answering = scope.spawn(|| speak((2, 3), &socket, &stop));
@@ -93,7 +91,7 @@ fn who_speaks_another_version_is_told_both() {
 
 // ---- no io_uring
 
-/// Collects what is said as a warning.
+/// Collects warnings.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -140,7 +138,7 @@ pub fn has_no_io_uring() {
             "{who}: {said:?}"
         );
     };
-    let home = builder("ringless").id(0).listen(ANY.into()).join().unwrap();
+    let home = builder("ringless").id(0).listen(LOOPBACK).join().unwrap();
     one_line("a node that listens");
     // It opens a port to ask for its id, too.
     let away = builder("ringless").connect(home.address().unwrap()).join().unwrap();
@@ -150,8 +148,8 @@ pub fn has_no_io_uring() {
     let envelope = home.recv_by(Match::from(away.id()), &mut buf, soon()).unwrap();
     assert!(envelope.len == bytes.len() && buf == bytes);
     assert!(request.wait_by(soon()).is_ok_and(|completion| completion.result.is_ok()));
-    // Who insists is told why not.
-    let error = builder("ringless").id(5).listen(ANY.into()).udp_port(PortKind::Uring).join().unwrap_err();
+    // A node that insists on io_uring gets an error that says why not.
+    let error = builder("ringless").id(5).listen(LOOPBACK).udp_port(PortKind::Uring).join().unwrap_err();
     assert!(error.to_string().contains("io_uring") && error.to_string().contains("forbid"), "{error}");
     away.leave().unwrap();
     home.leave().unwrap();
@@ -170,7 +168,7 @@ mod at {
 }
 
 fn joined() -> Node {
-    let (id, connect): (u16, SocketAddr) = (told("ID").parse().unwrap(), told("CONNECT").parse().unwrap());
+    let (id, connect): (u16, SocketAddr) = (told_as("ID"), told_as("CONNECT"));
     let node = builder("death").id(id).connect(connect).join().unwrap();
     node.wait_for(3, soon()).unwrap();
     node
@@ -184,7 +182,7 @@ pub fn is_killed() {
     }
 }
 
-/// The next event that is not of somebody's coming.
+/// The next event but for joins.
 fn event(node: &Node) -> Event {
     until("an event", || Some(node.event(soon()).unwrap()).filter(|event| !matches!(event, Event::Joined { .. })))
 }
@@ -204,17 +202,17 @@ fn peers_of_a_killed_node_are_told_in_time_and_what_was_pending_fails_by_name() 
     // What a node counts as dead after, if nothing is said.
     let dead_after = Duration::from_secs(1);
     let words = Words::new(at::COUNT);
-    let home = builder("death").id(0).listen(ANY.into()).join().unwrap();
+    let home = builder("death").id(0).listen(LOOPBACK).join().unwrap();
     let start = |role, id: &str| {
         Process::start(role).words(&words).tell("ID", id).tell("CONNECT", home.address().unwrap().to_string()).go()
     };
     let (victim, onlooker) = (start("is killed", "1"), start("looks on", "2"));
-    until("both are ready", || (words[at::READY].load(SeqCst) == 2).then_some(()));
+    eventually("both are ready", || words[at::READY].load(SeqCst) == 2);
     let life = home.members().unwrap().iter().find(|member| member.id == NodeId(1)).unwrap().incarnation;
     let receive = home.start_recv(Match::from(NodeId(1)), vec![0; 8]).unwrap();
     // Longer than what its lanes hold, and nobody there receives it.
     let send = home.start_send(NodeId(1), 1, vec![0; 64 << 20]).unwrap();
-    // Who lives and says nothing is not taken for dead, however long.
+    // A node that lives and sends nothing is not taken for dead, however long that lasts.
     let silence = Instant::now() + dead_after * 5 / 2;
     while let Err(Error::Timeout { .. }) | Ok(Event::Joined { .. }) = home.event(silence) {
         if Instant::now() >= silence {

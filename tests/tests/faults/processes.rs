@@ -8,7 +8,7 @@ use doorbell_shm::error::ShmError;
 use doorbell_shm::layout::{BOARD_BYTES, LaneGeometry, inbox_bytes};
 use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{PATIENCE, briefly, soon, until};
+use doorbell_tests::patience::{PATIENCE, briefly, eventually, soon, until};
 use doorbell_tests::pattern;
 use doorbell_tests::process::{Process, told};
 use doorbell_tests::words::{Words, now};
@@ -157,7 +157,7 @@ fn fork(how: &str) -> libc::pid_t {
 
 const GO_ON: u64 = 7;
 
-/// Forks. The child tries every call, each of which has to say that it is a fork; the parent goes on as if nothing had been.
+/// Forks. The child tries every call, each of which must fail because it is a fork; the parent goes on undisturbed.
 pub fn forks_and_goes_on() {
     let node = Node::from_env().unwrap();
     let peer = node.peer(NodeId(0)).unwrap();
@@ -327,7 +327,7 @@ pub fn forks_a_sleeper() {
     }
 }
 
-/// Kills a process that is nobody's child any more, when it goes out of scope.
+/// Kills an orphaned process when it goes out of scope.
 struct Orphan(libc::pid_t);
 
 impl Orphan {
@@ -379,9 +379,9 @@ fn the_death_of_a_parent_is_noticed_though_its_child_sleeps_on() {
         }
         drop(orphan);
         node.leave().unwrap();
-        until("all is cleaned", || {
+        eventually("all is cleaned", || {
             clean(domain.space(), Some(domain.name()), true).unwrap();
-            domain.files().is_empty().then_some(())
+            domain.files().is_empty()
         });
     }
 }
@@ -459,14 +459,14 @@ pub fn writes_where_nothing_is_offered() {
     let life = node.member(NodeId(0)).unwrap().incarnation;
     let region = node.open_region(NodeId(0), life, 0, true).unwrap();
     words[0].store(1, Ordering::Release);
-    until("the region is withdrawn", || (words[0].load(Ordering::Acquire) == 2).then_some(()));
+    eventually("the region is withdrawn", || words[0].load(Ordering::Acquire) == 2);
     assert!(!region.is_live());
     for at in 0..region.len() / 8 {
         // SAFETY: a word of the region, which is mapped still, though nobody else has it any more.
         unsafe { region.ptr().cast::<u64>().add(at).write_volatile(OLD_MAPPING) };
     }
     words[0].store(3, Ordering::Release);
-    until("the other has looked", || (words[0].load(Ordering::Acquire) == 4).then_some(()));
+    eventually("the other has looked", || words[0].load(Ordering::Acquire) == 4);
 }
 
 #[test]
@@ -477,13 +477,13 @@ fn a_late_write_into_a_withdrawn_region_hurts_nobody() {
     let words = Words::new(1);
     let region = node.region::<u64>(8192).unwrap();
     let process = Process::start("writes where nothing is offered").tell("DOMAIN", domain.name()).words(&words).go();
-    until("it has the region", || (words[0].load(Ordering::Acquire) == 1).then_some(()));
+    eventually("it has the region", || words[0].load(Ordering::Acquire) == 1);
     drop(region);
     // As long as the one that was withdrawn, and so as likely as can be to get its memory.
     let others: Vec<_> = (0..4).map(|_| node.region::<u64>(8192).unwrap()).collect();
     let private = vec![0_u64; 8192];
     words[0].store(2, Ordering::Release);
-    until("it has written", || (words[0].load(Ordering::Acquire) == 3).then_some(()));
+    eventually("it has written", || words[0].load(Ordering::Acquire) == 3);
     let mut all = vec![1; 8192];
     for region in &others {
         region.read(0, &mut all).unwrap();
@@ -551,7 +551,7 @@ fn two_layouts_refuse_each_other_by_name() {
         for word in [domain.name(), theirs.as_str(), ours.as_str(), "2 of its nodes live"] {
             assert!(text.contains(word), "'{word}' is not in: {text}");
         }
-        // Seen from outside it is another's, and not to be cleaned; and those who are in it go on.
+        // From outside it is a domain of another layout, which `clean` must not remove; its members go on.
         let status = list_domains(&Space::posix()).unwrap().into_iter().find(|status| status.name == domain.name()).unwrap();
         assert!(matches!(status.layout, DomainLayout::Other { hash, .. } if hash == other.hash()), "{:?}", status.layout);
         let report = clean(domain.space(), Some(domain.name()), true).unwrap();

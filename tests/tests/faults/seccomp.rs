@@ -1,12 +1,12 @@
-//! No system call on the path of a message: both processes forbid themselves all of them, and go on talking.
+//! No system call on the path of a message: both processes forbid themselves all system calls, and go on talking.
 //!
 //! After set-up each process installs a filter that kills it at any system call but `exit_group`, for all its threads, and
-//! then exchanges millions of messages, spinning. How far it came is told in shared words.
+//! then exchanges millions of messages, spinning. Shared words hold its progress.
 
 use doorbell::{Match, Node, NodeId, Progress, Wait};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::soon;
-use doorbell_tests::process::{Process, told};
+use doorbell_tests::process::{Process, told, told_as};
 use doorbell_tests::words::Words;
 use doorbell_tests::{Turn, number, processors};
 use std::os::unix::process::ExitStatusExt;
@@ -38,9 +38,9 @@ fn forbid_system_calls() {
 
 pub fn talk(me: u16) {
     let words = Words::inherited();
-    let rounds: u64 = told("ROUNDS").parse().unwrap();
-    let wait: Wait = told("WAIT").parse().unwrap();
-    let pause = Duration::from_millis(told("PAUSE").parse().unwrap());
+    let rounds: u64 = told_as("ROUNDS");
+    let wait: Wait = told_as("WAIT");
+    let pause = Duration::from_millis(told_as("PAUSE"));
     let node = Node::builder(told("DOMAIN")).id(me).progress(Progress::Inline).wait(wait).join().unwrap();
     node.wait_for(2, soon()).unwrap();
     let peer = node.peer(NodeId(1 - me)).unwrap();
@@ -70,7 +70,7 @@ pub fn talk(me: u16) {
     unsafe { libc::syscall(libc::SYS_exit_group, 0) };
 }
 
-/// One message there and one back. False if one was not what it should be; panics would make system calls.
+/// One message there and one back. False if one was wrong: a panic would make system calls.
 fn exchange(peer: &doorbell::Peer, me: u16, round: u64, buf: &mut [u8; 8]) -> bool {
     if me == 0 && peer.send(round, &round.to_ne_bytes()).is_err() {
         return false;
@@ -111,7 +111,7 @@ fn messages_make_no_system_calls() {
     assert_eq!([words[0].load(Ordering::SeqCst), words[1].load(Ordering::SeqCst)], [rounds; 2]);
 }
 
-/// The filter is real: who parks dies of it, and who spins on does not.
+/// The filter works: a process that parks dies of it, and one that spins does not.
 #[test]
 fn the_filter_kills_who_parks() {
     let _turn = Turn::take();

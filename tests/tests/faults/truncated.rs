@@ -1,11 +1,11 @@
-//! Files that somebody truncates under those who use them: whatever depended on them fails by name, at both ends, and nothing else does.
+//! Files that are truncated while nodes use them: operations that depend on them fail at both ends and name the cause, and no other operation fails.
 
 use doorbell::Listener;
 use doorbell::Stream;
 use doorbell::{Copy, Error, Event, Key, Match, Node, NodeId, Progress, ReadWrite};
 use doorbell_shm::layout::{LaneGeometry, block_offset};
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{finishes, running, soon, until};
+use doorbell_tests::patience::{eventually, finishes, running, soon, until};
 use nix::sys::signal::{SigSet, Signal};
 use std::fs::File;
 use std::io::Read;
@@ -41,7 +41,7 @@ impl Pair {
         File::options().read(true).write(true).open(path).unwrap()
     }
 
-    /// Both hear each other, whatever the length.
+    /// Checks that both still exchange messages of every length.
     fn talk(&self) {
         for (from, to) in [(&self.a, &self.b), (&self.b, &self.a)] {
             for len in [8, 5000, MIB] {
@@ -62,7 +62,7 @@ impl Pair {
     }
 }
 
-/// Both ends of a stream are told: that of the node which can do nothing any more, and that of its peer, which waits for bytes.
+/// Both ends of a stream fail: that of the node that is cut off, and that of its peer, which waits for bytes.
 #[test]
 fn streams_with_a_node_whose_inbox_is_truncated_end() {
     let pair = Pair::new("streams", Progress::Adaptive);
@@ -79,7 +79,7 @@ fn streams_with_a_node_whose_inbox_is_truncated_end() {
     pair.leave();
 }
 
-/// What was said of damage so far.
+/// The first report of damage among the events so far.
 fn damaged(node: &Node) -> Option<(NodeId, &'static str)> {
     std::iter::from_fn(|| node.try_event().unwrap()).find_map(|event| match event {
         Event::Damaged { node, reason } => Some((node, reason)),
@@ -87,7 +87,7 @@ fn damaged(node: &Node) -> Option<(NodeId, &'static str)> {
     })
 }
 
-/// How an inbox is cut: to so many bytes, and given its length back or not.
+/// The cut of an inbox: its new length, and whether it gets its old length back.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     keep: u64,
@@ -144,7 +144,7 @@ fn cut_inbox(progress: Progress, cut: Cut) {
     assert!(is_severed(&error), "{cut:?}: {error}");
     for (sends, is_named) in [(from_a, &is_severed as &dyn Fn(&Error) -> bool), (from_b, &is_over)] {
         for send in sends {
-            // What was in the lane before was sent.
+            // Messages that were in the lane before have been sent.
             if let Err(error) = finishes("a send", move || send.wait()).result {
                 assert!(is_named(&error), "{cut:?}: {error}");
             }
@@ -198,7 +198,7 @@ fn a_node_that_does_nothing_hears_of_it_at_its_next_call() {
     pair.leave();
 }
 
-/// What others have in a region has nothing to do with messages.
+/// A truncated region fails puts and gets, but no messages.
 #[test]
 fn a_region_that_is_truncated_hurts_nothing_but_what_is_in_it() {
     let pair = Pair::new("region", Progress::Adaptive);
@@ -230,7 +230,7 @@ fn a_region_that_is_truncated_hurts_nothing_but_what_is_in_it() {
     pair.leave();
 }
 
-/// The copy fails at the receive's buffer, which is nobody's fault but its owner's: the receive ends, and the send says so.
+/// The copy fails at the buffer of the receive, which only its owner can have truncated: the receive ends, and the send reports it.
 #[test]
 fn a_buffer_that_cannot_be_written_is_not_blamed_on_the_sender() {
     let pair = Pair::with("buffer", Progress::Adaptive, Copy::Target);
@@ -288,7 +288,7 @@ fn a_loan_whose_memory_is_truncated_fails_by_name() {
     pair.leave();
 }
 
-/// What only shows a node, or leads to those who come later, is told of, and those who talk go on.
+/// The board only shows a node, and the directory only leads to newcomers: a node is told of their loss, and nodes that talk go on.
 #[test]
 fn messages_go_on_without_board_and_directory() {
     for (name, what) in [(".0.board", "its board"), ("", "the domain's directory")] {
@@ -324,10 +324,10 @@ fn the_poller_lets_the_signal_in() {
         let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).map(str::trim);
         blocked.and_then(|mask| u64::from_str_radix(mask, 16).ok()).is_none_or(|mask| mask & 1 << (libc::SIGBUS - 1) == 0)
     };
-    until("all pollers let it in", || {
+    eventually("all pollers let it in", || {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|entry| entry.path());
         let pollers: Vec<_> = tasks.filter(|task| of_task(task, "comm").starts_with("doorbell-poller")).collect();
-        (!pollers.is_empty() && pollers.iter().all(|task| lets_in(task))).then_some(())
+        !pollers.is_empty() && pollers.iter().all(|task| lets_in(task))
     });
     node.leave().unwrap();
 }

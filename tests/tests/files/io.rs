@@ -1,27 +1,21 @@
 //! Files of an I/O node, as nodes without files use them.
 
+use doorbell::Node;
 use doorbell::io::{IoClient, IoEngine, IoFile, IoServer};
-use doorbell::{FabricKind, Node, NodeId, Role};
-use doorbell_tests::domain::Domain;
 use doorbell_tests::files::{Pair, Room, as_it_is, fails};
-use doorbell_tests::patience::{PATIENCE, running, until};
+use doorbell_tests::number;
+use doorbell_tests::patience::{PATIENCE, eventually, until};
 use doorbell_tests::pattern::bytes;
-use doorbell_tests::process::{Process, forbid_io_uring, told};
+use doorbell_tests::process::{Process, forbid_io_uring};
 use doorbell_tests::random::Random;
-use doorbell_tests::words::Words;
-use doorbell_tests::{Turn, number};
-use doorbell_udp::port::relay::{Badness, Relay};
 use nix::sys::resource::{Resource, setrlimit};
 use rustix::fs::inotify;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::net::SocketAddr;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
-use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 
@@ -89,7 +83,7 @@ fn a_file_is_written_and_read_as_any_other() {
         client.remove_file("f").unwrap();
         fails(client.remove_file("f"), libc::ENOENT);
         assert!(!pair.path("f").exists());
-        until("all closed", || (pair.server.counts().descriptors == 0).then_some(()));
+        eventually("all closed", || pair.server.counts().descriptors == 0);
     });
 }
 
@@ -312,9 +306,9 @@ fn descriptors_and_clients_have_limits() {
     let three = until("a place", || IoClient::connect(&pair.compute, pair.io.id()).ok());
     three.open("f").unwrap();
     drop((one, three));
-    until("all is given back", || {
+    eventually("all is given back", || {
         let counts = pair.server.counts();
-        ((counts.clients, counts.descriptors, counts.staging_bytes) == (0, 0, 0)).then_some(())
+        (counts.clients, counts.descriptors, counts.staging_bytes) == (0, 0, 0)
     });
     assert_eq!(pair.server.counts().lost, 0);
 }
@@ -358,7 +352,7 @@ fn what_is_of_the_kernel_is_not_served() {
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         assert!(error.to_string().contains(directory), "{error}");
     }
-    // What is mounted in a directory is, if that is wanted, but for this.
+    // Other file systems in the directory are served on request, except these.
     for (other_file_systems, errno) in [(false, libc::EXDEV), (true, libc::EOPNOTSUPP)] {
         let builder = IoServer::builder(&pair.compute, "/").read_only(true).other_file_systems(other_file_systems);
         let server = builder.start().unwrap();
@@ -405,204 +399,6 @@ fn threads_have_clients_of_their_own_or_share_one() {
             });
         }
     });
-}
-
-// ---- others that are hostile, or die
-
-/// What a server of another process shows of itself.
-mod at {
-    pub const READY: usize = 0;
-    pub const STOP: usize = 1;
-    pub const CLIENTS: usize = 2;
-    pub const DESCRIPTORS: usize = 3;
-    pub const STAGING: usize = 4;
-    pub const PORT: usize = 5;
-    pub const ROUNDS: usize = 6;
-    pub const COUNT: usize = 7;
-}
-
-pub fn serves() {
-    let words = Words::inherited();
-    let builder = Node::builder(told("DOMAIN")).role(Role::Io).id(0);
-    let builder = match std::env::var("LISTEN") {
-        Ok(address) => builder.fabric(FabricKind::Udp).listen(address.parse::<SocketAddr>().unwrap()),
-        Err(_) => builder,
-    };
-    let node = builder.join().unwrap();
-    let server = IoServer::builder(&node, told("DIRECTORY")).start().unwrap();
-    words[at::PORT].store(node.address().map_or(0, |address| address.port().into()), SeqCst);
-    words[at::READY].store(1, SeqCst);
-    while words[at::STOP].load(SeqCst) == 0 {
-        let counts = server.counts();
-        words[at::CLIENTS].store(counts.clients, SeqCst);
-        words[at::DESCRIPTORS].store(counts.descriptors, SeqCst);
-        words[at::STAGING].store(counts.staging_bytes, SeqCst);
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    server.stop().unwrap();
-    node.leave().unwrap();
-}
-
-pub fn is_killed() {
-    let words = Words::inherited();
-    let node = Node::builder(told("DOMAIN")).join().unwrap();
-    let client = IoClient::connect(&node, NodeId(0)).unwrap();
-    let data = bytes(600_000, 3);
-    let mut files = Vec::new();
-    for round in 0.. {
-        let file = client.options().read(true).write(true).create(true).open(format!("of-{}", round % 9)).unwrap();
-        file.write_all_at(&data, 0).unwrap();
-        let mut read = vec![0; 4096];
-        file.read_exact_at(&mut read, 4096 * (round % 100)).unwrap();
-        files.push(file);
-        files.truncate(5);
-        words[at::ROUNDS].fetch_add(1, SeqCst);
-    }
-}
-
-/// Descriptors of a process that are of files of this directory.
-fn open_in(pid: u32, directory: &Path) -> usize {
-    let links = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
-    let targets = links.filter_map(|link| fs::read_link(link.path()).ok());
-    targets.filter(|target| target.starts_with(directory) && target != directory).count()
-}
-
-#[test]
-fn clients_that_are_killed_leave_nothing_open() {
-    let _turn = Turn::take();
-    let (domain, room, words) = (Domain::new("io-kills"), Room::in_memory(), Words::new(at::COUNT));
-    let served = room.served();
-    let tell = |role| Process::start(role).words(&words).tell("DOMAIN", domain.name());
-    let server = tell("serves").tell("DIRECTORY", &served).go();
-    until("the server", || (words[at::READY].load(SeqCst) == 1).then_some(()));
-    let mut random = Random::new(number("DOORBELL_SEED", 1));
-    for _ in 0..number("DOORBELL_KILLS", 12) {
-        let clients = [tell("is killed").go(), tell("is killed").go()];
-        let before = words[at::ROUNDS].load(SeqCst);
-        let rounds = 1 + random.below(40) as u64;
-        until("some rounds", || {
-            assert!(!clients.iter().any(|client| client.ended_by(Instant::now())), "it ended by itself");
-            (words[at::ROUNDS].load(SeqCst) >= before + rounds).then_some(())
-        });
-        clients.iter().for_each(Process::kill);
-        drop(clients);
-    }
-    until("all is given back", || {
-        let of = |at: usize| words[at].load(SeqCst);
-        ((of(at::CLIENTS), of(at::DESCRIPTORS), of(at::STAGING)) == (0, 0, 0)).then_some(())
-    });
-    assert_eq!(open_in(server.pid(), &served), 0);
-    // Whoever comes next is served, and what is counted is open.
-    let node = Node::builder(domain.name()).join().unwrap();
-    let client = IoClient::connect(&node, NodeId(0)).unwrap();
-    let file = client.create("last").unwrap();
-    assert_eq!(open_in(server.pid(), &served), 1);
-    drop((file, client));
-    node.leave().unwrap();
-    words[at::STOP].store(1, SeqCst);
-    server.end_well(PATIENCE);
-}
-
-#[test]
-fn a_server_that_is_killed_fails_its_clients_by_name() {
-    let _turn = Turn::take();
-    let (domain, room, words) = (Domain::new("io-server"), Room::in_memory(), Words::new(at::COUNT));
-    let tell = Process::start("serves").words(&words).tell("DOMAIN", domain.name());
-    let server = tell.tell("DIRECTORY", room.served()).go();
-    until("the server", || (words[at::READY].load(SeqCst) == 1).then_some(()));
-    let node = Node::builder(domain.name()).join().unwrap();
-    let client = IoClient::connect(&node, NodeId(0)).unwrap();
-    let file = client.create("f").unwrap();
-    file.write_all_at(&bytes(MIB, 1), 0).unwrap();
-    server.kill();
-    server.end(PATIENCE);
-    for _ in 0..3 {
-        let error = file.read_at(&mut vec![0; MIB], 0).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::NotConnected), "{error:?}");
-    }
-    drop((file, client));
-    let error = IoClient::connect(&node, NodeId(0)).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::NotFound), "{error:?}");
-    node.leave().unwrap();
-    doorbell_shm::domain::clean(domain.space(), Some(domain.name()), false).unwrap();
-}
-
-// ---- networks
-
-/// While the node lives on, and the client is in the middle of its calls.
-#[test]
-fn a_server_that_stops_fails_its_clients_and_another_may_serve() {
-    for over_udp in [false, true] {
-        let room = Room::in_memory();
-        fs::write(room.served().join("f"), bytes(1 << 20, 3)).unwrap();
-        let Pair { server, io, compute, room, .. } =
-            if over_udp { Pair::over_udp(room, as_it_is) } else { Pair::new(room, as_it_is) };
-        let clients = [4096, 1 << 20].map(|len| {
-            let (compute, server) = (compute.clone(), io.id());
-            let (told, tell) = std::sync::mpsc::channel();
-            let reading = running("a client of a server that stops", move || {
-                let client = IoClient::connect(&compute, server).unwrap();
-                let file = client.open("f").unwrap();
-                let mut buf = vec![0; len];
-                told.send(()).unwrap();
-                let error = loop {
-                    if let Err(error) = file.read_at(&mut buf, 0) {
-                        break error;
-                    }
-                };
-                // From then on, at once.
-                let again = file.read_at(&mut buf, 0).unwrap_err();
-                (error, again, client)
-            });
-            tell.recv_timeout(PATIENCE).unwrap();
-            reading
-        });
-        server.stop().unwrap();
-        let ended = clients.map(|client| client.join());
-        let server = IoServer::builder(&io, room.served()).start().unwrap();
-        for (error, again, client) in ended {
-            assert_eq!((error.kind(), again.kind()), (ErrorKind::NotConnected, ErrorKind::NotConnected), "{error}; {again}");
-            assert_eq!(client.open("f").unwrap_err().kind(), ErrorKind::NotConnected);
-        }
-        let mut text = Vec::new();
-        IoClient::connect(&compute, io.id()).unwrap().open("f").unwrap().read_to_end(&mut text).unwrap();
-        assert_eq!(text, bytes(1 << 20, 3));
-        server.stop().unwrap();
-    }
-}
-
-#[test]
-fn a_network_that_loses_and_reorders_copies_files_intact() {
-    let _turn = Turn::take();
-    let (room, words) = (Room::in_memory(), Words::new(at::COUNT));
-    let tell = Process::start("serves").words(&words).tell("DOMAIN", "io-relay");
-    let server = tell.tell("DIRECTORY", room.served()).tell("LISTEN", "127.0.0.1:0").go();
-    until("the server", || (words[at::READY].load(SeqCst) == 1).then_some(()));
-    let badness = Badness { loss: 0.05, reordering: 0.05, duplication: 0.01, ..Badness::NONE };
-    let home = SocketAddr::from(([127, 0, 0, 1], words[at::PORT].load(SeqCst) as u16));
-    let relay = Relay::start(None, home, [badness; 2], number("DOORBELL_SEED", 1)).unwrap();
-    // With an id: whoever asks for one does so from another port, and the relay knows one alone.
-    let node = Node::builder("io-relay").fabric(FabricKind::Udp).id(1).connect(relay.front(0)).join().unwrap();
-    let client = IoClient::connect(&node, NodeId(0)).unwrap();
-    let data = bytes(number("DOORBELL_NETWORK_MIB", 16) as usize * MIB, 5);
-    let mut file = client.create("copy").unwrap();
-    for piece in data.chunks(MIB) {
-        file.write_all(piece).unwrap();
-    }
-    file.close().unwrap();
-    assert!(fs::read(room.served().join("copy")).unwrap() == data);
-    let (file, mut read) = (client.open("copy").unwrap(), vec![0; data.len()]);
-    for (at, piece) in (0..).step_by(MIB).zip(read.chunks_mut(MIB)) {
-        file.read_exact_at(piece, at).unwrap();
-    }
-    assert!(read == data);
-    for relayed in relay.relayed() {
-        assert!(relayed.lost > 0 && relayed.reordered > 0, "{relayed:?}");
-    }
-    drop((file, client));
-    node.leave().unwrap();
-    words[at::STOP].store(1, SeqCst);
-    server.end_well(PATIENCE);
 }
 
 // ---- no io_uring

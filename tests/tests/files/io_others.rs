@@ -1,4 +1,4 @@
-//! Clients and servers of I/O nodes that say what they like, and many that come at once.
+//! Clients and servers of I/O nodes that break the protocol, and many clients at once.
 
 use doorbell::Device;
 use doorbell::device::{DeviceSender, DeviceThread};
@@ -8,23 +8,23 @@ use doorbell_shm::device::{Client, Writer};
 use doorbell_shm::domain::{JoinOptions, Membership};
 use doorbell_tests::files::{Pair, Room, as_it_is, fails};
 use doorbell_tests::number;
-use doorbell_tests::patience::{PATIENCE, running, until};
+use doorbell_tests::patience::{PATIENCE, eventually, running, until};
 use doorbell_tests::random::Random;
 use std::fs;
 use std::io::{ErrorKind, Read};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Of what is said between clients and servers.
+/// The version of the protocol between clients and servers.
 const VERSION: u64 = 3;
 /// Results that no system call has.
 const NONSENSE: [i64; 4] = [i64::MIN, -4096, i64::MIN + 1, -(u32::MAX as i64) - 1];
 
-/// A client that says whatever it likes.
+/// A client that can send any request.
 struct Raw {
     sender: DeviceSender,
     mailbox: DeviceThread,
-    /// As the welcome said.
+    /// Its number, as the server assigned it.
     client: u32,
 }
 
@@ -56,7 +56,7 @@ impl Raw {
         request
     }
 
-    /// The result of the next answer.
+    /// The result of the next reply.
     fn hears(&mut self) -> i64 {
         let mut reply = [0; 40_000];
         let len = self.mailbox.receive_by(&mut reply, Instant::now() + PATIENCE).unwrap().len;
@@ -150,7 +150,7 @@ fn nobody_says_anything_in_the_name_of_another() {
     assert_eq!(pair.server.counts().clients, 2);
 }
 
-/// Also the server does not have two of one that asks twice, nor keeps one that gave up.
+/// The server makes no second client of one that asks twice, and keeps none that gave up.
 #[test]
 fn who_asks_twice_is_one_client() {
     // Two of one node: a third place is for others.
@@ -170,7 +170,7 @@ fn who_asks_twice_is_one_client() {
         say(1, 77);
         file.metadata().unwrap();
     }
-    until("it is a client", || (pair.server.counts().clients == 2).then_some(()));
+    eventually("it is a client", || pair.server.counts().clients == 2);
     for _ in 0..20 {
         say(1, 77);
     }
@@ -178,14 +178,14 @@ fn who_asks_twice_is_one_client() {
     assert_eq!(pair.server.counts().clients, 2);
     fails(IoClient::connect(&pair.compute, pair.io.id()), libc::EUSERS);
     say(2, 77);
-    until("it is no client any more", || {
+    eventually("it is no client any more", || {
         file.metadata().unwrap();
-        (pair.server.counts().clients == 1).then_some(())
+        pair.server.counts().clients == 1
     });
     drop(pair.client());
 }
 
-/// What a server may say, of which nothing makes a client hang or believe what can't be.
+/// Replies of a hostile server. No reply makes a client hang or accept an impossible result.
 #[test]
 fn a_client_notices_what_is_lost_and_believes_no_nonsense() {
     let space = Space::heap();
@@ -255,7 +255,7 @@ fn a_client_notices_what_is_lost_and_believes_no_nonsense() {
     }
 }
 
-/// One node gets half of the places, however it asks for them, and one client of another node is welcome all the same.
+/// One node gets at most half of the places, however it asks for them, so that a client of another node is still accepted.
 #[test]
 fn a_node_has_32_clients_and_leaves_places_for_others() {
     let pair = Pair::new(Room::in_memory(), |server| server.staging_bytes(0));
@@ -284,13 +284,13 @@ fn a_node_that_has_one_lane_gets_no_more_than_its_share() {
             device.send(0, thread << 32 | 1, &request).unwrap();
         }
     };
-    until("it has its share", || {
+    eventually("it has its share", || {
         say();
-        (pair.server.counts().clients == 4).then_some(())
+        pair.server.counts().clients == 4
     });
     let before = pair.server.counts().requests;
     say();
-    until("the server has heard all", || (pair.server.counts().requests >= before + 100).then_some(()));
+    eventually("the server has heard all", || pair.server.counts().requests >= before + 100);
     let counts = pair.server.counts();
     assert!(counts.clients == 4 && counts.staging_bytes <= 4 << 20, "{counts:?}");
     let other = Node::builder("io").space(pair.space.clone().unwrap()).join().unwrap();
@@ -335,7 +335,7 @@ fn what_a_client_says_of_itself_is_of_no_use_to_those_who_read_it() {
     request[0] = 1;
     request[8..16].copy_from_slice(&VERSION.to_le_bytes());
     writer.try_write(&view, 0, tag, &[&request]).unwrap();
-    until("the server has heard all", || (pair.server.counts().requests > before.requests + said).then_some(()));
+    eventually("the server has heard all", || pair.server.counts().requests > before.requests + said);
     assert_eq!(client.metadata("f").unwrap().len(), 1);
     assert_eq!((pair.server.counts().clients, pair.server.counts().lost), (1, 0));
     writer.release(&view);
@@ -343,7 +343,7 @@ fn what_a_client_says_of_itself_is_of_no_use_to_those_who_read_it() {
     foe.leave().unwrap();
 }
 
-/// More than the server sees to at a time: whoever is one too many asks again.
+/// More clients than the server handles at a time: those beyond the limit ask again.
 #[test]
 fn newcomers_over_the_network_are_all_served_however_many_come_at_once() {
     let pair = Pair::over_udp(Room::in_memory(), as_it_is);

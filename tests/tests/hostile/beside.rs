@@ -41,6 +41,6 @@ macro_rules! ways {
     ($($way:ident),+ $(,)?) => { $(#[test] fn $way() { talks_beside(stringify!($way)); })+ };
 }
 
-// Those by which a node harms its own memory, and its victim by what it says. The directory and the first pages of inboxes say who lives: a node that is taken
-// for dead has no device.
+// The ways by which a node harms its own memory, and its victim by its packets. The ways that touch the directory and the first pages of inboxes are missing:
+// those pages say which nodes live, and a node that is taken for dead has no device.
 ways! { replay, indices, envelopes, descriptors, keys, meetings, loans, flood, services }

@@ -1,4 +1,4 @@
-//! A peer that keeps the rules and exhausts: it asks for very much, and reads nothing of what it is told. The one that it asks keeps little
+//! A peer that keeps the rules and exhausts: it makes very many requests and reads no reply. Its victim keeps little
 //! memory and few threads for it, and has places left for an honest node, which joins and talks meanwhile.
 //!
 //! `DOORBELL_EXHAUST` says how many packets a flood has at least, such as a million.
@@ -19,14 +19,14 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// What the one that is flooded may hold more than before, in KiB, and the threads.
+/// How much more memory the victim may hold than before, in KiB, and how many more threads.
 const MORE_KIB: u64 = 8 << 10;
 const MORE_THREADS: u64 = 4;
 
 /// Streams of one node that wait to be accepted.
 const BACKLOG: u64 = 128;
 
-/// By what a flood goes.
+/// The fabric of a flood.
 enum Way {
     Near { _node: Node, header: Raw, _block: Raw, producers: Box<[Option<Producer<RawMemory>>; 3]>, life: u32 },
     Network { fabric: Arc<Mutex<UdpFabric>>, links: Vec<UdpLink> },
@@ -74,7 +74,7 @@ impl Way {
         Self::Network { fabric, links }
     }
 
-    /// Sends a packet, however long that takes. False if it is over.
+    /// Sends a packet, however long that takes. False if the test is over.
     fn push(&mut self, words: &Words, priority: Priority, kind: PacketKind, tag: u64, bytes: &[u8]) -> bool {
         let head = PacketHead { kind, tag, sequence: 0, total: bytes.len() as u64 };
         loop {
@@ -166,8 +166,8 @@ pub fn flood() {
     }
 }
 
-/// By the library: as many senders to the device as it gets, none of which is dropped, and messages to ids that nobody has; or as many streams, and
-/// as many bytes as each takes.
+/// A flood by the library: as many senders to the device as it gets, none of which is dropped, with messages to ids that no thread has; or as many
+/// streams, with as many bytes as each takes.
 fn by_library(what: &str, words: &Words) {
     let builder = NodeBuilder::from_env().unwrap().id(HOSTILE).max_nodes(8);
     let port = words[at::PORT].load(SeqCst) as u16;

@@ -1,5 +1,5 @@
-//! The hostile node: it joins by the library, and maps by itself what it attacks. One life after another, as what it writes soon makes
-//! its victim stop listening.
+//! The hostile node: it joins by the library, and maps the files that it attacks by itself. It lives one life after another, because its victim soon
+//! stops listening to each.
 
 use crate::{HOSTILE, STILL, VICTIM, at, ways};
 use doorbell::{LaneGeometry, Match, Node, NodeBuilder, NodeId, Progress, Region};
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-/// A part of a file, mapped without asking anybody.
+/// A part of a file, mapped without the library.
 pub struct Raw {
     ptr: *mut u8,
     pub len: usize,
@@ -69,7 +69,7 @@ impl Drop for Raw {
     }
 }
 
-/// Everything the hostile node has in hand, in one life.
+/// The state of the hostile node in one life.
 pub struct Foe {
     pub node: Node,
     pub words: Words,
@@ -90,7 +90,7 @@ pub struct Foe {
     pub sequences: [u32; 3],
     /// What its block held at some time.
     pub kept: Vec<u64>,
-    /// Which node it is to its victim, and which life of that node.
+    /// Its id and incarnation.
     pub id: u16,
     pub incarnation: u32,
     /// Held for as long as a node that was made by hand is to live.
@@ -169,7 +169,7 @@ impl Foe {
         }
     }
 
-    /// Makes a node by hand: its inbox, its lock and its entry say whatever is wanted. Here: that it is of another process.
+    /// Makes a node by hand: its inbox, its lock and its entry, which name another process.
     pub fn forge_node(&mut self, id: u16, pid: u64) -> Option<()> {
         use doorbell_shm::layout::{PAGE, REACH_OFFSET};
         let len = inbox_bytes(self.node.max_nodes(), &self.lanes);
@@ -211,7 +211,7 @@ impl Foe {
         self.producers[priority].as_mut()
     }
 
-    /// What any peer may do: then what it writes hits something that is under way. Not by the lanes that the foe fills by itself.
+    /// Ordinary operations, so that its writes hit operations under way. They use other lanes than those that it fills by hand.
     fn behave(&mut self) {
         let soon = Instant::now() + Duration::from_micros(500);
         let (victim, tag) = (NodeId(VICTIM), crate::victim::TAG);

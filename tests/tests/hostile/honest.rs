@@ -1,4 +1,4 @@
-//! The honest node: it sends back what it is sent, in as many ways as there are.
+//! The honest node: it echoes all messages, in all ways.
 
 use crate::{VICTIM, at};
 use doorbell::{Error, Match, Node, NodeBuilder, NodeId};
@@ -7,9 +7,9 @@ use doorbell_tests::words::Words;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-/// The tag of what goes there and back.
+/// The tag of echoed messages.
 pub const ECHO: u64 = 1;
-/// The longest message of that.
+/// The longest echoed message.
 pub const LONGEST: usize = 200 << 10;
 
 pub fn echo() {

@@ -1,7 +1,7 @@
-//! A node that keeps sending letters to the home of the lock registry, and reads nothing. It keeps the form of every letter. The home must keep little for
-//! it, and go on serving an honest node that comes meanwhile.
+//! A node that keeps sending requests to the coordinator of the lock registry, and reads nothing. Every request is well-formed. The coordinator must keep
+//! little for it, and go on serving an honest node that comes meanwhile.
 //!
-//! `DOORBELL_LETTERS` says how many letters; a million is the long form.
+//! `DOORBELL_LETTERS` sets how many requests; a million is the long form.
 
 use crate::{HANG, HONEST, HOSTILE, VICTIM};
 use doorbell::LockKey;
@@ -10,10 +10,10 @@ use doorbell_fabric::{PacketHead, PacketKind, Priority, Push};
 use doorbell_shm::domain::{JoinOptions, Membership, PeerInbox};
 use doorbell_shm::lane::{Producer, RawMemory};
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{PATIENCE, soon, until};
+use doorbell_tests::patience::{PATIENCE, eventually, soon};
 use doorbell_tests::process::{Process, told};
 use doorbell_tests::words::Words;
-use doorbell_tests::{Turn, number};
+use doorbell_tests::{LOOPBACK, Turn, number};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -26,31 +26,31 @@ mod at {
     pub const STOP: usize = 1;
     /// The honest node has met the victim.
     pub const MET: usize = 2;
-    /// How often the honest node has had the lock, and got its message back.
+    /// How often the honest node had the lock and got its message back.
     pub const ROUNDS: usize = 3;
-    /// Letters that the hostile node got rid of, and its lives.
+    /// Requests that the hostile node sent, and its lives.
     pub const LETTERS: usize = 4;
     pub const LIVES: usize = 5;
     pub const COUNT: usize = 6;
 }
 
-/// A lock's name is as long as names may be, so that an answer about it is.
+/// A name of the greatest length, so that a reply with it is as long as possible.
 const LOCK: &str = "a lock whose name has all forty letters.";
 const TAG: u64 = 1;
-/// Letters without an answer in one life, before those that want one.
+/// Notices in one life before the requests that want a reply.
 const TELLS: u64 = 20_000;
-/// The kinds of letters, in the tag's highest byte.
+/// The kinds of requests, in the highest byte of the tag.
 const ASK: u64 = 1 << 56;
 const TELL: u64 = 3 << 56;
 
-/// What the victim may keep for a node that reads nothing.
+/// The memory that the victim may keep for a node that reads nothing.
 const GROWTH_MOST: u64 = 8 << 20;
 const THREADS_MOST: u64 = 4;
 
 /// The role: has the registry, and sends back what the honest node sends.
 pub fn victim() {
     let words = Words::inherited();
-    let node = Node::builder(told("DOORBELL_DOMAIN")).id(VICTIM).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let node = Node::builder(told("DOORBELL_DOMAIN")).id(VICTIM).listen(LOOPBACK).join().unwrap();
     let _lock = LockKey::init(&node, LOCK, Resource::memory(u64::MAX - 1..u64::MAX)).unwrap();
     words[at::PORT].store(node.address().unwrap().port().into(), SeqCst);
     let mut buf = [0; 64];
@@ -85,7 +85,7 @@ pub fn honest() {
     node.leave().unwrap();
 }
 
-/// A member that has no engine, and fills its lane of letters by hand.
+/// A member without an engine that fills the lane of requests by hand.
 struct Writer {
     // Declared before what it points into.
     producer: Producer<RawMemory>,
@@ -121,7 +121,7 @@ impl Writer {
     }
 }
 
-/// A number as letters have it.
+/// A number as requests encode it.
 fn put(bytes: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         bytes.push(number as u8 | 0x80);
@@ -130,7 +130,7 @@ fn put(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number as u8);
 }
 
-/// Something that wants an answer (docs/wire.md). Most answers are as long as the lock's name.
+/// A request that wants a reply (docs/wire.md). Most answers are as long as the lock's name.
 fn ask(number: u64) -> Vec<u8> {
     let mut bytes = match number % 1024 {
         0..32 => return vec![1],
@@ -148,7 +148,7 @@ fn ask(number: u64) -> Vec<u8> {
     bytes
 }
 
-/// Something that wants none.
+/// A notice, which wants none.
 fn tell(number: u64) -> Vec<u8> {
     let mut bytes;
     match number % 4 {
@@ -169,7 +169,7 @@ fn tell(number: u64) -> Vec<u8> {
     bytes
 }
 
-/// The role: sends letters, in one life after another if it is cut off.
+/// The role: sends requests, in one life after another if it is cut off.
 pub fn hostile() {
     let (words, domain) = (Words::inherited(), told("DOORBELL_DOMAIN"));
     let letters = number("DOORBELL_LETTERS", 200_000);
@@ -209,10 +209,10 @@ fn a_node_that_sends_letters_and_reads_none_costs_its_home_little() {
     let start = |role: &str| Process::start(role).tell("DOORBELL_DOMAIN", domain.name()).words(&words).go();
     let count = |word: usize| words[word].load(SeqCst);
     let victim = start("letters-victim");
-    until("the victim's address", || (count(at::PORT) != 0).then_some(()));
+    eventually("the victim's address", || count(at::PORT) != 0);
     // One that came and went, so that what the first of all costs is not counted.
     let honest = start("letters-honest");
-    until("an honest node that has the lock", || (count(at::ROUNDS) > 0).then_some(()));
+    eventually("an honest node that has the lock", || count(at::ROUNDS) > 0);
     words[at::STOP].store(1, SeqCst);
     honest.end_well(PATIENCE);
     words[at::STOP].store(0, SeqCst);
@@ -221,7 +221,7 @@ fn a_node_that_sends_letters_and_reads_none_costs_its_home_little() {
     words[at::ROUNDS].store(0, SeqCst);
 
     let hostile = start("letters-hostile");
-    until("letters under way", || (count(at::LETTERS) > 1000).then_some(()));
+    eventually("letters under way", || count(at::LETTERS) > 1000);
     let honest = start("letters-honest");
     let (mut memory_most, mut threads_most) = (memory, threads);
     let hang = Instant::now() + PATIENCE + Duration::from_millis(number("DOORBELL_LETTERS", 200_000) / 4);
@@ -232,7 +232,7 @@ fn a_node_that_sends_letters_and_reads_none_costs_its_home_little() {
         assert!(!victim.ended_by(Instant::now()) && !honest.ended_by(Instant::now()), "an honest node ended");
     }
     hostile.end_well(PATIENCE);
-    until("the honest node being served", || (count(at::MET) == 1 && count(at::ROUNDS) >= 20).then_some(()));
+    eventually("the honest node being served", || count(at::MET) == 1 && count(at::ROUNDS) >= 20);
     let grown = memory_most.saturating_sub(memory);
     println!(
         "{} letters in {} lives; the victim grew by {} KiB and from {threads} to {threads_most} threads; {} rounds of the honest node",

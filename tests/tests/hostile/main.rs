@@ -1,8 +1,8 @@
 //! A peer that knows the layout and means harm. A process joins as an ordinary node, maps by itself whatever it can open, and writes
 //! there, in one way after another. Its victim talks with an honest third node meanwhile: that traffic must stay whole and in order,
-//! what the victim does with the hostile node must end by its deadline, and memory that nobody was given must stay as it was.
+//! operations of the victim with the hostile node must end by their deadline, and memory to which no node has a key must stay as it was.
 //!
-//! And it must go on at no less than two thirds of its speed. Stretches of time in which blows are struck alternate with stretches in
+//! That traffic must keep two thirds of its speed. Stretches of time in which blows are struck alternate with stretches in
 //! which none are; each pair gives a ratio, and their median counts.
 //!
 //! `DOORBELL_HOSTILE_SECONDS` says how long each way takes, `DOORBELL_HOSTILE_SEED` seeds the choices: a failure prints its seed.
@@ -18,8 +18,9 @@ mod victim;
 mod ways;
 
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{PATIENCE, until};
+use doorbell_tests::patience::{PATIENCE, eventually};
 use doorbell_tests::process::{Process, told};
+use doorbell_tests::random::seed_of;
 use doorbell_tests::words::Words;
 use doorbell_tests::{Turn, number};
 use std::os::unix::process::ExitStatusExt;
@@ -37,7 +38,7 @@ doorbell_tests::roles! {
     "pair: flood" => exhaust::flood,
 }
 
-/// Who is who.
+/// The ids of the nodes.
 pub(crate) const VICTIM: u16 = 0;
 pub(crate) const HONEST: u16 = 1;
 pub(crate) const HOSTILE: u16 = 2;
@@ -46,7 +47,7 @@ pub(crate) const HOSTILE: u16 = 2;
 pub(crate) mod at {
     /// The hostile and the honest node are to end.
     pub const STOP: usize = 0;
-    /// Where in the victim's private memory a pattern lies that nobody may touch: known even so.
+    /// The address of a pattern in the victim's private memory. The hostile node knows it, and must not reach it.
     pub const PRIVATE: usize = 1;
     /// The victim's process.
     pub const PID: usize = 2;
@@ -60,12 +61,12 @@ pub(crate) mod at {
     pub const BLOWS: usize = 7;
     /// How often the victim was told that the hostile node broke the rules.
     pub const DAMAGED: usize = 8;
-    /// How many of the two that are to talk with each other have found each other.
+    /// How many of the victim and the honest node have found the other.
     pub const READY: usize = 9;
     /// The phase, and which one the hostile node last heard of.
     pub const PHASE: usize = 10;
     pub const HEARD: usize = 11;
-    /// What the attack cost: the ratio in thousandths, from how many pairs of stretches, and the nanoseconds that the honest node's
+    /// The cost of the attack: the ratio in thousandths, from how many pairs of stretches, and the nanoseconds that the honest node's
     /// messages took while it was attacked and while it was not.
     pub const RATIO: usize = 12;
     pub const PAIRS: usize = 13;
@@ -77,7 +78,7 @@ pub(crate) mod at {
 /// A bit of the phase: no blow is struck for now. The rest is the number of the victim's life.
 pub(crate) const STILL: u64 = 1;
 
-/// How long a node waits that has to wait, before the test calls it a hang.
+/// The longest wait of a node that is no hang.
 pub(crate) const HANG: Duration = Duration::from_secs(20);
 
 fn start(role: &str, domain: &Domain, words: &Words, way: &str, seed: u64) -> Process {
@@ -86,7 +87,7 @@ fn start(role: &str, domain: &Domain, words: &Words, way: &str, seed: u64) -> Pr
     start.tell("HOSTILE_WAY", way).tell("DOORBELL_HOSTILE_SECONDS", seconds).tell("DOORBELL_HOSTILE_SEED", seed.to_string()).go()
 }
 
-/// The way this process plays its part in, and its seed.
+/// The way of attack that this process takes part in, and its seed.
 pub(crate) fn part() -> (String, u64) {
     (told("HOSTILE_WAY"), number("DOORBELL_HOSTILE_SEED", 0))
 }
@@ -94,14 +95,13 @@ pub(crate) fn part() -> (String, u64) {
 /// One way of attack, from the first node's joining to the last one's leaving.
 fn attack_by(way: &str) {
     let _turn = Turn::take();
-    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_nanos() as u64);
-    let seed = number("DOORBELL_HOSTILE_SEED", now & 0xffff_ffff);
+    let seed = seed_of("DOORBELL_HOSTILE_SEED");
     println!("{way}: DOORBELL_HOSTILE_SEED={seed}");
     let domain = Domain::new("hostile");
     let words = Words::new(at::COUNT);
     let victim = start("victim", &domain, &words, way, seed);
     let honest = start("honest", &domain, &words, way, seed);
-    until("the two find each other", || (words[at::READY].load(SeqCst) == 2).then_some(()));
+    eventually("the two find each other", || words[at::READY].load(SeqCst) == 2);
     let mut lives = 0;
     let mut hostile: Option<Process> = None;
     let deadline = Instant::now() + Duration::from_secs(number("DOORBELL_HOSTILE_SECONDS", 1)) + 3 * HANG;
@@ -131,9 +131,9 @@ fn attack_by(way: &str) {
     if let Err(error) = doorbell_shm::domain::clean(domain.space(), Some(domain.name()), true) {
         println!("{way}: {error}");
     }
-    for (who, status) in [("victim", status), ("honest node", honest)] {
+    for (name, status) in [("victim", status), ("honest node", honest)] {
         let signal = status.signal().and_then(|number| nix::sys::signal::Signal::try_from(number).ok());
-        assert!(status.success(), "{way}: the {who} ended by {status} ({signal:?}); DOORBELL_HOSTILE_SEED={seed}");
+        assert!(status.success(), "{way}: the {name} ended by {status} ({signal:?}); DOORBELL_HOSTILE_SEED={seed}");
     }
     assert!(count(at::BLOWS) > 0 && count(at::OPERATIONS) > 0 && count(at::ECHOES) > 0, "{way}: nothing happened; seed {seed}");
     // How long something takes under a sanitizer says nothing: it makes allocations dear, and copies not.

@@ -1,4 +1,4 @@
-//! An honest pair, beside which somebody else does harm: one process serves streams, a device and messages, and the test talks with it.
+//! An honest pair beside a hostile node: one process serves streams, a device and messages, and the test talks with it.
 
 use crate::foe::{Raw, open};
 use crate::{HANG, HONEST, HOSTILE, VICTIM};
@@ -6,15 +6,15 @@ use doorbell::Device;
 use doorbell::Listener;
 use doorbell::{FabricKind, Match, Node, NodeBuilder, NodeId, Stream};
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{PATIENCE, until};
-use doorbell_tests::pattern;
+use doorbell_tests::patience::{PATIENCE, eventually};
 use doorbell_tests::process::Process;
 use doorbell_tests::words::Words;
+use doorbell_tests::{LOOPBACK, pattern};
 use std::io::{Read, Write};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-/// What the pair calls the service and the device, and which thread of that receives.
+/// The names of the service and of the device, and the device thread that receives.
 pub const SERVICE: &str = "pair";
 pub const DEVICE: &str = "pair";
 pub const THREAD: u32 = 1;
@@ -54,7 +54,7 @@ pub fn serve() {
     let words = Words::inherited();
     let network = by_network();
     let own = builder(network).id(VICTIM);
-    let node = if network { own.listen(([127, 0, 0, 1], 0).into()) } else { own }.join().unwrap();
+    let node = if network { own.listen(LOOPBACK) } else { own }.join().unwrap();
     let listener = Listener::builder(&node, SERVICE).bind().unwrap();
     let device = Device::builder(&node, DEVICE).attach().unwrap();
     let mut thread = device.thread(THREAD).unwrap();
@@ -126,7 +126,7 @@ impl Pair {
         let domain = Domain::new("hostile-pair");
         let words = Words::new(at::COUNT);
         let server = Self::process("pair: serve", &domain, &words, network).go();
-        until("it serves", || (words[at::PORT].load(SeqCst) != 0).then_some(()));
+        eventually("it serves", || words[at::PORT].load(SeqCst) != 0);
         Self { domain, words, server, network }
     }
 
@@ -150,7 +150,7 @@ impl Pair {
         } else {
             builder.join().unwrap()
         };
-        until("it finds the other", || node.peer(NodeId(VICTIM)).is_ok().then_some(()));
+        eventually("it finds the other", || node.peer(NodeId(VICTIM)).is_ok());
         node
     }
 
@@ -184,7 +184,7 @@ pub fn refuses(node: &Node) {
     node.send_by(NodeId(VICTIM), REFUSE, &[], Instant::now() + HANG).unwrap();
 }
 
-/// There and back by all ways: what comes back is what was sent.
+/// Sends in all ways, and checks that the echo is what was sent.
 pub fn talk(node: &Node, stream: &mut Stream, sender: &doorbell::DeviceSender, round: u64) {
     let deadline = Instant::now() + HANG;
     let mut buf = vec![0; STREAM_BYTES];

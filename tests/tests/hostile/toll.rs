@@ -1,8 +1,8 @@
-//! What an attack costs those who have nothing to do with it, as a ratio.
+//! The cost of an attack to nodes that have nothing to do with it, as a ratio.
 //!
 //! The machine may have fewer processors than there are threads that spin, and others may be at work on it. So nothing is compared
 //! but neighbouring stretches of the same run, and the hostile node takes as much of a processor in one as in the other: while it
-//! strikes no blows it spins for as long, does in between what any peer may do, and comes and goes as before. What is left is what the
+//! strikes no blows it spins for as long, does in between what any peer may do, and comes and goes as before. The difference is what the
 //! blows themselves cost. They may leave something behind that costs later on, so the calm stretch is the first of a victim's life.
 
 use crate::at;
@@ -13,9 +13,9 @@ use std::time::Duration;
 /// How long a stretch takes, if that is enough for so many rounds of messages.
 pub const STRETCH: Duration = Duration::from_millis(20);
 pub const ROUNDS_LEAST: usize = 5;
-/// From fewer pairs than this nothing is concluded.
+/// The fewest pairs that allow a conclusion.
 pub const ENOUGH: usize = 9;
-/// What messages between others may take under attack, in thousandths of what they take without.
+/// The time that messages between others may take under attack, in thousandths of their time without.
 pub const LIMIT: u64 = 1500;
 
 /// The pairs of stretches so far: how long a round of messages took under attack, and how long without; in nanoseconds.
@@ -49,7 +49,7 @@ pub fn median(mut of: Vec<u64>) -> u64 {
     of.get(of.len() / 2).copied().unwrap_or(0)
 }
 
-/// What was told, for people.
+/// The result in words.
 pub fn told(words: &Words) -> String {
     let [ratio, pairs, struck, calm] = [at::RATIO, at::PAIRS, at::STRUCK, at::CALM].map(|word| words[word].load(SeqCst) as f64);
     if pairs == 0.0 {

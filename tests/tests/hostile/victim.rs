@@ -1,4 +1,4 @@
-//! The node that is attacked: it does everything there is to do with the hostile node, and goes on talking with the honest one.
+//! The node that is attacked: it makes every kind of operation with the hostile node, and goes on talking with the honest one.
 
 use crate::honest::{ECHO, LONGEST};
 use crate::toll::{ENOUGH, LIMIT, ROUNDS_LEAST, STRETCH, Toll, median};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 
-/// Tags of what the hostile node sends and is sent.
+/// Tags of messages from and to the hostile node.
 pub const TAG: u64 = 2;
 pub const KEY: u64 = 3;
 pub const COUNTER: u64 = 4;
@@ -66,16 +66,16 @@ struct Victim {
     private: Vec<u8>,
     echoes: u64,
     buf: Vec<u8>,
-    /// Who is hostile.
+    /// The hostile node.
     foe: NodeId,
-    /// Its own memory is cut off by others: what it holds is not its own any more.
+    /// Whether the hostile node truncated its files, so that their contents are lost.
     cut: bool,
     progress: Progress,
-    /// Nobody can send it anything any more.
+    /// Whether no node can send to it any more.
     severed: bool,
 }
 
-/// A panic in whichever thread is the end.
+/// Ends the process at a panic in any thread.
 pub fn panics_end_all() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -131,7 +131,7 @@ pub fn stand() {
     // Longer if it is in doubt what the attack costs: then more is measured, and all of it counts.
     let is_doubtful = |toll: &Toll| toll.pairs() < ENOUGH || toll.ratio() > LIMIT;
     while began.elapsed() < span || !cut && is_doubtful(&toll) && began.elapsed() < 4 * span {
-        // Who was cut off ends and joins anew: that has no speed.
+        // A victim that was cut off leaves and joins anew, so that its speed means nothing.
         let calm = if cut { None } else { victim.calm_stretch(&way, seed) };
         victim.attacked(true);
         let usual = Instant::now() + STRETCH * *victim.random.pick(&[1, 1, 1, 5]);
@@ -156,7 +156,7 @@ fn builder(progress: Progress) -> NodeBuilder {
     builder.copy(doorbell::Copy::Both).max_nodes(8)
 }
 
-/// Leaves; who takes the domain's lock and keeps it can prevent no more than that files are removed.
+/// Leaves. A node that keeps the domain's lock can only prevent that files are removed.
 pub fn leave(node: Node) {
     match node.leave() {
         Ok(()) => {}
@@ -180,7 +180,7 @@ impl Victim {
         }
     }
 
-    /// As another life: whoever truncates may be at it, so it may take several attempts.
+    /// Joins as a new incarnation. The hostile node may truncate files meanwhile, so several attempts may be needed.
     fn join_anew(&mut self) {
         self.dog.feed("join anew");
         let Ok(node) = builder(self.progress).patience(Duration::from_millis(500)).join() else { return };
@@ -193,7 +193,7 @@ impl Victim {
         leave(former);
     }
 
-    /// Nobody touched what nobody was given.
+    /// Checks that memory to which no node has a key is unchanged.
     fn look(&mut self, seed: u64) {
         self.dog.feed("look at memory");
         pattern::check(&self.private, seed);
@@ -222,8 +222,8 @@ impl Victim {
         phase
     }
 
-    /// A stretch without blows, in a life in which none were struck yet. Who had the directory spoilt finds nobody in another life: there
-    /// it is of the same one.
+    /// A stretch without blows, in an incarnation that was not attacked yet. After damage to the directory a new incarnation would find no peer, so there
+    /// the stretch belongs to the same one.
     fn calm_stretch(&mut self, way: &str, seed: u64) -> Option<u64> {
         self.attacked(false);
         if !matches!(way, "directory" | "bitflips") {
@@ -295,7 +295,7 @@ impl Victim {
         self.words[at::ECHOES].fetch_add(1, SeqCst);
     }
 
-    /// What may happen to talk with others when files are cut off.
+    /// Whether an error may happen in talks with others after files were truncated.
     fn excuse(&mut self, error: &Error) {
         self.severed |= matches!(error, Error::Severed { .. });
         assert!(!matches!(error, Error::Closed | Error::Forked | Error::Reentrant { .. }), "{error}");
@@ -390,10 +390,10 @@ impl Victim {
         (what, run(self))
     }
 
-    /// Who broke the rules is named, and nobody else.
+    /// Checks that only the node that broke the rules is reported.
     fn listen(&mut self) {
         self.dog.feed("listen");
-        // Bounded: who comes and goes all the time makes news all the time.
+        // Bounded: a node that comes and goes all the time makes events all the time.
         for _ in 0..100 {
             let Some(event) = self.node.try_event().unwrap() else { break };
             if let Event::Damaged { node, reason } = event {

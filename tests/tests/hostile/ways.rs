@@ -1,4 +1,4 @@
-//! The ways of attack. Each blow is a few writes that no peer of ours makes.
+//! The ways of attack. Each blow is a few writes that no correct peer makes.
 
 use crate::foe::{Foe, Raw, files, lock, open};
 use crate::{HOSTILE, STILL, VICTIM, at};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const ENTRIES: usize = PAGE;
 const ENTRY: usize = 256;
 
-/// Numbers that are wrong in the ways in which numbers are.
+/// Numbers at boundaries.
 fn forged(random: &mut Random, near: u64) -> u64 {
     let edge =
         *random.pick(&[0, 1, 40, 63, 64, 4096, 16 << 10, 128 << 10, 1 << 20, 1 << 24, 1 << 31, 1 << 32, 1 << 40, 1 << 63, !0]);
@@ -66,18 +66,18 @@ pub fn rest(way: &str, blow: Duration) {
     }
 }
 
-/// How long this thread has had a processor: not what it waited while others ran.
+/// The processor time of this thread.
 pub fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Where in the victim's private memory somebody would like to write.
+/// An address in the victim's private memory that an attacker would like to write.
 pub const SHIFT: usize = 8192;
 /// The node that is made by hand.
 pub const MADE: u16 = 3;
 
-/// What comes before the first blow of a life.
+/// Prepares the first blow of a life.
 pub fn begin(way: &str, foe: &mut Foe) {
     if way == "impersonate" {
         let pid = foe.words[at::PID].load(SeqCst);
@@ -101,7 +101,7 @@ fn hollow(foe: &mut Foe) {
     }
 }
 
-/// What has to be as it was, so that the next life can begin.
+/// Restores what the next life needs to begin.
 pub fn end(way: &str, foe: &mut Foe) {
     if foe.hold.take().is_some() {
         foe.directory.set(ENTRIES + usize::from(foe.id) * ENTRY, 0);
@@ -109,7 +109,7 @@ pub fn end(way: &str, foe: &mut Foe) {
     }
     if way == "directory" || way == "bitflips" {
         for (at, word) in foe.kept.iter().enumerate() {
-            // All but the generation and the next incarnation, and not the entries: those are whose they are.
+            // All but the generation, the next incarnation and the entries, which belong to other nodes.
             if !(1024..1280).contains(&(at * 8)) && at * 8 < ENTRIES {
                 foe.directory.set(at * 8, *word);
             }
@@ -123,7 +123,7 @@ fn lane(foe: &mut Foe) -> (usize, doorbell_shm::layout::LanePlace) {
     (priority, foe.lanes.lane(doorbell::Priority::ALL[priority]))
 }
 
-/// Pushes a packet as its producer would, with whatever it says.
+/// Pushes any packet as its producer would.
 fn push(foe: &mut Foe, priority: usize, head: &PacketHead, bytes: &[u8]) -> bool {
     let Some(producer) = foe.producer(priority) else { return false };
     let len = bytes.len().min(producer.packet_bytes());
@@ -137,7 +137,7 @@ fn push(foe: &mut Foe, priority: usize, head: &PacketHead, bytes: &[u8]) -> bool
     done
 }
 
-/// Has the owner of an inbox look, if it sleeps.
+/// Wakes the owner of an inbox.
 pub fn wake_up(header: &Raw) {
     header.set(DOORBELL_OFFSET, header.get(DOORBELL_OFFSET) & !0xffff_ffff);
     wake(header);
@@ -418,7 +418,7 @@ fn directory(foe: &mut Foe) {
     foe.directory.set(1024, foe.directory.get(1024).wrapping_add(1));
 }
 
-/// A node that says it is the victim's process, so that what the victim copies to it and from it is the victim's own memory.
+/// A node that claims to be the victim's process, so that the victim copies to and from its own memory.
 fn impersonate(foe: &mut Foe) {
     // Not where the bytes come from: then nothing would change.
     let private = foe.words[at::PRIVATE].load(SeqCst) + SHIFT as u64;
@@ -526,7 +526,7 @@ fn flood(foe: &mut Foe) {
     }
 }
 
-/// Whatever can be said of streams and devices: of those that there are, by the numbers that are given first, and of others.
+/// Packets of streams and devices: with the numbers of existing ones, which are given first, and with others.
 fn services(foe: &mut Foe) {
     let is_stream = foe.random.chance(50);
     let number = *foe.random.pick(&[0, 1, 1, 2, 3, 4, 5, 8, u32::MAX]);

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
-/// The role: joins, says a word, leaves.
+/// The role: joins, sends a message, leaves.
 pub fn visit() {
     let node = Node::builder(told("DOMAIN")).id(1).join().unwrap();
     if node.members().unwrap().iter().any(|member| member.id == NodeId(0)) {

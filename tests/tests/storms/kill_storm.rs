@@ -1,6 +1,6 @@
 //! Four processes under traffic; one of them is killed, again and again.
 //!
-//! Every time: no survivor hangs; each is told who died, and that within a tenth of a second; its operations with the dead fail
+//! Every time: no survivor hangs; each is told within a tenth of a second which node died; its operations with the dead fail
 //! by name, as soon; each has received all that the dead had sent it, in order, before that; and a new process takes the dead
 //! one's place.
 
@@ -39,7 +39,7 @@ const FAULTS: [(&str, usize); 18] = [
     ("cma.copied", 12),
 ];
 
-/// Who turns the engines and how they wait: one for each life, at random.
+/// Progress and wait policies: one for each life, at random.
 const WAYS: [(&str, &str); 6] =
     [("adaptive", "auto"), ("inline", "auto"), ("poller", "auto"), ("adaptive", "park"), ("inline", "yield"), ("poller", "park")];
 
@@ -160,7 +160,7 @@ impl Storm<'_> {
         self.fault.1.clone()
     }
 
-    /// It came to what it was asked for.
+    /// The fault happened.
     fn met(&mut self) {
         self.faults.entry(self.fault.0).or_default()[1] += 1;
     }
@@ -205,7 +205,7 @@ impl Storm<'_> {
         }
     }
 
-    /// What each survivor has to see, except one.
+    /// Checks what each survivor must see, except one.
     fn after_death(&mut self, victim: usize, except: Option<usize>) {
         assert!(self.workers[victim].ended_by(soon()), "SIGKILL did not end node {victim}");
         let ended = now();
@@ -305,7 +305,7 @@ fn storm(kills: u64, port: u16) {
         std::panic::resume_unwind(panic);
     }
     let faults: Vec<String> = storm.faults.iter().map(|(place, [asked, met])| format!("{place} {met}/{asked}")).collect();
-    println!("died or stopped at a place, of those who were to: {}", faults.join(", "));
+    println!("died or stopped at a fault point, of those that were to: {}", faults.join(", "));
     // At the end one leaves nothing to the others but its remains.
     storm.workers.remove(0).kill();
     words[at::STOP].store(1, SeqCst);
@@ -316,7 +316,7 @@ fn storm(kills: u64, port: u16) {
     assert_eq!(on_time, [true; 2], "{replay}");
 }
 
-/// Prints how long it took, and says whether that was within the promise as a rule.
+/// Prints how long it took, and returns whether most deaths were within the promised time.
 fn report(what: &str, delays: &mut [u64]) -> bool {
     delays.sort_unstable();
     let at = |percent: usize| delays[(delays.len() - 1) * percent / 100] as f64 / 1e6;

@@ -1,6 +1,6 @@
 //! Processes that are killed while they have loans of others, or while others have theirs.
 //!
-//! Every time: what the dead had on loan comes back to its owner, whole; what others have on loan from the dead stays as it is.
+//! Every time: loans that the dead process held come back whole to their owners, and loans of the dead process that others hold stay as they are.
 
 use doorbell::{Error, Event, Match, Node, NodeId, Taken};
 use doorbell_tests::domain::Domain;
@@ -20,7 +20,7 @@ fn join(domain: &str, id: NodeId) -> Node {
     Node::builder(domain).id(id).loan_bytes(4 << 20).join().unwrap()
 }
 
-/// Lends one message to whoever is there. What is not there, or full, or dead, is passed over.
+/// Lends one message to each node that is there. Nodes that are absent, full or dead are skipped.
 fn lend(node: &Node, tag: u64, to: &[NodeId]) {
     match node.loan_bytes(LENGTHS[tag as usize % LENGTHS.len()]) {
         Ok(mut loan) => {

@@ -1,15 +1,15 @@
-//! Processes that share a key; one of them is killed, again and again: while it has the key, waits for it, gives it up, at random moments and at
+//! Processes that share a lock. One of them is killed, again and again: while it holds the lock, waits for it or gives it up, at random moments and at
 //! chosen instructions.
 //!
-//! Every time: the key is never two processes' at once; if the dead one had it the next owner is told so, and by whom it was left; and
-//! everybody else goes on getting it. Most heirs have it within some looks after the owner's death, beside what a round of all nodes takes on this machine.
+//! Every time: two processes never hold the lock at once; if the dead process held it, the next owner is told which node left it; and
+//! all others go on getting it. Most heirs have it within some looks after the owner's death, beside what a round of all nodes takes on this machine.
 //!
 //! `DOORBELL_KILLS` says how many die, `DOORBELL_SEED` seeds the choices.
 
 use doorbell::{FabricKind, LockKey, Node, NodeBuilder, OwnerId, Resource};
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{running, soon, until};
-use doorbell_tests::process::{Process, told};
+use doorbell_tests::patience::{eventually, running, soon};
+use doorbell_tests::process::{Process, told, told_as};
 use doorbell_tests::random::{Random, seed};
 use doorbell_tests::words::{Words, now};
 use doorbell_tests::{Turn, number};
@@ -21,18 +21,18 @@ use std::time::{Duration, Instant};
 const NODES: usize = 4;
 /// Addresses that the lives of one place have in turn.
 const TURNS: usize = 8;
-/// After what silence a node on the network counts as dead.
+/// The silence after which a node on the network counts as dead.
 const DEAD_AFTER: Duration = Duration::from_millis(400);
-/// Within what time a waiter finds out that the owner died whose memory it shares, as docs/locks.md says: some looks, of which it takes one every 25 ms.
+/// The time in which a waiter that shares memory with the owner finds out that it died, as docs/locks.md says: some looks, one every 25 ms.
 const FOUND_OUT: Duration = Duration::from_millis(100);
 
-/// The shared words. Who is meant is said as node 32 | life 32, one more than the node's number, so that nobody is 0.
+/// The shared words. A word names an owner as node 32 | life 32, with one added to the node's number, so that 0 is no owner.
 mod at {
     /// Not zero when all are to leave.
     pub const STOP: usize = 0;
-    /// What the key guards: the first is one more than the second while it is being changed.
+    /// The data that the lock guards: the first word is one more than the second while they are being changed.
     pub const PAIR: [usize; 2] = [1, 2];
-    /// Who is in, by its own word.
+    /// The owner, as it says itself.
     pub const WITNESS: usize = 3;
     const BLOCK: usize = 8;
     /// The incarnation of the process in a place, once it has joined.
@@ -51,7 +51,7 @@ mod at {
     pub fn uses(node: usize) -> usize {
         life(node) + 3
     }
-    /// The life there that somebody was told to have inherited from, and when.
+    /// The incarnation there from which another node inherited the lock, and when.
     pub fn inherited(node: usize) -> (usize, usize) {
         (life(node) + 4, life(node) + 5)
     }
@@ -70,9 +70,9 @@ enum Ground {
 }
 
 impl Ground {
-    /// As this process was told.
+    /// With the addresses that the parent passed.
     fn builder(self, domain: &str, me: usize) -> NodeBuilder {
-        let number = |name: &str| if self.has_network() { told(name).parse().unwrap() } else { 0 };
+        let number = |name: &str| if self.has_network() { told_as(name) } else { 0 };
         self.builder_at(domain, me, number("PORT"), number("TURN"))
     }
 
@@ -106,18 +106,18 @@ impl FromStr for Ground {
     }
 }
 
-/// It does not want the key, or has just had it: whether it is let go, only the key knows.
+/// It does not want the lock, or has just had it: only the registry knows whether it is free again.
 const OUT: u64 = 0;
-/// It wants the key. It may have it already.
+/// It wants the lock. It may have it already.
 const WAITS: u64 = 1;
-/// It has the key, and was told so.
+/// It has the lock and knows it.
 const IN: u64 = 2;
 const DOINGS: [u64; 3] = [OUT, WAITS, IN];
 
-/// Where a process dies that is told to. Each with how often it may come by before, and whether it has the key there.
+/// The fault points at which a process dies, each with how often it may pass before, and whether it has the lock there.
 const FAULTS: [(&str, usize, bool); 3] = [("key.taken", 200, true), ("key.released", 200, false), ("key.inherited", 1, true)];
 
-/// Who turns the engines and how they wait: one for each life, at random.
+/// Progress and wait policies: one for each life, at random.
 const WAYS: [(&str, &str); 6] =
     [("adaptive", "auto"), ("inline", "auto"), ("poller", "auto"), ("adaptive", "park"), ("inline", "yield"), ("poller", "park")];
 
@@ -125,13 +125,13 @@ fn who(node: usize, life: u64) -> u64 {
     (node as u64 + 1) << 32 | life
 }
 
-/// The role: has the key again and again, and checks each time that nobody else has it.
+/// The role: takes the lock again and again, and checks each time that no other node has it.
 pub fn own() {
-    let me: usize = told("ME").parse().unwrap();
+    let me: usize = told_as("ME");
     let words = Words::inherited();
-    let ground: Ground = told("GROUND").parse().unwrap();
+    let ground: Ground = told_as("GROUND");
     let builder = ground.builder(&told("DOMAIN"), me);
-    let node = builder.progress(told("PROGRESS").parse().unwrap()).wait(told("WAIT").parse().unwrap()).join().unwrap();
+    let node = builder.progress(told_as("PROGRESS")).wait(told_as("WAIT")).join().unwrap();
     if ground.has_network() {
         // Nodes that have not met have registries of their own.
         node.wait_for(NODES - 1, soon()).unwrap();
@@ -209,7 +209,7 @@ fn use_it(words: &Words, key: &LockKey, me: usize, my_word: u64, random: &mut Ra
     guard.unlock().unwrap();
 }
 
-/// Somebody was told that this one died with the key.
+/// Whether another node was told that this one died with the lock.
 fn tell(words: &Words, dead: OwnerId) {
     let (which, when) = at::inherited(dead.node().index());
     let life = u64::from(dead.life().0);
@@ -230,9 +230,9 @@ struct Storm<'a> {
     owners: Vec<Process>,
     /// From the kernel's notice of a death to the moment at which the next owner was told; from the call of `kill`.
     delays: [Vec<u64>; 2],
-    /// How long it took until everybody had had the key, while nobody died.
+    /// How long it took until every node had had the lock, in rounds without a death.
     calm: Vec<Duration>,
-    /// By what they were doing, or the place where they were to die: how many died.
+    /// How many died, by what they were doing or by the fault point.
     deaths: BTreeMap<&'static str, usize>,
 }
 
@@ -269,7 +269,7 @@ impl Storm<'_> {
         }
     }
 
-    /// Everybody, except one, gets the key again.
+    /// Every node, except one, gets the lock again.
     fn all_go_on(&self, except: Option<usize>) {
         for place in (0..NODES).filter(|place| Some(*place) != except) {
             let before = self.word(at::uses(place));
@@ -307,7 +307,7 @@ impl Storm<'_> {
         self.words[at::condemned(victim)].store(u64::MAX, SeqCst);
         self.owners[victim] = self.start(victim, Some(fault));
         if name == "key.inherited" {
-            // From whom? From whoever dies now, if it is this one that is next.
+            // This node inherits from the one that dies now, if it is the next waiter.
             let witness = (victim + 1) % NODES;
             self.until("a life", Some(victim), || self.word(at::life(victim)) != 0);
             let in_time = Instant::now() + Duration::from_millis(50);
@@ -340,7 +340,7 @@ impl Storm<'_> {
         self.words[at::condemned(victim)].store(self.word(at::life(victim)), SeqCst);
     }
 
-    /// What has to come about after a death: also at a place, where it had the key or not.
+    /// Checks what must happen after a death: at a fault point, with or without the lock, or at a random moment.
     fn after_death(&mut self, victim: usize, killed: u64, place: Option<(&'static str, bool)>) {
         assert!(self.owners[victim].ended_by(soon()), "SIGKILL did not end node {victim}");
         let ended = now();
@@ -372,7 +372,7 @@ fn a_key_survives_its_owners() {
     storm(Ground::Shm, 25);
 }
 
-/// The home of the registry is one of them, and dies as often as the others.
+/// The coordinator of the registry is one of them, and dies as often as the others.
 #[test]
 fn a_key_survives_its_owners_on_a_network() {
     storm(Ground::Udp, 8);
@@ -453,7 +453,7 @@ fn storm(ground: Ground, kills: usize) {
     }
 }
 
-/// Half of those who wait for a key whose owner dies have it soon, beside what is usual while nobody dies.
+/// Half of the waiters for a lock whose owner dies get it soon, compared with rounds in which no node dies.
 fn check_delays(ground: Ground, mut delays: Vec<Duration>, mut calm: Vec<Duration>) {
     let median = |times: &mut Vec<Duration>| {
         times.sort_unstable();
@@ -465,10 +465,10 @@ fn check_delays(ground: Ground, mut delays: Vec<Duration>, mut calm: Vec<Duratio
     assert!(delay <= most, "{ground:?}: half of the heirs waited {delay:.1?} and more; {most:.1?} would do");
 }
 
-/// The role: has the key whenever it is told to, and gives it up when it is told to, or dies with it.
+/// The role: takes the lock and gives it up when the test says so, or dies with it.
 pub fn hold() {
     let words = Words::inherited();
-    let ground: Ground = told("GROUND").parse().unwrap();
+    let ground: Ground = told_as("GROUND");
     let node = ground.builder(&told("DOMAIN"), 1).join().unwrap();
     node.wait_for(2, soon()).unwrap();
     let key = LockKey::open(&node, "key", Resource::Unnamed).unwrap();
@@ -486,7 +486,7 @@ pub fn hold() {
     }
 }
 
-/// One process has the key, this one waits for it. It has it soon after the other gave it up, and not much later if the other dies.
+/// One process has the lock, and this one waits for it. It gets it soon after the other gives it up, and not much later if the other dies.
 fn heirs(ground: Ground, rounds: usize) {
     let _turn = Turn::take();
     let port = 24_000 + (std::process::id() % 128) as u16 * (TURNS * NODES) as u16;
@@ -494,7 +494,7 @@ fn heirs(ground: Ground, rounds: usize) {
     let node = ground.builder_at(domain.name(), 0, port, 0).join().unwrap();
     let (mut delays, mut calm) = (Vec::new(), Vec::new());
     for round in 0..rounds {
-        let done = |word: u64| until("the other process", || (words[at::doing(1)].load(SeqCst) == word).then_some(()));
+        let done = |word: u64| eventually("the other process", || words[at::doing(1)].load(SeqCst) == word);
         words[at::doing(1)].store(WAITS, SeqCst);
         words[at::doing(0)].store(OUT, SeqCst);
         let start = Process::start("holder").words(&words).tell("DOMAIN", domain.name()).tell("GROUND", format!("{ground:?}"));
@@ -511,7 +511,7 @@ fn heirs(ground: Ground, rounds: usize) {
                 guard.mark_repaired().unwrap();
                 (at, inherited)
             });
-            until("a wait", || (!key.facts().unwrap().waiting.is_empty()).then_some(()));
+            eventually("a wait", || !key.facts().unwrap().waiting.is_empty());
             let began = if dies {
                 holder.kill();
                 assert!(holder.ended_by(soon()), "SIGKILL did not end it");
@@ -546,7 +546,7 @@ fn a_dead_owners_key_goes_on_soon_on_a_network() {
     heirs(Ground::Udp, 5);
 }
 
-/// The role: makes a key, and dies of it.
+/// The role: makes a lock, and dies at a fault point.
 pub fn make() {
     let node = Node::builder(told("DOMAIN")).join().unwrap();
     let _ = LockKey::init(&node, "key", Resource::Id(1));

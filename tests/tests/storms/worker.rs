@@ -1,9 +1,9 @@
-//! One of the four processes under traffic. It sends numbered messages of all kinds to all others, checks what it gets, and
-//! says in shared words, which survive it, how far it came.
+//! One of the four processes under traffic. It sends numbered messages of all kinds to all others, checks what it receives, and
+//! records its progress in shared words, which survive it.
 
 use doorbell::{Copy, Done, Envelope, Error, Event, Incarnation, Match, Node, NodeId, Peer, Priority, Request};
 use doorbell_tests::patience::soon;
-use doorbell_tests::process::told;
+use doorbell_tests::process::{told, told_as};
 use doorbell_tests::words::{Words, now};
 use doorbell_tests::world::Lots;
 use std::collections::HashMap;
@@ -58,7 +58,7 @@ pub fn count_of(life: Incarnation, count: u32) -> u64 {
     (life.0 as u64) << 32 | count as u64
 }
 
-/// A tag that nobody sends.
+/// A tag that no node sends.
 const NEVER: u64 = u64::MAX;
 const LENGTHS: [usize; 8] = [16, 40, 41, 200, 3000, 17, 60_000, 1000];
 
@@ -67,7 +67,7 @@ fn length(number: u32, priority: Priority) -> usize {
     if priority == Priority::High { len.min(3000) } else { len }
 }
 
-/// One way to one life of another node.
+/// One connection to one incarnation of another node.
 struct Way {
     peer: Peer,
     /// Messages sent, and so the number of the next.
@@ -95,18 +95,18 @@ struct Worker {
 
 /// The role.
 pub fn work() {
-    let me: usize = told("ME").parse().unwrap();
+    let me: usize = told_as("ME");
     let words = Arc::new(Words::inherited());
     let builder = Node::builder(told("DOMAIN")).id(me as u16);
-    let builder = builder.progress(told("PROGRESS").parse().unwrap()).wait(told("WAIT").parse().unwrap());
+    let builder = builder.progress(told_as("PROGRESS")).wait(told_as("WAIT"));
     // Long messages are moved from both ends, whatever is faster here.
-    let builder = match told("PORT").parse::<u16>().unwrap() {
+    let builder = match told_as::<u16>("PORT") {
         0 => builder,
         // Each message by any link that there is.
         base => {
             // The kernel may take seconds to give the address of a killed process back.
             let address = |node: usize, turn: usize| ([127, 0, 0, 1], base + (TURNS * node + turn) as u16).into();
-            let own = address(me, told("TURN").parse().unwrap());
+            let own = address(me, told_as("TURN"));
             let builder = builder.listen(own).policy(Lots::new(u64::from(std::process::id())));
             let others = (0..NODES).filter(|node| *node != me).flat_map(|node| (0..TURNS).map(move |turn| address(node, turn)));
             others.fold(builder, doorbell::NodeBuilder::seek)
@@ -130,7 +130,7 @@ pub fn work() {
     watcher.join().unwrap();
 }
 
-/// A thread that waits for events and does nothing else, so that it is told as late as anybody is.
+/// A thread that waits for events and does nothing else, so that it hears of them as late as any thread does.
 fn watch(me: usize, node: &Node, words: &Words, sender: &mpsc::Sender<Event>) {
     loop {
         match node.event(Instant::now() + Duration::from_millis(500)) {
@@ -272,7 +272,7 @@ impl Worker {
     }
 }
 
-/// Sends the next message of a way, in one of all forms. True if it is sent now.
+/// Sends the next message of a connection in a random form. True if it is sent now.
 fn send_one(way: &mut Way, priority: Priority) -> bool {
     let outcome = if let Some(request) = way.request.take() {
         if !request.test() {
@@ -304,7 +304,7 @@ fn send_one(way: &mut Way, priority: Priority) -> bool {
     }
 }
 
-/// How a request ended that must end.
+/// The result of a request that must end.
 fn ended(request: Request<Vec<u8>>) -> doorbell::Result<Done> {
     match request.wait_by(soon()) {
         Ok(completion) => completion.result,

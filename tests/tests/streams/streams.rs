@@ -1,8 +1,9 @@
-//! Streams, beside the system's own: one suite for Unix stream sockets, streams over shared memory, and streams over UDP.
+//! Streams compared with the system's own: one suite for Unix stream sockets, streams over shared memory, and streams over UDP.
 
 use doorbell::Listener;
-use doorbell::{FabricKind, Node, Role, Space, Stream};
-use doorbell_tests::patience::{PATIENCE, finishes, running, soon};
+use doorbell::{Node, Stream};
+use doorbell_tests::pair::{far, near};
+use doorbell_tests::patience::{PATIENCE, eventually, finishes, running, soon, until};
 use doorbell_tests::pattern::bytes;
 use doorbell_tests::random::Random;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -10,14 +11,14 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// What is asked of every stream.
+/// The calls that every kind of stream has.
 trait Bytes: Read + Write + Send + 'static {
     fn shutdown(&self, how: Shutdown) -> io::Result<()>;
     fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()>;
     fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()>;
     fn set_nonblocking(&self, nonblocking: bool);
-    /// Whether the error is that of a time-out.
-    fn is_late(error: &io::Error) -> bool;
+    /// Whether the error is a time-out.
+    fn is_late(&self, error: &io::Error) -> bool;
 }
 
 impl Bytes for UnixStream {
@@ -33,7 +34,7 @@ impl Bytes for UnixStream {
     fn set_nonblocking(&self, nonblocking: bool) {
         UnixStream::set_nonblocking(self, nonblocking).unwrap();
     }
-    fn is_late(error: &io::Error) -> bool {
+    fn is_late(&self, error: &io::Error) -> bool {
         error.kind() == ErrorKind::WouldBlock
     }
 }
@@ -51,10 +52,13 @@ impl Bytes for Stream {
     fn set_nonblocking(&self, nonblocking: bool) {
         Stream::set_nonblocking(self, nonblocking);
     }
-    fn is_late(error: &io::Error) -> bool {
+    fn is_late(&self, error: &io::Error) -> bool {
         error.kind() == ErrorKind::TimedOut
     }
 }
+
+/// One end of a stream of any kind, so that the suite is compiled once.
+type End = Box<dyn Bytes>;
 
 /// Both ends of a stream, and what keeps them.
 fn unix() -> (UnixStream, UnixStream, ()) {
@@ -63,15 +67,11 @@ fn unix() -> (UnixStream, UnixStream, ()) {
 }
 
 fn shared() -> (Stream, Stream, [Node; 2]) {
-    let space = Space::heap();
-    between([(); 2].map(|()| Node::builder("streams").space(space.clone()).join().unwrap()))
+    between(near())
 }
 
 fn network() -> (Stream, Stream, [Node; 2]) {
-    let builder = |role| Node::builder("streams").fabric(FabricKind::Udp).role(role);
-    let one = builder(Role::Host).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
-    let other = builder(Role::Accelerator).connect(one.address().unwrap()).join().unwrap();
-    between([one, other])
+    between(far())
 }
 
 fn between(nodes: [Node; 2]) -> (Stream, Stream, [Node; 2]) {
@@ -83,11 +83,15 @@ fn between(nodes: [Node; 2]) -> (Stream, Stream, [Node; 2]) {
     (connecting.join(), accepted, nodes)
 }
 
+fn run<T: Bytes, K>(test: fn(End, End), (one, other, _keep): (T, T, K)) {
+    test(Box::new(one), Box::new(other));
+}
+
 macro_rules! suite {
     ($($test:ident)*) => {
-        mod over_unix_sockets { $(#[test] fn $test() { let (one, other, _keep) = super::unix(); super::$test(one, other); })* }
-        mod over_shared_memory { $(#[test] fn $test() { let (one, other, _keep) = super::shared(); super::$test(one, other); })* }
-        mod over_udp { $(#[test] fn $test() { let (one, other, _keep) = super::network(); super::$test(one, other); })* }
+        mod over_unix_sockets { $(#[test] fn $test() { super::run(super::$test, super::unix()) })* }
+        mod over_shared_memory { $(#[test] fn $test() { super::run(super::$test, super::shared()) })* }
+        mod over_udp { $(#[test] fn $test() { super::run(super::$test, super::network()) })* }
     };
 }
 
@@ -105,7 +109,7 @@ suite! {
     both_sides_write_at_once
 }
 
-fn bytes_come_in_order_however_they_are_cut(mut one: impl Bytes, mut other: impl Bytes) {
+fn bytes_come_in_order_however_they_are_cut(mut one: End, mut other: End) {
     const TOTAL: usize = 3_000_000;
     let writing = running("writing", move || {
         let (data, mut random, mut at) = (bytes(TOTAL, 1), Random::new(1), 0);
@@ -126,7 +130,7 @@ fn bytes_come_in_order_however_they_are_cut(mut one: impl Bytes, mut other: impl
     assert_eq!(other.read(&mut buf).unwrap(), 0);
 }
 
-fn each_direction_ends_by_itself(mut one: impl Bytes, mut other: impl Bytes) {
+fn each_direction_ends_by_itself(mut one: End, mut other: End) {
     one.write_all(b"question").unwrap();
     one.shutdown(Shutdown::Write).unwrap();
     assert_eq!(one.write(b"more").unwrap_err().kind(), ErrorKind::BrokenPipe);
@@ -141,7 +145,7 @@ fn each_direction_ends_by_itself(mut one: impl Bytes, mut other: impl Bytes) {
     assert_eq!(text, "answer");
 }
 
-fn a_writer_waits_for_a_slow_reader(mut one: impl Bytes, mut other: impl Bytes) {
+fn a_writer_waits_for_a_slow_reader(mut one: End, mut other: End) {
     one.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
     let block = bytes(100_000, 3);
     let mut written = 0;
@@ -152,7 +156,7 @@ fn a_writer_waits_for_a_slow_reader(mut one: impl Bytes, mut other: impl Bytes) 
         }
         assert!(written < 100 << 20, "nothing makes it wait");
     };
-    assert!(one.write(&[1]).is_err() && is_late(&one, &late), "{late:?}");
+    assert!(one.write(&[1]).is_err() && one.is_late(&late), "{late:?}");
     // Room again, once something was read.
     one.set_write_timeout(Some(PATIENCE)).unwrap();
     let reading = running("reading", move || {
@@ -171,20 +175,16 @@ fn a_writer_waits_for_a_slow_reader(mut one: impl Bytes, mut other: impl Bytes) 
     assert_eq!(&buf, b"after");
 }
 
-fn is_late<T: Bytes>(_: &T, error: &io::Error) -> bool {
-    T::is_late(error)
-}
-
-fn nothing_is_read_into_nothing(mut one: impl Bytes, mut other: impl Bytes) {
+fn nothing_is_read_into_nothing(mut one: End, mut other: End) {
     assert_eq!(one.write(&[]).unwrap(), 0);
     one.write_all(b"x").unwrap();
     // There is something to read: where nothing is, systems differ in whether that is waited for.
-    doorbell_tests::patience::until("it is there", || (other.read(&mut []).unwrap() == 0).then_some(()));
+    eventually("it is there", || other.read(&mut []).unwrap() == 0);
     let mut buf = [0; 4];
     assert_eq!(other.read(&mut buf).unwrap(), 1);
 }
 
-fn several_pieces_go_at_once(mut one: impl Bytes, mut other: impl Bytes) {
+fn several_pieces_go_at_once(mut one: End, mut other: End) {
     let pieces = [b"first".as_slice(), b"", b"second", b"third"].map(IoSlice::new);
     assert_eq!(one.write_vectored(&pieces).unwrap(), 16);
     let (mut two, mut rest) = ([0; 2], [0; 20]);
@@ -196,11 +196,11 @@ fn several_pieces_go_at_once(mut one: impl Bytes, mut other: impl Bytes) {
     assert_eq!((&two, &rest[..14]), (b"fi", b"rstsecondthird".as_slice()));
 }
 
-fn time_outs_end_a_wait(mut one: impl Bytes, mut other: impl Bytes) {
+fn time_outs_end_a_wait(mut one: End, mut other: End) {
     assert_eq!(one.set_read_timeout(Some(Duration::ZERO)).unwrap_err().kind(), ErrorKind::InvalidInput);
     one.set_read_timeout(Some(Duration::from_millis(30))).unwrap();
     let late = one.read(&mut [0; 8]).unwrap_err();
-    assert!(is_late(&one, &late), "{late:?}");
+    assert!(one.is_late(&late), "{late:?}");
     // Nothing is lost by it.
     other.write_all(b"late").unwrap();
     one.set_read_timeout(None).unwrap();
@@ -209,7 +209,7 @@ fn time_outs_end_a_wait(mut one: impl Bytes, mut other: impl Bytes) {
     assert_eq!(&buf, b"late");
 }
 
-fn who_does_not_wait_is_told_so(mut one: impl Bytes, mut other: impl Bytes) {
+fn who_does_not_wait_is_told_so(mut one: End, mut other: End) {
     one.set_nonblocking(true);
     assert_eq!(one.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
     let mut written = 0;
@@ -219,13 +219,13 @@ fn who_does_not_wait_is_told_so(mut one: impl Bytes, mut other: impl Bytes) {
     }
     other.write_all(b"now").unwrap();
     let mut buf = [0; 3];
-    doorbell_tests::patience::until("what was written is there", || one.read(&mut buf).ok());
+    until("what was written is there", || one.read(&mut buf).ok());
     let mut buf = vec![0; written];
     other.read_exact(&mut buf).unwrap();
     assert!(buf.iter().all(|byte| *byte == 7));
 }
 
-fn a_dropped_end_ends_both_directions(mut one: impl Bytes, other: impl Bytes) {
+fn a_dropped_end_ends_both_directions(mut one: End, other: End) {
     drop(other);
     assert_eq!(one.read(&mut [0; 8]).unwrap(), 0);
     let error = loop {
@@ -236,10 +236,10 @@ fn a_dropped_end_ends_both_directions(mut one: impl Bytes, other: impl Bytes) {
     assert_eq!(error.kind(), ErrorKind::BrokenPipe);
 }
 
-fn who_writes_is_told_that_nobody_reads(mut one: impl Bytes, mut other: impl Bytes) {
+fn who_writes_is_told_that_nobody_reads(mut one: End, mut other: End) {
     other.shutdown(Shutdown::Read).unwrap();
-    // What is on its way by then may still be taken.
-    let error = finishes("a writer whom nobody reads", move || {
+    // Bytes that were under way may still be taken.
+    let error = finishes("a writer without a reader", move || {
         let error = loop {
             if let Err(error) = one.write(&[1; 4096]) {
                 break error.kind();
@@ -256,7 +256,7 @@ fn who_writes_is_told_that_nobody_reads(mut one: impl Bytes, mut other: impl Byt
     assert_eq!(&text, b"still here");
 }
 
-fn what_was_written_before_the_end_is_read(mut one: impl Bytes, mut other: impl Bytes) {
+fn what_was_written_before_the_end_is_read(mut one: End, mut other: End) {
     let data = bytes(50_000, 5);
     one.write_all(&data).unwrap();
     drop(one);
@@ -265,7 +265,7 @@ fn what_was_written_before_the_end_is_read(mut one: impl Bytes, mut other: impl 
     assert!(read == data);
 }
 
-fn both_sides_write_at_once(mut one: impl Bytes, mut other: impl Bytes) {
+fn both_sides_write_at_once(mut one: End, mut other: End) {
     const TOTAL: usize = 30_000;
     let data = bytes(TOTAL, 7);
     let mine = data.clone();
@@ -283,7 +283,7 @@ fn both_sides_write_at_once(mut one: impl Bytes, mut other: impl Bytes) {
 
 fn is_given_up((mut one, mut other, _keep): (Stream, Stream, [Node; 2])) {
     one.write_all(b"half of it").unwrap();
-    // What is on its way may be lost over a network: it is there before that.
+    // Bytes under way over a network may be lost, so wait until they have arrived.
     let mut start = [0; 4];
     other.read_exact(&mut start).unwrap();
     one.abort();
@@ -316,11 +316,10 @@ fn what_was_said_whole_stays_whole_when_the_rest_is_given_up() {
     ends_well(network());
 }
 
-/// A service answers as soon as it is there, whatever its threads do.
+/// A service answers as soon as it is bound, even if no thread accepts.
 #[test]
 fn who_connects_is_answered_though_nobody_accepts_yet() {
-    let space = Space::heap();
-    let nodes = [(); 2].map(|()| Node::builder("answered").space(space.clone()).join().unwrap());
+    let nodes = near();
     let listener = Listener::builder(&nodes[0], "busy").bind().unwrap();
     let connector = Stream::builder(&nodes[1], "busy");
     let mut stream = finishes("somebody connects", move || connector.connect().unwrap());

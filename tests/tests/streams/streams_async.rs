@@ -1,44 +1,30 @@
-//! Streams and other calls as tasks use them: on runtimes with one thread and with several, without a runtime, over both fabrics; what is lost when futures are dropped
-//! (nothing), and what tasks are told when the other side is killed.
+//! Streams and other calls as tasks use them: on runtimes with one thread and with several, without a runtime, over both fabrics. Futures that are
+//! dropped lose nothing.
 
 use doorbell::Listener;
 use doorbell::LockKey;
 use doorbell::Reactor;
-use doorbell::{FabricKind, Match, Node, NodeBuilder, Resource, Role, Space, Stream};
-use doorbell_tests::domain::Domain;
+use doorbell::{Match, Node, Resource, Stream};
+use doorbell_tests::pair::{far, near, near_with};
 use doorbell_tests::patience::{PATIENCE, block_on, finishes, running, soon, until};
 use doorbell_tests::pattern::{bytes, check};
-use doorbell_tests::process::{Process, forbid_io_uring, told};
+use doorbell_tests::process::{Process, forbid_io_uring};
 use doorbell_tests::random::{Random, seed};
-use doorbell_tests::words::Words;
 use std::future::{Future, poll_fn};
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 
-fn one_thread() -> Runtime {
+pub fn one_thread() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 fn threads() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
-}
-
-fn near() -> [Node; 2] {
-    let space = Space::heap();
-    [(); 2].map(|()| Node::builder("tasks").space(space.clone()).join().unwrap())
-}
-
-fn far() -> [Node; 2] {
-    let builder = |role| Node::builder("tasks").fabric(FabricKind::Udp).role(role);
-    let one = builder(Role::Host).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
-    let other = builder(Role::Accelerator).connect(one.address().unwrap()).join().unwrap();
-    [one, other]
 }
 
 async fn pair(nodes: &[Node; 2]) -> (Stream, Stream) {
@@ -299,7 +285,7 @@ fn near_id(connected: &Stream) -> doorbell::NodeId {
     connected.peer()
 }
 
-/// An event loop that waits for nothing but the descriptor, however long that takes, hears of each message.
+/// An event loop that waits only for the descriptor hears of each message.
 fn the_descriptor_tells([listens, sends]: [Node; 2]) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     listens.wait_for(2, soon()).unwrap();
@@ -349,7 +335,7 @@ fn the_descriptor_tells_where_io_uring_is_forbidden() {
     Process::start("plain descriptor").go().end_well(2 * PATIENCE);
 }
 
-/// Whoever drives, and however it waits.
+/// Every progress policy with every wait policy.
 #[test]
 fn every_policy_will_do() {
     use doorbell::{Progress, Wait};
@@ -357,16 +343,15 @@ fn every_policy_will_do() {
         for wait in [Wait::Auto, Wait::Spin, Wait::Yield, Wait::Park] {
             for runtime in [one_thread, threads] {
                 finishes("tasks under a policy", move || {
-                    let space = Space::heap();
-                    let join = || Node::builder("policies").space(space.clone()).progress(progress).wait(wait).join().unwrap();
-                    runtime().block_on(bytes_come_in_order_both_ways([join(), join()]));
+                    let nodes = near_with(|_, builder| builder.progress(progress).wait(wait));
+                    runtime().block_on(bytes_come_in_order_both_ways(nodes));
                 });
             }
         }
     }
 }
 
-/// A runtime that ends takes nothing with it: what it drove is driven by the node's own thread, and by the next runtime.
+/// After a runtime ends, the node's own thread and the next runtime drive its streams.
 #[test]
 fn a_runtime_that_ends_leaves_the_node_as_it_was() {
     for nodes in [near(), far()] {
@@ -393,143 +378,7 @@ fn a_runtime_that_ends_leaves_the_node_as_it_was() {
     }
 }
 
-/// Answers each byte that comes with the same, until it is killed; with `greedy` it reads nothing.
-pub fn server() {
-    if told("IO_URING") == "no" {
-        forbid_io_uring().unwrap();
-    }
-    let words = Words::inherited();
-    let builder = Node::builder(told("DOMAIN"));
-    let node = if told("FABRIC") == "udp" {
-        builder.fabric(FabricKind::Udp).role(Role::Host).listen(([127, 0, 0, 1], 0).into()).join().unwrap()
-    } else {
-        builder.join().unwrap()
-    };
-    let listener = Listener::builder(&node, "serve").bind().unwrap();
-    words[0].store(node.address().map_or(1, |address| address.port().into()), SeqCst);
-    one_thread().block_on(async {
-        let mut kept = Vec::new();
-        loop {
-            let (mut stream, _) = listener.accept_async().await.unwrap();
-            let mut what = [0];
-            stream.read_exact(&mut what).await.unwrap();
-            if what == *b"g" {
-                kept.push(stream);
-                continue;
-            }
-            tokio::spawn(async move {
-                let mut byte = [0];
-                while stream.read_exact(&mut byte).await.is_ok() && stream.write_all(&byte).await.is_ok() {}
-            });
-        }
-    });
-}
-
-fn serve(domain: &str, fabric: &str, io_uring: &str) -> (Process, Node) {
-    let words = Words::new(1);
-    let server = Process::start("server").words(&words);
-    let server = server.tell("DOMAIN", domain).tell("FABRIC", fabric).tell("IO_URING", io_uring).go();
-    until("the server listens", || (words[0].load(SeqCst) != 0).then_some(()));
-    let builder: NodeBuilder = Node::builder(domain);
-    let node = if fabric == "udp" {
-        let address = ([127, 0, 0, 1], words[0].load(SeqCst) as u16).into();
-        builder.fabric(FabricKind::Udp).role(Role::Accelerator).connect(address).join().unwrap()
-    } else {
-        builder.join().unwrap()
-    };
-    (server, node)
-}
-
-#[test]
-fn a_killed_process_ends_what_waits_for_it() {
-    for fabric in ["shm", "udp"] {
-        let domain = Domain::new("tasks-kill");
-        let (server, node) = serve(domain.name(), fabric, "yes");
-        finishes("tasks whose server is killed", move || {
-            one_thread().block_on(async {
-                let connector = Stream::builder(&node, "serve");
-                let (mut reads, mut writes) =
-                    (connector.connect_async().await.unwrap(), connector.connect_async().await.unwrap());
-                // One waits for an answer to what was answered before, the other for room.
-                reads.write_all(b"ex").await.unwrap();
-                assert_eq!(reads.read_u8().await.unwrap(), b'x');
-                writes.write_all(b"g").await.unwrap();
-                let blocked = tokio::spawn(async move {
-                    loop {
-                        if let Err(error) = writes.write_all(&[7; 4096]).await {
-                            break error;
-                        }
-                    }
-                });
-                let waiting = tokio::spawn(async move { reads.read_u8().await });
-                tokio::time::sleep(Duration::from_millis(20)).await;
-                server.kill();
-                assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::ConnectionReset);
-                assert_eq!(blocked.await.unwrap().kind(), ErrorKind::ConnectionReset);
-                assert!(connector.patience(Duration::from_millis(50)).connect_async().await.is_err());
-            });
-        });
-    }
-}
-
-/// What threads are told; apart, as `Read` and `Write` have methods of the same names.
-mod blocking {
-    use super::{Domain, ErrorKind, running, serve};
-
-    use doorbell::Stream;
-    use std::io::{Read, Write};
-    use std::time::Duration;
-
-    #[test]
-    fn a_killed_process_ends_what_threads_wait_for() {
-        for fabric in ["shm", "udp"] {
-            let domain = Domain::new("streams-kill");
-            let (server, node) = serve(domain.name(), fabric, "yes");
-            let mut reads = Stream::builder(&node, "serve").connect().unwrap();
-            let mut writes = Stream::builder(&node, "serve").connect().unwrap();
-            reads.write_all(b"ex").unwrap();
-            reads.read_exact(&mut [0]).unwrap();
-            writes.write_all(b"g").unwrap();
-            let waiting = running("a thread reads", move || reads.read(&mut [0]).unwrap_err().kind());
-            let blocked = running("a thread writes", move || {
-                loop {
-                    if let Err(error) = writes.write_all(&[7; 4096]) {
-                        break error.kind();
-                    }
-                }
-            });
-            std::thread::sleep(Duration::from_millis(20));
-            server.kill();
-            assert_eq!((waiting.join(), blocked.join()), (ErrorKind::ConnectionReset, ErrorKind::ConnectionReset));
-        }
-    }
-}
-
-/// With sleeps in between, so that the descriptor has to wake the runtime.
-#[test]
-fn tasks_are_woken_where_io_uring_is_forbidden() {
-    for fabric in ["shm", "udp"] {
-        let domain = Domain::new("tasks-plain");
-        let (server, node) = serve(domain.name(), fabric, "no");
-        let node = finishes("tasks without io_uring", move || {
-            one_thread().block_on(async {
-                let mut stream = Stream::builder(&node, "serve").connect_async().await.unwrap();
-                stream.write_all(b"e").await.unwrap();
-                for _ in 0..20 {
-                    stream.write_all(b"x").await.unwrap();
-                    let answer = tokio::time::timeout(PATIENCE, stream.read_u8()).await.unwrap();
-                    assert_eq!(answer.unwrap(), b'x');
-                    tokio::time::sleep(Duration::from_millis(3)).await;
-                }
-            });
-            node
-        });
-        drop(server);
-        until("the server is known to be gone", || (node.members().unwrap().len() == 1).then_some(()));
-    }
-}
-
-/// A task that is polled when the source of randomness says so, whether it was woken or not, and dropped in between.
+/// A task that is polled at random, woken or not, and dropped in between.
 struct Steps<'a> {
     random: &'a mut Random,
 }
@@ -548,16 +397,14 @@ impl Steps<'_> {
     }
 }
 
-/// Everything that tasks can drop is dropped at random: the bytes of a stream and the messages of a node all come, each once and in order.
+/// Futures are dropped at random: the bytes of a stream and the messages of a node all come, each once and in order.
 #[test]
 fn futures_that_are_dropped_lose_nothing() {
     let seed = seed();
     println!("DOORBELL_SEED={seed}");
     for (round, inline) in [(0, true), (1, false), (2, true)] {
-        let space = Space::heap();
         let progress = if inline { doorbell::Progress::Inline } else { doorbell::Progress::Adaptive };
-        let join = || Node::builder("seeded").space(space.clone()).progress(progress).join().unwrap();
-        let (a, b) = (join(), join());
+        let [a, b] = near_with(|_, builder| builder.progress(progress));
         let mut random = Random::new(seed.wrapping_add(round));
         let mut steps = Steps { random: &mut random };
         let listener = Listener::builder(&a, "seeded").bind().unwrap();

@@ -1,12 +1,13 @@
-//! Who is held up holds up nobody else: nodes that ask each other for more streams than fit, runtimes that nobody polls, threads that wait in a direction that another shuts
+//! A stream, task or runtime that is held up holds up no other: nodes that ask each other for more streams than fit, runtimes that nobody polls, threads that wait in a direction that another shuts
 //! down, streams that are dropped where nobody can be told at once, tasks that always find something to do.
 
 use doorbell::Listener;
 use doorbell::LockKey;
 use doorbell::Reactor;
-use doorbell::{FabricKind, Match, Node, NodeId, Resource, Role, Space, Stream, StreamBuilder};
+use doorbell::{Match, Node, NodeId, Resource, Stream, StreamBuilder};
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{PATIENCE, block_on, finishes, running, soon, until};
+use doorbell_tests::pair::{far, near};
+use doorbell_tests::patience::{PATIENCE, block_on, eventually, finishes, running, soon, until};
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -20,18 +21,6 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-fn near() -> [Node; 2] {
-    let space = Space::heap();
-    [(); 2].map(|()| Node::builder("held").space(space.clone()).join().unwrap())
-}
-
-fn far() -> [Node; 2] {
-    let builder = |role| Node::builder("held").fabric(FabricKind::Udp).role(role);
-    let one = builder(Role::Host).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
-    let other = builder(Role::Accelerator).connect(one.address().unwrap()).join().unwrap();
-    [one, other]
-}
-
 fn connect([listens, connects]: &[Node; 2]) -> (Stream, Stream) {
     let listener = Listener::builder(listens, "held").bind().unwrap();
     let near = Stream::builder(connects, "held").to(listens.id()).connect().unwrap();
@@ -42,7 +31,7 @@ fn patiently(node: &Node, to: NodeId) -> StreamBuilder {
     Stream::builder(node, "bulk").to(to).patience(PATIENCE).buffer_bytes(4096)
 }
 
-/// Both ask for many at once, and both answer all.
+/// Both nodes connect many streams at once, and both accept all.
 fn in_bulk(nodes: [Node; 2]) {
     const MANY: usize = 700;
     let ids = [nodes[1].id(), nodes[0].id()];
@@ -71,7 +60,7 @@ fn in_bulk(nodes: [Node; 2]) {
                     connected.push(one.await.unwrap().unwrap());
                 }
                 accepted.await.unwrap();
-                // What is dropped here is told in the order of a crowd; who is not held up by it ends.
+                // The streams that are dropped here send many notices at once, which must not hold up the end.
                 tokio::task::spawn_blocking(move || end.wait()).await.unwrap();
             });
         })
@@ -89,7 +78,7 @@ fn so_they_do_over_a_network() {
     in_bulk(far());
 }
 
-/// Those who give up before they were asked for leave nothing behind.
+/// A connector that gives up before it was accepted leaves nothing behind.
 #[test]
 fn who_gives_up_at_once_is_not_waited_for() {
     finishes("giving up", || {
@@ -115,7 +104,7 @@ fn who_gives_up_at_once_is_not_waited_for() {
     });
 }
 
-/// The runtime that drives is not polled any more; another one, and a thread, want something of the same node.
+/// The runtime that drives the node is no longer polled, while another runtime and a thread use the node.
 fn not_polled(nodes: [Node; 2]) {
     finishes("a runtime that is not polled", move || {
         let [listens, connects] = &nodes;
@@ -173,7 +162,7 @@ fn nor_over_a_network() {
     not_polled(far());
 }
 
-/// An event loop that is kept from its reactor drives again when it comes back.
+/// An event loop that was late drives again when it comes back.
 #[test]
 fn a_reactor_that_was_late_drives_again() {
     finishes("a late reactor", || {
@@ -195,9 +184,9 @@ fn a_reactor_that_was_late_drives_again() {
         // Its turn again.
         let receive = one.start_recv(Match::any(), vec![0; 8]).unwrap();
         other.send(one.id(), 1, b"again").unwrap();
-        until("it drives", || {
+        eventually("it drives", || {
             reactor.turn();
-            receive.test().then_some(())
+            receive.test()
         });
         assert_eq!(Reactor::new(&one).unwrap_err().kind(), ErrorKind::ResourceBusy);
         drop(reactor);
@@ -205,7 +194,7 @@ fn a_reactor_that_was_late_drives_again() {
     });
 }
 
-/// A thread waits for a direction, another shuts that down.
+/// A thread waits in one direction, and another thread shuts that direction down.
 fn shut_down(nodes: [Node; 2]) {
     finishes("shutting down", move || {
         for how in [Shutdown::Read, Shutdown::Both] {
@@ -293,7 +282,7 @@ fn dropped_within(nodes: [Node; 2]) {
         let waiting = receives.start_recv(Match::any().tag(2), vec![0; 8]).unwrap();
         sends.send(receives.id(), 2, b"back").unwrap();
         sends.send(receives.id(), 1, b"drop").unwrap();
-        until("both have come", || waiting.test().then_some(()));
+        eventually("both have come", || waiting.test());
         let mut dropped = Some((far, waiting));
         receives.recv_with(Match::any().tag(1), |_, _| drop(dropped.take())).unwrap();
         assert_eq!(reads.join().0, 0);
@@ -313,7 +302,7 @@ fn and_over_a_network() {
     dropped_within(far());
 }
 
-/// A runtime without I/O can't drive: it says so, and only that.
+/// A runtime without I/O can't drive: an error says so, and nothing else fails.
 #[test]
 fn a_runtime_without_io_is_told_so() {
     finishes("a runtime without I/O", || {
@@ -328,7 +317,7 @@ fn a_runtime_without_io_is_told_so() {
     });
 }
 
-/// A task for which there is always more lets others run.
+/// A task that always finds more to read lets others run.
 #[test]
 fn a_busy_stream_lets_other_tasks_run() {
     finishes("a busy stream", || {
@@ -364,7 +353,7 @@ fn a_busy_stream_lets_other_tasks_run() {
     });
 }
 
-/// Many tasks wait for one key; who has it needs a thread of the node before it gives the key up.
+/// Many tasks wait for one lock. Its owner needs a thread of the node before it gives the lock up.
 #[test]
 fn whoever_has_a_key_is_served_however_many_wait_for_it() {
     finishes("tasks that wait for a key", || {
@@ -409,7 +398,7 @@ fn whoever_has_a_key_is_served_however_many_wait_for_it() {
             // Others have the key after them.
             let theirs = LockKey::find(&other, "held").unwrap();
             tokio::task::spawn_blocking(move || drop(theirs.lock_by(soon()).unwrap())).await.unwrap();
-            // A key that is destroyed ends those who wait for it.
+            // A lock that is destroyed ends the waits for it.
             let guard = key.lock_async().await.unwrap();
             let waits = {
                 let key = key.clone();
@@ -422,7 +411,7 @@ fn whoever_has_a_key_is_served_however_many_wait_for_it() {
     });
 }
 
-/// Nobody finds a circle of tasks, as each call is an owner of its own (docs/locks.md). The one that gives up in time lets the other go on.
+/// A deadlock of tasks is not detected, because each call is an owner of its own (docs/locks.md). The call that reaches its timeout lets the other go on.
 #[test]
 fn tasks_that_wait_for_each_others_keys_wait_until_one_gives_up() {
     finishes("a circle of tasks", || {
@@ -473,7 +462,7 @@ fn bytes_of(domain: &Domain) -> u64 {
     sizes.map(|file| file.len()).sum()
 }
 
-/// Memory of streams comes back, however they came to an end.
+/// The memory of streams comes back, however they ended.
 #[test]
 fn memory_of_streams_comes_back() {
     finishes("memory", || {
@@ -489,10 +478,10 @@ fn memory_of_streams_comes_back() {
             let listener = Listener::builder(listens, "held").bind().unwrap();
             let stream = to().connect().unwrap();
             drop(listener);
-            until("its end", || matches!(Read::read(&mut &stream, &mut [0; 8]), Ok(0) | Err(_)).then_some(()));
+            eventually("its end", || matches!(Read::read(&mut &stream, &mut [0; 8]), Ok(0) | Err(_)));
         }
         for _ in 0..40 {
-            // Nobody offers it, and who asked may have gone before that was said.
+            // No listener offers it, and the connector may give up before it hears that.
             let kind = to().patience(Duration::from_millis(1)).connect().unwrap_err().kind();
             assert!(matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::TimedOut), "{kind}");
         }

@@ -2,9 +2,9 @@
 
 use doorbell::{Error, Match, Node, NodeBuilder, NodeId};
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{PATIENCE, soon, until};
+use doorbell_tests::patience::{PATIENCE, eventually, soon};
 use doorbell_tests::pattern;
-use doorbell_tests::process::{Process, told};
+use doorbell_tests::process::{Process, told_as};
 
 /// Lengths of messages: shorter than a packet, of several, of more than a ring.
 const LENGTHS: [usize; 7] = [64 << 10, 100, 9000, 1 << 20, (33 << 10) + 7, 3 << 20, 300_001];
@@ -23,11 +23,11 @@ fn length(number: u64) -> usize {
     LENGTHS[number as usize % LENGTHS.len()]
 }
 
-/// Sends as many as it is told, in turns with answers.
+/// The role: sends the given number of messages, and waits for a reply to each.
 pub fn sends_long_messages() {
     let node = NodeBuilder::from_env().unwrap().join().unwrap();
     let mut buf = vec![0; 4 << 20];
-    for number in 0..told("MESSAGES").parse().unwrap() {
+    for number in 0..told_as("MESSAGES") {
         node.send(NodeId(0), number, &pattern::bytes(length(number), number)).unwrap();
         if number.is_multiple_of(3) {
             let envelope = node.recv(Match::any().tag(number), &mut buf).unwrap();
@@ -93,7 +93,7 @@ fn a_sender_killed_amid_long_messages_is_told_of_and_its_successor_heard() {
     }
     node.send(NodeId(1), u64::MAX, b"").unwrap();
     process.end_well(PATIENCE);
-    until("nothing is left of them", || (regions(&domain, 1) == 0).then_some(()));
+    eventually("nothing is left of them", || regions(&domain, 1) == 0);
     node.leave().unwrap();
     domain.assert_empty();
 }

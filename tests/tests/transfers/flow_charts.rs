@@ -1,4 +1,4 @@
-//! The flow charts of the source, step by step and by its own names: a host and two accelerators race for one resource. See docs/locks.md.
+//! The flow charts of the published method, step by step and with its names: a host and two accelerators race for one resource. See docs/locks.md.
 
 use doorbell::{Error, LockFault, LockKey, Node, NodeId, Offer, OwnerId, Progress, Resource, Value, Wait};
 use doorbell_tests::patience::soon;
@@ -26,12 +26,12 @@ fn dacs_mutex_accept(node: &Node) -> LockKey {
     LockKey::accept(node, soon()).unwrap()
 }
 
-/// In the source this says the current value and changes nothing.
+/// In the flow chart this returns the current value and changes nothing.
 fn dacs_mutex_trylock(key: &LockKey) -> Value {
     key.get().unwrap()
 }
 
-/// Ours takes the value that was seen, so that of two who saw the resource unlocked one sets it.
+/// This version takes the value that was seen, so that only one of two nodes that saw the resource unlocked sets it.
 fn dacs_registry_set(key: &LockKey, seen: Value, unique_id: Option<OwnerId>) -> bool {
     let expected = if let Value::Owner(owner) = seen { Some(owner) } else { None };
     match key.set(expected, unique_id) {
@@ -70,7 +70,7 @@ fn attempt(key: &LockKey, unique_id: OwnerId, memory: &Memory, in_vain: &AtomicU
             let set = dacs_registry_set(key, value, Some(unique_id));
             // Determine whether the current value of the key is the unique identification of the process.
             let is_mine = dacs_registry_get(key) == Value::Owner(unique_id);
-            assert_eq!(set, is_mine, "who set the value finds its own, and nobody else does");
+            assert_eq!(set, is_mine, "only the node that set the value finds its own");
             if is_mine {
                 memory.access();
                 // Upon completing access, set the value to represent an unlocked state.

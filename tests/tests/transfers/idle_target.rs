@@ -1,7 +1,7 @@
-//! Puts and gets through the lanes to a node that makes no call: its poller answers, which sleeps until somebody rings.
+//! Puts and gets through the lanes to a node that makes no call: its poller answers, which sleeps until a doorbell rings.
 
 use doorbell_tests::pair::{Pair, mode, serving};
-use doorbell_tests::patience::until;
+use doorbell_tests::patience::eventually;
 use doorbell_tests::steps::Steps;
 use doorbell_tests::{Turn, pattern};
 use std::time::Duration;
@@ -34,9 +34,9 @@ fn an_idle_node_on_a_network_answers_as_fast_as_one_in_its_call() {
     let [idle_puts, idle_gets] = ["puts to an idle node", "gets from an idle node"].map(Steps::of);
     for _ in 0..5 {
         let parks = b.stats().unwrap().parks;
-        until("its poller sleeps", || {
+        eventually("its poller sleeps", || {
             std::thread::sleep(Duration::from_millis(2));
-            (b.stats().unwrap().parks > parks).then_some(())
+            b.stats().unwrap().parks > parks
         });
         put_and_get(&idle_puts, &idle_gets);
     }

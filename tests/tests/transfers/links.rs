@@ -1,7 +1,7 @@
-//! Nodes with several addresses: what goes by a path that is cut goes on by another.
+//! Nodes with several addresses: messages on a path that is cut go on by another.
 
 use doorbell::{FabricKind, Match, Node, NodeBuilder, NodeId};
-use doorbell_tests::patience::{PATIENCE, until};
+use doorbell_tests::patience::{PATIENCE, eventually};
 use doorbell_tests::pattern;
 use doorbell_udp::port::Kind;
 use doorbell_udp::port::relay::{Badness, Relay};
@@ -13,7 +13,7 @@ const MESSAGE: usize = 1 << 20;
 const COUNT: u64 = 48;
 const DATA: u64 = 1;
 const DONE: u64 = 2;
-/// Longer than other work of the machine holds both ends up.
+/// Longer than other work on the machine delays both ends.
 const DEAD_AFTER: Duration = Duration::from_secs(8);
 
 /// Two addresses that no other test has.
@@ -28,7 +28,7 @@ fn builder(node: u8, salt: u8, key: bool, port: Kind) -> NodeBuilder {
     if key { builder.key([7; 32]) } else { builder }
 }
 
-/// Sends long messages by way of a relay, which goes deaf in mid-transfer. Says how long no message came at most.
+/// Sends long messages through a relay that goes deaf in mid-transfer. Returns the longest time without a message.
 fn cut_in_the_middle(salt: u8, key: bool, port: Kind) -> Duration {
     let home = builder(0, salt, key, port).join().unwrap();
     assert_eq!(home.addresses().len(), 2);
@@ -47,7 +47,7 @@ fn cut_in_the_middle(salt: u8, key: bool, port: Kind) -> Duration {
             away.recv_by(Match::from(NodeId(0)).tag(DONE), &mut [], deadline).unwrap();
         });
         scope.spawn(|| {
-            until("some messages", || (came.load(SeqCst) >= COUNT / 4).then_some(()));
+            eventually("some messages", || came.load(SeqCst) >= COUNT / 4);
             relay.black_hole(true);
         });
         let (mut buf, mut last, mut longest) = (vec![0; MESSAGE], Instant::now(), Duration::ZERO);

@@ -6,6 +6,7 @@ mod idle_target;
 mod links;
 mod modes;
 mod modes_hazards;
+mod modes_policies;
 mod monitor;
 mod stripes;
 mod transfers;

@@ -1,33 +1,29 @@
-//! Data communication modes, step by step as the source has them: monitored, requested, honoured or refused, selected anew by queue, by
-//! occupancy, by size; each with fabric, link and protocol.
+//! Data communication modes: requested, honoured or refused, each with fabric, link and protocol.
 
-use doorbell::mode::{
-    Call, Decision, Fabric, LinkFigures, Mode, ModeRequest, MovedBytes, Policy, Protocol, Question, Reason, Receipt, Refusal,
-    Thresholds,
-};
+use doorbell::mode::{Call, Fabric, Mode, ModeRequest, MovedBytes, Protocol, Reason, Receipt, Refusal, Thresholds};
 use doorbell::transfer::Side;
-use doorbell::{Error, Match, Node, NodeId, Progress, Space, Stored, TransferReport};
-use doorbell_tests::pair::{Pair, mode, serving};
-use doorbell_tests::patience::{finishes, running, soon, until};
+use doorbell::{Error, Match, Node, NodeId, Progress, Stored, TransferReport};
+use doorbell_tests::pair::{Pair, mode, near, near_with, serving};
+use doorbell_tests::patience::{eventually, finishes, running, soon, until};
 use doorbell_tests::random::{Random, seed};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-fn used(words: &str) -> Mode {
+pub fn used(words: &str) -> Mode {
     let ModeRequest { fabric: Some(fabric), link: Some(link), protocol: Some(protocol) } = mode(words) else { panic!("{words}") };
     Mode { fabric, link, protocol }
 }
 
 /// Messages of a sender arrive in the order in which they were sent, whole.
-fn expect(node: &Node, tag: u64, bytes: &[u8]) {
+pub fn expect(node: &Node, tag: u64, bytes: &[u8]) {
     let mut buf = vec![0; bytes.len() + 1];
     let envelope = node.recv_by(Match::any(), &mut buf, soon()).unwrap();
     assert_eq!((envelope.tag, envelope.len), (tag, bytes.len()));
     assert!(buf[..envelope.len] == *bytes, "message {tag} is not as it was sent");
 }
 
-/// What the reports of both ends say of a message that went as a transfer, once both have one. `None`: it went through a lane.
+/// The bytes that both ends report for a message that went as a transfer. `None`: it went through a lane.
 fn reported(a: &Node, b: &Node, tag: u64) -> Option<MovedBytes> {
     let of = |node: &Node, side: Side| {
         let reports = node.transfers().unwrap();
@@ -41,8 +37,8 @@ fn reported(a: &Node, b: &Node, tag: u64) -> Option<MovedBytes> {
     Some(moved(&there))
 }
 
-/// Sends a message to a receive that waits for it without a deadline: only such a receive lets the origin put. What the receipt says is
-/// what both ends report.
+/// Sends a message to a receive that waits for it without a deadline: only such a receive lets the origin put. Checks that the receipt agrees with the
+/// reports of both ends.
 fn pass(a: &Node, b: &Node, tag: u64, bytes: &Arc<[u8]>, by: &str) -> Receipt {
     let (receiver, len) = (b.clone(), bytes.len());
     let receiving = running("a receive", move || {
@@ -101,8 +97,7 @@ fn each_mode_that_is_requested_is_honoured_by_the_bytes() {
 
 #[test]
 fn a_receipt_says_that_the_target_did_not_let_the_origin_put() {
-    let space = Space::heap();
-    let [a, b] = [0, 1].map(|id| Node::builder("no-grant").space(space.clone()).id(id).join().unwrap());
+    let [a, b] = near();
     let bytes = vec![5; 600_000];
     type Receiver = fn(&Node, Vec<u8>) -> Vec<u8>;
     let receives: [Receiver; 2] = [
@@ -135,15 +130,13 @@ fn a_receipt_says_that_the_target_did_not_let_the_origin_put() {
 
 #[test]
 fn a_receipt_says_that_the_target_fetched_nothing_in_time() {
-    let space = Space::heap();
-    let nodes = [0, 1].map(|id| Node::builder("no-fetch").space(space.clone()).id(id).progress(Progress::Inline));
-    let [a, b] = nodes.map(|builder| builder.join().unwrap());
+    let [a, b] = near_with(|_, builder| builder.progress(Progress::Inline));
     let bytes = vec![6; 40_000];
     let request = a.peer(b.id()).unwrap().start_send_as(1, bytes.clone(), mode("shm/get")).unwrap();
     let begun = request.receipt().unwrap();
     assert_eq!((begun.used, begun.moved, begun.reason), (used("shm/0/get"), None, Reason::Requested), "{begun}");
     // Nobody turns the target.
-    until("the message is in the lane", || request.test().then_some(()));
+    eventually("the message is in the lane", || request.test());
     let receipt = request.receipt().unwrap();
     assert_eq!(receipt.moved, Some(MovedBytes { fifo: 40_000, put: 0, pulled: 0 }), "{receipt}");
     assert_eq!(receipt.used, used("shm/0/transfer"), "{receipt}");
@@ -154,10 +147,11 @@ fn a_receipt_says_that_the_target_fetched_nothing_in_time() {
 
 #[test]
 fn a_put_waits_for_nobody_whatever_transfers_stand_in_a_queue() {
-    let space = Space::heap();
-    let policy = Thresholds::new().transfers_high(0).transfers_low(0).stalled_after(Duration::ZERO);
-    let builder = |id| Node::builder("idle-target").space(space.clone()).id(id).progress(Progress::Inline);
-    let [a, b] = [builder(0).policy(policy).join().unwrap(), builder(1).join().unwrap()];
+    let [a, b] = near_with(|id, builder| {
+        let builder = builder.progress(Progress::Inline);
+        let policy = Thresholds::new().transfers_high(0).transfers_low(0).stalled_after(Duration::ZERO);
+        if id == 0 { builder.policy(policy) } else { builder }
+    });
     let region = b.region::<u8>(100_000).unwrap();
     // The target is asked, and nobody turns it: the transfer stays as it is.
     let transfer = a.peer(b.id()).unwrap().start_send_as(1, vec![1; 100_000], mode("shm/both")).unwrap();
@@ -182,8 +176,7 @@ fn a_put_waits_for_nobody_whatever_transfers_stand_in_a_queue() {
 
 #[test]
 fn a_put_that_is_refused_counts_as_no_mode() {
-    let space = Space::heap();
-    let [a, b] = [0, 1].map(|id| Node::builder("refused").space(space.clone()).id(id).join().unwrap());
+    let [a, b] = near();
     let region = b.region::<u32>(100).unwrap();
     let peer = a.peer(b.id()).unwrap();
     let _server = serving(&b);
@@ -225,8 +218,7 @@ fn without_an_engine_nothing_is_put_or_pulled() {
     assert_eq!(all_of(&region), [4; 1000]);
     drop(server);
     // The target has none: it fetches nothing.
-    let space = Space::heap();
-    let [a, b] = [0, 1].map(|id| Node::builder("no-engine-there").space(space.clone()).id(id).engine(id == 0).join().unwrap());
+    let [a, b] = near_with(|id, builder| builder.engine(id == 0));
     for (tag, words) in (1..).zip(["shm/both", "shm/get"]) {
         let receipt = pass(&a, &b, tag, &bytes, words);
         assert_eq!(receipt.moved.unwrap().pulled, 0, "{receipt}");
@@ -324,8 +316,7 @@ fn a_request_may_name_parts_of_a_mode() {
 
 #[test]
 fn what_cannot_be_is_an_error_with_what_can() {
-    let space = Space::heap();
-    let [a, b] = [0, 1].map(|id| Node::builder("one-fabric").space(space.clone()).id(id).join().unwrap());
+    let [a, b] = near();
     let peer = a.peer(b.id()).unwrap();
     for words in ["udp", "shm/1", "udp/3/put"] {
         let Err(Error::Invalid { what }) = peer.send_as(1, b"no", mode(words)) else { panic!("{words} is honoured") };
@@ -338,8 +329,7 @@ fn what_cannot_be_is_an_error_with_what_can() {
 
 #[test]
 fn each_call_has_its_default_mode() {
-    let space = Space::heap();
-    let [a, b] = [0, 1].map(|id| Node::builder("defaults").space(space.clone()).id(id).join().unwrap());
+    let [a, b] = near();
     let peer = a.peer(b.id()).unwrap();
     let region = b.region::<u64>(16).unwrap();
     let sent = peer.send_as(1, b"x", ModeRequest::default()).unwrap();
@@ -425,7 +415,7 @@ fn a_message_names_where_it_is_stored_over_both_fabrics() {
         assert_eq!((envelope.tag, &range), (tag as u64, &(100 * tag..100 * tag + 100)));
         assert_eq!(all_of(&region)[range], elements);
     }
-    // What is no such message, or of another region, means nothing.
+    // A message that is not of this kind, or of another region, means nothing.
     let other = b.region::<u16>(1000).unwrap();
     peer.send_stored(9, &[1], region.key().at(999), mode("any")).unwrap();
     let mut buf = [0; Stored::BYTES];
@@ -458,9 +448,7 @@ fn the_name_of_a_node_selects_the_fabric() {
 
 #[test]
 fn a_host_without_an_engine_asks_for_a_remote_get() {
-    let space = Space::heap();
-    let host = Node::builder("no-engine").space(space.clone()).id(0).engine(false).join().unwrap();
-    let accelerator = Node::builder("no-engine").space(space).id(1).join().unwrap();
+    let [host, accelerator] = near_with(|id, builder| builder.engine(id == 1));
     let peer = host.peer(accelerator.id()).unwrap();
     let region = accelerator.region::<u8>(1 << 20).unwrap();
     let bytes: Vec<u8> = (0..1 << 20).map(|at: u32| (at % 251) as u8).collect();
@@ -484,120 +472,6 @@ fn a_host_without_an_engine_asks_for_a_remote_get() {
     });
     let report = accelerator.transfers().unwrap().pop().unwrap();
     assert_eq!((report.pulled.bytes, report.put.bytes, report.fifo.bytes), (1 << 20, 0, 0), "{report:?}");
-}
-
-/// What a policy saw and decided, message by message.
-type Log = Arc<Mutex<Vec<(Vec<LinkFigures>, Decision)>>>;
-
-#[derive(Debug)]
-struct Logged<P>(P, Log);
-
-impl<P: Policy> Policy for Logged<P> {
-    fn choose(&self, question: &mut Question<'_>) -> Decision {
-        let decision = self.0.choose(question);
-        self.1.lock().unwrap().push((question.links.iter().map(|link| link.figures).collect(), decision));
-        decision
-    }
-}
-
-/// A node with a policy, and a reader that stalls, with next to no pool and nobody who takes anything meanwhile.
-fn stalled() -> (Log, [Node; 2]) {
-    let (pair, log) = (Pair::new(), Log::default());
-    let a = pair.builder(0).progress(Progress::Inline).policy(Logged(Thresholds::new(), log.clone()));
-    let nodes = pair.join(a, pair.builder(1).progress(Progress::Inline).pool_bytes(0));
-    (log, nodes)
-}
-
-#[test]
-fn a_stalled_reader_sends_traffic_elsewhere_and_back() {
-    let (log, [a, b]) = stalled();
-    let peer = a.peer(b.id()).unwrap();
-    let mut sent = 0_u64;
-    let mut send = |request: ModeRequest| {
-        let receipt = peer.send_as(sent, &sent.to_le_bytes().repeat(64), request).unwrap();
-        sent += 1;
-        receipt
-    };
-    // Until shared memory is too full.
-    let mut receipts = Vec::new();
-    while receipts.last().is_none_or(|receipt: &Receipt| receipt.used.fabric == Fabric::Shm) {
-        assert!(receipts.len() < 3000, "never left: {}", receipts.last().unwrap());
-        receipts.push(send(mode("any")));
-    }
-    let left = *receipts.last().unwrap();
-    let (figures, decision) = log.lock().unwrap().last().unwrap().clone();
-    let shm = figures[0];
-    match left.reason {
-        Reason::Occupancy { occupancy, limit } => assert!(occupancy == shm.occupancy() && occupancy > limit, "{left}"),
-        Reason::Queue { depth, limit } => assert!(depth == shm.depth && depth > limit, "{left}"),
-        other => panic!("{other}"),
-    }
-    assert_eq!(decision, Decision::new(left.used, left.reason));
-    // It does not flap while nobody reads.
-    for _ in 0..50 {
-        assert_eq!(send(mode("any")).used.fabric, Fabric::Udp);
-    }
-    // The reader goes on: all that was sent, once, in order, though it came by two fabrics.
-    let sent_so_far = receipts.len() as u64 + 50;
-    for number in 0..sent_so_far {
-        expect(&b, number, &number.to_le_bytes().repeat(64));
-    }
-    let mut back = 0;
-    for number in sent_so_far.. {
-        let receipt = send(mode("any"));
-        expect(&b, number, &number.to_le_bytes().repeat(64));
-        back += u64::from(receipt.used.fabric == Fabric::Shm);
-        if back == 100 {
-            break;
-        }
-        assert!(number < sent_so_far + 5000, "never back: {receipt}");
-        assert!(back == 0 || receipt.used.fabric == Fabric::Shm, "it flaps: {receipt}");
-    }
-}
-
-#[test]
-fn a_saturated_link_is_left_for_another_of_its_kind() {
-    let (_, [a, b]) = stalled();
-    let peer = a.peer(b.id()).unwrap();
-    let bytes = vec![3; 2000];
-    let mut receipts = Vec::new();
-    while receipts.last().is_none_or(|receipt: &Receipt| receipt.used == used("udp/0/transfer")) {
-        assert!(receipts.len() < 5000, "never left: {}", receipts.last().unwrap());
-        receipts.push(peer.send_as(receipts.len() as u64, &bytes, mode("udp/0")).unwrap());
-    }
-    let left = *receipts.last().unwrap();
-    assert!(matches!(left.reason, Reason::Occupancy { .. } | Reason::Queue { .. }), "{left}");
-    assert_eq!(left.used.fabric, Fabric::Udp, "{left}");
-    for number in 0..receipts.len() as u64 {
-        expect(&b, number, &bytes);
-    }
-    until("the link that was asked for", || {
-        let number = receipts.len() as u64;
-        let receipt = peer.send_as(number, &bytes, mode("udp/0")).unwrap();
-        expect(&b, number, &bytes);
-        receipts.push(receipt);
-        (receipt.used == used("udp/0/transfer")).then_some(())
-    });
-}
-
-#[test]
-fn long_messages_take_another_protocol_by_their_size() {
-    let space = Space::heap();
-    let policed = Node::builder("sizes").space(space.clone()).id(0).policy(Thresholds::new());
-    let [a, b] = [policed, Node::builder("sizes").space(space).id(1)].map(|builder| builder.join().unwrap());
-    let peer = a.peer(b.id()).unwrap();
-    for (len, expected) in [(1000, Protocol::Transfer), (4 << 20, Protocol::Both)] {
-        let bytes = vec![9; len];
-        std::thread::scope(|threads| {
-            let receiver = threads.spawn(|| expect(&b, 1, &bytes));
-            let receipt = peer.send_as(1, &bytes, mode("any")).unwrap();
-            receiver.join().unwrap();
-            assert_eq!((receipt.decided.protocol, receipt.requested.protocol), (expected, Some(Protocol::Transfer)), "{receipt}");
-            let moved = receipt.moved.unwrap();
-            assert_eq!((moved.total(), moved.protocol()), (len as u64, Some(receipt.used.protocol)), "{receipt}");
-            assert_eq!(matches!(receipt.reason, Reason::Size { limit } if limit <= len as u64), len > 1000, "{receipt}");
-        });
-    }
 }
 
 #[test]

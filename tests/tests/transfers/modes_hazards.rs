@@ -1,12 +1,13 @@
-//! What could go wrong where messages, puts and gets of one pair of nodes go by several links: races at comings and goings, and policies that do
-//! what none should.
+//! Hazards of messages, puts and gets that go by several links of one pair of nodes: races when nodes come and go, and policies that
+//! misbehave.
 
 use doorbell::mode::{Decision, Fabric, Mode, Policy, Protocol, Question, Reason};
 use doorbell::{Event, Match, Node, NodeId, Progress, Space, testing};
-use doorbell_tests::pair::{Pair, mode, serving};
-use doorbell_tests::patience::{soon, until};
+use doorbell_tests::LOOPBACK;
+use doorbell_tests::pair::{Pair, mode, near, near_with, serving};
+use doorbell_tests::patience::{eventually, running, soon, until};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Turns a node for a while without taking anything.
@@ -22,68 +23,37 @@ fn events(node: &Node) -> Vec<String> {
     std::iter::from_fn(|| node.try_event().unwrap()).map(|event: Event| format!("{event:?}")).collect()
 }
 
-// Two puts of one origin at once, by two links.
-#[test]
-fn puts_by_two_links_at_once() {
+/// Puts of one origin at once, each way to its own part of a region.
+fn put_at_once(ways: [(&'static str, usize); 2]) {
     let pair = Pair::new();
     let [a, b] = pair.nodes();
     let region = b.region::<u32>(400_000).unwrap();
     let _server = serving(&b);
-    let done = Arc::new(AtomicU16::new(0));
-    let threads: Vec<_> = [("udp/0", 0), ("shm/transfer", 200_000)]
-        .into_iter()
-        .map(|(words, at)| {
-            let (a, id, key, done) = (a.clone(), b.id(), region.key(), done.clone());
-            std::thread::spawn(move || {
-                let peer = a.peer(id).unwrap();
-                for round in 0..50 {
-                    if let Err(error) = peer.put_as(&vec![round as u32; 200_000], key.at(at), mode(words)) {
-                        return Err(format!("{words} round {round}: {error:?}"));
-                    }
-                }
-                done.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            })
+    let putters = ways.map(|(words, at)| {
+        let (a, id, key) = (a.clone(), b.id(), region.key());
+        running(words, move || {
+            let peer = a.peer(id).unwrap();
+            for round in 0..50 {
+                peer.put_as(&vec![round as u32; 200_000], key.at(at), mode(words))
+                    .unwrap_or_else(|error| panic!("{words} round {round}: {error:?}"));
+            }
         })
-        .collect();
-    let end = Instant::now() + Duration::from_secs(20);
-    while threads.iter().any(|thread| !thread.is_finished()) && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let hung = threads.iter().filter(|thread| !thread.is_finished()).count();
-    let results: Vec<_> = threads.into_iter().filter(|t| t.is_finished()).map(|t| t.join().unwrap()).collect();
-    assert!(hung == 0 && results.iter().all(Result::is_ok), "{hung} hang; {results:?}; b: {:?}", events(&b));
+    });
+    putters.into_iter().for_each(|putter| putter.join());
+    let mut all = vec![0; 400_000];
+    region.read(0, &mut all).unwrap();
+    assert!(all.iter().all(|word| *word == 49), "a part is not as the last round put it");
 }
 
-// A pull drops a put that is under way by another link.
+#[test]
+fn puts_by_two_links_at_once() {
+    put_at_once([("udp/0", 0), ("shm/transfer", 200_000)]);
+}
+
+/// A pull drops a put that is under way by another link.
 #[test]
 fn a_put_and_a_pull_at_once() {
-    let pair = Pair::new();
-    let [a, b] = pair.nodes();
-    let region = b.region::<u32>(400_000).unwrap();
-    let _server = serving(&b);
-    let threads: Vec<_> = [("udp/0", 0), ("shm/get", 200_000)]
-        .into_iter()
-        .map(|(words, at)| {
-            let (a, id, key) = (a.clone(), b.id(), region.key());
-            std::thread::spawn(move || {
-                let peer = a.peer(id).unwrap();
-                for round in 0..50 {
-                    if let Err(error) = peer.put_as(&vec![round as u32; 200_000], key.at(at), mode(words)) {
-                        return Err(format!("{words} round {round}: {error:?}"));
-                    }
-                }
-                Ok(())
-            })
-        })
-        .collect();
-    let end = Instant::now() + Duration::from_secs(20);
-    while threads.iter().any(|thread| !thread.is_finished()) && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let hung = threads.iter().filter(|thread| !thread.is_finished()).count();
-    let results: Vec<_> = threads.into_iter().filter(|t| t.is_finished()).map(|t| t.join().unwrap()).collect();
-    assert!(hung == 0 && results.iter().all(Result::is_ok), "{hung} hang; {results:?}; b: {:?}", events(&b));
+    put_at_once([("udp/0", 0), ("shm/get", 200_000)]);
 }
 
 // try_send after a message by another link was given up in the middle.
@@ -105,7 +75,7 @@ fn try_send_keeps_to_the_link_of_what_was_given_up() {
     assert!(envelope.as_ref().is_ok_and(|envelope| envelope.tag == 3), "{envelope:?} {:?}", events(&b));
 }
 
-/// What the pool has no room for, of a node that died.
+/// A message of a dead node that the pool has no room for.
 fn refused_of_the_dead(by: &str) {
     let pair = Pair::new();
     let [a, b] = pair.join(pair.builder(0), pair.builder(1).progress(Progress::Inline).pool_bytes(0));
@@ -120,7 +90,7 @@ fn refused_of_the_dead(by: &str) {
     expect_all(&b, a.id(), 5);
 }
 
-/// So many messages of a node come, in order.
+/// Checks that this many messages of a node come in order.
 fn expect_all(node: &Node, from: NodeId, count: u64) {
     for tag in 0..count {
         let got = node.recv_by(Match::from(from), &mut [0; 4000], soon());
@@ -211,7 +181,7 @@ fn a_restart_is_no_node_of_the_network() {
 fn a_request_is_honoured_while_another_thread_sends() {
     let pair = Pair::new();
     let [a, b] = pair.nodes();
-    let far = Node::builder("modes").space(Space::heap()).id(5).listen("127.0.0.1:0".parse().unwrap());
+    let far = Node::builder("modes").space(Space::heap()).id(5).listen(LOOPBACK);
     let far = far.connect(pair.addresses[0][0]).join().unwrap();
     until("the far one", || a.peer(far.id()).ok());
     let stop = Arc::new(AtomicBool::new(false));
@@ -253,9 +223,7 @@ impl Policy for Nonsense {
 // A decision for what can't be done is not followed.
 #[test]
 fn nonsense_is_not_followed_for_puts() {
-    let space = Space::heap();
-    let a = Node::builder("nonsense").space(space.clone()).id(0).policy(Nonsense).join().unwrap();
-    let b = Node::builder("nonsense").space(space).id(1).join().unwrap();
+    let [a, b] = near_with(|id, builder| if id == 0 { builder.policy(Nonsense) } else { builder });
     let region = b.region::<u8>(10).unwrap();
     a.send(b.id(), 1, b"x").unwrap();
     a.put(&[1], region.key()).unwrap();
@@ -274,9 +242,7 @@ impl Policy for Panics {
 // A policy that panics in the poller thread.
 #[test]
 fn a_policy_that_panics_does_not_end_the_poller() {
-    let space = Space::heap();
-    let a = Node::builder("panics").space(space.clone()).id(0).policy(Panics).progress(Progress::Poller).join().unwrap();
-    let b = Node::builder("panics").space(space).id(1).join().unwrap();
+    let [a, b] = near_with(|id, builder| if id == 0 { builder.policy(Panics).progress(Progress::Poller) } else { builder });
     let peer = a.peer(b.id()).unwrap();
     let request = peer.start_send(1, vec![0; 13]);
     std::thread::sleep(Duration::from_millis(200));
@@ -288,9 +254,7 @@ fn a_policy_that_panics_does_not_end_the_poller() {
 #[test]
 fn a_pull_touches_nothing_that_the_origin_has_back() {
     for round in 0..200 {
-        let space = Space::heap();
-        let a = Node::builder("pulls").space(space.clone()).id(0).join().unwrap();
-        let b = Node::builder("pulls").space(space).id(1).join().unwrap();
+        let [a, b] = near();
         let region = b.region::<u8>(64 << 20).unwrap();
         let key = region.key();
         let server = serving(&b);
@@ -302,10 +266,10 @@ fn a_pull_touches_nothing_that_the_origin_has_back() {
             peer.put_as(&bytes, key, mode("shm/get")).map(drop)
         });
         // It has begun.
-        until("the first bytes", || {
+        eventually("the first bytes", || {
             let mut first = [0];
             region.read(0, &mut first).unwrap();
-            (first == [1]).then_some(())
+            first == [1]
         });
         std::thread::sleep(Duration::from_micros(round * 10));
         a.leave().unwrap();
@@ -342,7 +306,7 @@ fn first_by_the_network_then_by_shared_memory_right_after_joining() {
     }
 }
 
-// The one who asked for the conversation knows that it stands before the other does.
+// The node that asked for the session knows that it is open before the other one does.
 #[test]
 fn first_by_the_network_then_by_shared_memory_to_one_that_looks_now_and_then() {
     let mut damaged = Vec::new();
@@ -486,9 +450,9 @@ fn the_next_life_does_not_keep_the_former_from_its_end() {
         let sent = (0..5).filter(|tag| peer.send_as(*tag, &[1; 30_000], mode("udp/0/transfer")).is_ok()).count();
         eprintln!("{sent} sent");
         let mut last = None;
-        until("the second link", || {
+        eventually("the second link", || {
             last = peer.start_send_as(100, vec![1; 10], mode("udp/1")).ok();
-            last.is_some().then_some(())
+            last.is_some()
         });
         std::thread::sleep(Duration::from_millis(50));
         testing::kill(&a);

@@ -1,9 +1,9 @@
-//! What a node shows of its links and of how its messages went, as it sees it itself and as others do.
+//! The figures that a node shows of its links and messages, as it sees them and as others do.
 
 use doorbell::mode::{Call, Decision, Fabric, Mode, ModeMonitor, ModeRequest, Policy, Protocol, Question, Reason, Refusal};
 use doorbell::mode::{LinkShown, Receipt};
 use doorbell::{Error, Match, Node, NodeBuilder, Progress, Space};
-use doorbell_tests::patience::{soon, until};
+use doorbell_tests::patience::{eventually, soon, until};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,7 +62,7 @@ fn a_lane_that_nobody_reads_is_seen_to_fill() {
     assert_eq!((seen.counts.honoured(), seen.counts.requests(None), seen.decisions.len()), (0, 0, 0));
     // Others read the same.
     assert_eq!(copies(&space)[0], seen);
-    // What was read is gone, but for what the reader has not told yet.
+    // The queue is empty but for messages whose reading the reader has not reported yet.
     while b.try_recv(Match::any(), &mut [0; LEN]).unwrap().is_some() {}
     while a.progress().unwrap() > 0 {}
     while b.try_recv(Match::any(), &mut [0; LEN]).unwrap().is_some() {}
@@ -131,12 +131,12 @@ fn each_link_has_a_row_of_its_own() {
     let mut buf = [0; LEN];
     // Until both links of the network are known.
     let mut sent = [0, 0, 0];
-    until("all links", || {
+    eventually("all links", || {
         for (at, mode) in [(1, "udp/0"), (2, "udp/1")] {
             sent[at] += u64::from(a.send_as(b.id(), 1, &[1; LEN], mode.parse().unwrap()).is_ok());
         }
         b.progress().unwrap();
-        (sent[1] > 0 && sent[2] > 0).then_some(())
+        sent[1] > 0 && sent[2] > 0
     });
     for (at, (mode, count)) in [("shm", 3), ("udp/0", 2), ("udp/1", 7)].into_iter().enumerate() {
         for _ in 0..count {

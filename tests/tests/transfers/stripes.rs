@@ -4,8 +4,9 @@ use doorbell::mode::{Decision, Fabric, Links, Mode, ModeRequest, MovedBytes, Pol
 use doorbell::transfer::{Descriptor, TransferReport};
 use doorbell::{Done, Error, Event, FabricKind, Figure, Match, Node, NodeBuilder, NodeId, Progress, Request, Space, testing};
 use doorbell_fabric::{Incarnation, Link, PacketHead, PacketKind, Payload, Priority, Push, Role, Sink, Verdict};
+use doorbell_tests::LOOPBACK;
 use doorbell_tests::pair::{Pair, mode};
-use doorbell_tests::patience::{PATIENCE, soon, until};
+use doorbell_tests::patience::{PATIENCE, eventually, soon, until};
 use doorbell_tests::pattern;
 use doorbell_tests::random::{Random, seed};
 use doorbell_udp::fabric::{About, BytesOut, Change};
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// What is put by a network goes by these links, too; what asks for a mode has it.
+/// Puts over a network go by these links, too. A call that requests a mode gets that mode.
 #[derive(Debug)]
 struct Beside(Links);
 
@@ -30,7 +31,7 @@ impl Policy for Beside {
     }
 }
 
-/// Any way that there is, by lot, with parts of it by any others.
+/// A random link, with parts of the message by any others.
 #[derive(Debug)]
 struct Lots(Mutex<Random>);
 
@@ -49,7 +50,7 @@ fn all(links: u8) -> Links {
     (0..links).collect()
 }
 
-/// What the origin did for a message, and what the target did. The origin knows its end when the target has said so.
+/// The reports of origin and target of a message. The origin has its report once the target has acknowledged the end.
 fn reports(nodes: &[Node; 2], number: u64) -> [TransferReport; 2] {
     let report = |node: &Node| node.transfers().unwrap().into_iter().rev().find(|report| report.tag == number);
     nodes.each_ref().map(|node| until("a report", || report(node)))
@@ -60,7 +61,7 @@ fn parts(report: &TransferReport) -> u64 {
     report.of(Descriptor::DirectPut).map_or(0, |put| put.moved.chunks)
 }
 
-/// Sends a message that is as its number says, to a receive that waits for it. How it went.
+/// Sends a numbered message to a receive that waits for it. Returns how it went.
 fn pass([a, b]: &[Node; 2], number: u64, len: usize, by: ModeRequest) -> doorbell::mode::Receipt {
     let received = b.start_recv(Match::any(), vec![0; len + 1]).unwrap();
     std::thread::scope(|threads| {
@@ -75,7 +76,7 @@ fn pass([a, b]: &[Node; 2], number: u64, len: usize, by: ModeRequest) -> doorbel
     })
 }
 
-/// Nodes of a pair that share memory, or don't.
+/// The nodes of a pair, near or far.
 fn nodes(pair: &Pair, near: bool, change: impl Fn(NodeBuilder) -> NodeBuilder) -> [Node; 2] {
     let [a, b] = [0, 1].map(|id| if near { pair.builder(id) } else { pair.builder(id).space(Space::heap()) });
     pair.join(change(a), b)
@@ -249,7 +250,7 @@ fn under_way([a, b]: &[Node; 2], links: u64) -> [Request<Vec<u8>>; 2] {
     let put = || a.figures().unwrap()[Figure::DirectPuts];
     let before = put();
     let sent = a.peer(b.id()).unwrap().start_send_as(1, pattern::bytes(LONG, 1), mode("udp/put")).unwrap();
-    until("all parts", || (put() >= before + links).then_some(()));
+    eventually("all parts", || put() >= before + links);
     [sent, received]
 }
 
@@ -337,10 +338,10 @@ fn the_parts_of_a_link_that_is_cut_go_on_by_another_path() {
     let away = builder(1).connect(relay.front(0)).join().unwrap();
     let deadline = Instant::now() + PATIENCE;
     home.wait_for(2, deadline).unwrap();
-    until("both links", || {
+    eventually("both links", || {
         let is_open = away.send_as(home.id(), 9, b"", mode("udp/1")).unwrap().used.link == 1;
         home.recv_by(Match::any().tag(9), &mut [], soon()).unwrap();
-        is_open.then_some(())
+        is_open
     });
     let came = AtomicU64::new(0);
     std::thread::scope(|threads| {
@@ -353,7 +354,7 @@ fn the_parts_of_a_link_that_is_cut_go_on_by_another_path() {
             assert_eq!(divided, COUNT as usize);
         });
         threads.spawn(|| {
-            until("some messages", || (came.load(SeqCst) >= COUNT / 4).then_some(()));
+            eventually("some messages", || came.load(SeqCst) >= COUNT / 4);
             relay.black_hole(true);
         });
         let mut buf = vec![0; 8 << 20];
@@ -412,21 +413,20 @@ impl Forger {
     /// The victim, node 0, with two links, and one that it knows.
     fn meet() -> (Node, Self) {
         let name = "forged-stripes";
-        let local = SocketAddr::from(([127, 0, 0, 1], 0));
         let victim = Node::builder(name).fabric(FabricKind::Udp).id(0).policy(Beside(all(4)));
-        let victim = victim.listen(local).listen(local).join().unwrap();
+        let victim = victim.listen(LOOPBACK).listen(LOOPBACK).join().unwrap();
         let about = About { role: Role::Host, pid: 1, label: "forger".into(), nonce: 0 };
-        let options = UdpOptions { listen: vec![local; 3], connect: vec![victim.address().unwrap()], ..UdpOptions::default() };
+        let options = UdpOptions { listen: vec![LOOPBACK; 3], connect: vec![victim.address().unwrap()], ..UdpOptions::default() };
         let (me, deadline) = ((NodeId(1), Incarnation(77)), Instant::now() + PATIENCE);
         let (fabric, _) = UdpFabric::open(name, me, about, victim.max_nodes(), &options, deadline).unwrap();
         let fabric = Arc::new(Mutex::new(fabric));
         let mut forger = Self { fabric, life: victim.incarnation(), sequence: 0, heard: Heard::default() };
-        until("two links", || {
+        eventually("two links", || {
             forger.turn();
             let strands = forger.fabric.lock().unwrap().strands(NodeId(0), forger.life);
             let knows = victim.peer(NodeId(1)).is_ok()
                 && victim.send_as(NodeId(1), 9, b"", mode("udp/1")).is_ok_and(|sent| sent.used.link == 1);
-            (strands == 2 && knows).then_some(())
+            strands == 2 && knows
         });
         (victim, forger)
     }
@@ -501,15 +501,15 @@ fn a_second_remote_get_changes_nothing() {
     for (names, beside) in [(0b10, &[3_u64][..]), (0b10, &[4]), (0b1000, &[5]), (0, &[])] {
         forger.control(&[&[ticket | REMOTE_GET | names << NAMES, 3, 7], beside].concat());
     }
-    until("both parts", || {
+    eventually("both parts", || {
         forger.turn();
-        (victim.figures().unwrap()[Figure::DirectPuts] == 2).then_some(())
+        victim.figures().unwrap()[Figure::DirectPuts] == 2
     });
     // It has it all, it says.
     forger.control(&[ticket | 3 << 32, 0, 0]);
-    until("its end", || {
+    eventually("its end", || {
         forger.turn();
-        sent.test().then_some(())
+        sent.test()
     });
     sent.wait().result.unwrap();
     assert_eq!(is_damaged(&victim), None);
@@ -535,7 +535,7 @@ fn bytes_that_come_by_two_links_are_no_message_of_twice_the_length() {
     }
     let ended = until("its end", || {
         forger.turn();
-        // What is in part old is the forger's own harm; more than all is a breach.
+        // A part that is old harms only the forger; more bytes than the whole break the rules.
         is_damaged(&victim).map(Err).or_else(|| received.test().then_some(Ok(())))
     });
     println!("{ended:?}");

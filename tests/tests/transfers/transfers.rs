@@ -1,4 +1,4 @@
-//! The method by which large messages are moved, between real processes: who executes which step, what share goes which way, and
+//! The method by which large messages move, between real processes: which node executes which step, which share goes which way, and
 //! that nothing lands in memory that was given back.
 
 use doorbell::transfer::thread_number;
@@ -6,9 +6,9 @@ use doorbell::transfer::{Descriptor, Side};
 use doorbell::{Done, Error, Figure, Match, Node, NodeId, Priority, TransferReport};
 use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{PATIENCE, briefly, soon, until};
+use doorbell_tests::patience::{PATIENCE, briefly, eventually, soon, until};
 use doorbell_tests::pattern;
-use doorbell_tests::process::{Process, told};
+use doorbell_tests::process::{Process, told, told_as};
 use doorbell_tests::words::Words;
 use nix::sys::resource::{UsageWho, getrusage};
 use rustix::process::Signal;
@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::SeqCst;
 const MIB: usize = 1 << 20;
 const LONG: usize = 64 * MIB;
 
-/// What is told in shared words.
+/// The shared words.
 mod at {
     /// Bytes sent by memory FIFO so far.
     pub const FIFO: usize = 0;
@@ -51,10 +51,10 @@ fn tell(words: &Words, report: &TransferReport) {
     words[at::GO].store(2, SeqCst);
 }
 
-/// What the origin told of its side, once it did.
+/// The report of the origin, once it has one.
 #[track_caller]
 fn told_by_origin(words: &Words) -> [u64; 7] {
-    until("the origin's report", || (words[at::GO].load(SeqCst) == 2).then_some(()));
+    eventually("the origin's report", || words[at::GO].load(SeqCst) == 2);
     std::array::from_fn(|index| words[at::REPORT + index].load(SeqCst))
 }
 
@@ -63,7 +63,7 @@ fn start(role: &str, domain: &Domain, progress: &str, words: &Words) -> Process 
     start.tell("DOORBELL_PROGRESS", progress).tell("HIGH", if progress == "poller" { "1" } else { "" }).go()
 }
 
-/// A node that moves what it sends from both ends, whether or not that is the faster way here.
+/// A node whose messages move from both ends, even where that is not the faster way.
 fn join() -> Node {
     let builder = doorbell::NodeBuilder::from_env().unwrap().copy(doorbell::Copy::Both);
     builder.fifo_from_high(!told("HIGH").is_empty()).join().unwrap()
@@ -100,11 +100,11 @@ fn both_ways_carry_their_share_and_both_ends_agree() {
             let mut buf = vec![0; LONG];
             let process = start("waits for its receive", &domain, progress, &words);
             if late > 0 {
-                // What comes before anybody asks for it goes to temporary storage.
+                // Packets that come before the receive is posted go to temporary storage.
                 let mut packets = 0;
-                until("half of it came", || {
+                eventually("half of it came", || {
                     packets += node.progress().unwrap();
-                    (packets >= late / (16 << 10)).then_some(())
+                    packets >= late / (16 << 10)
                 });
             }
             let envelope = node.recv(Match::any(), &mut buf).unwrap();
@@ -133,13 +133,13 @@ fn both_ways_carry_their_share_and_both_ends_agree() {
 /// Begins to send, and then sleeps until the other end has everything.
 pub fn sends_and_sleeps() {
     let (node, words) = (join(), Words::inherited());
-    let len = told("LEN").parse().unwrap();
+    let len = told_as("LEN");
     words[at::THREADS].store(thread_number() as u64, SeqCst);
     let send = node.start_send(NodeId(0), 1, pattern::bytes(len, 1)).unwrap();
     // No call of this node from here on.
-    until("the other end has it", || {
+    eventually("the other end has it", || {
         std::thread::park_timeout(std::time::Duration::from_millis(1));
-        (words[at::GO].load(SeqCst) == 1).then_some(())
+        words[at::GO].load(SeqCst) == 1
     });
     assert!(matches!(send.wait_by(soon()).map(|completion| completion.result), Ok(Ok(Done::Sent))));
     tell(&words, &report(&node, Side::Origin, 1));
@@ -217,7 +217,7 @@ fn urgent_messages_overtake_a_bulk_transfer_which_ends_all_the_same() {
     node.leave().unwrap();
 }
 
-/// The receive ends while its origin stands still; what came back is not written when the origin goes on.
+/// The receive ends while its origin is stopped. Its buffer, which came back, is not written when the origin goes on.
 #[test]
 fn nothing_lands_in_a_buffer_that_came_back_from_a_stopped_origin() {
     let _turn = Turn::take();
@@ -238,18 +238,18 @@ fn nothing_lands_in_a_buffer_that_came_back_from_a_stopped_origin() {
             let lent = unsafe { std::slice::from_raw_parts_mut(ptr as *mut u8, len) };
             let came = |node: &Node| node.figures().unwrap()[Figure::RemoteGets] > 0;
             if how == "deadline" {
-                until("it is being sent", || {
+                eventually("it is being sent", || {
                     node.progress().unwrap();
-                    (node.figures().unwrap()[Figure::PooledBytes] > 0).then_some(())
+                    node.figures().unwrap()[Figure::PooledBytes] > 0
                 });
                 process.signal(Signal::STOP);
                 let error = node.recv_by(Match::any(), lent, briefly()).unwrap_err();
                 assert!(matches!(error, Error::Timeout { .. }), "{error:?}");
             } else {
                 let receive = node.start_recv(Match::any(), lent).unwrap();
-                until("it was asked for", || {
+                eventually("it was asked for", || {
                     node.progress().unwrap();
-                    came(&node).then_some(())
+                    came(&node)
                 });
                 process.signal(Signal::STOP);
                 assert!(!receive.test(), "64 MiB went through a lane at once");
@@ -325,7 +325,7 @@ pub fn sends_what_nobody_else_may_read() {
         let sent = node.send(NodeId(0), tag, memory);
         match (tag, sent) {
             (1, sent) => sent.unwrap(),
-            // Those who may not read it say so.
+            // A node that may not read it returns an error.
             (_, Err(error)) => assert!(error.to_string().contains("no other process"), "{error}"),
             (_, Ok(())) => panic!("a part of a message was lost, and its sender not told"),
         }
@@ -334,8 +334,8 @@ pub fn sends_what_nobody_else_may_read() {
     node.leave().unwrap();
 }
 
-/// Memory that the kernel keeps from others goes through the lane where that is seen beforehand; where it is not, its sender is
-/// told, and nobody is called a liar.
+/// Memory that other processes cannot read goes through the lane if the sender sees that beforehand. Otherwise the send fails, and neither node is
+/// reported as damaged.
 #[test]
 fn memory_that_only_its_owner_may_read() {
     let _turn = Turn::take();
