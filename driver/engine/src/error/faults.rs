@@ -25,8 +25,8 @@ pub enum TeamFault {
     /// The application's reduction panicked on this node.
     #[error("the reduction panicked, so the result is lost; correct it, and shrink the team or form another one")]
     Panicked,
-    /// The most pending operations of the team that this member keeps. This operation was not begun, and the other members do
-    /// not know of it.
+    /// This member has as many pending operations of the team as it keeps. This operation was not begun, and the other members
+    /// do not know of it.
     #[error("{most} operations of the team are pending on this node, which is the most; wait for one of them, and call again")]
     Full {
         /// The most pending operations.
@@ -149,7 +149,7 @@ impl fmt::Display for Circle {
     }
 }
 
-/// Why an update did not take place. It left the cell unchanged.
+/// Why an update did not take place. The update left the cell unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum NotPerformed {
     /// The condition was false for the cell's value.

@@ -148,7 +148,7 @@ impl AnyLink {
         }
     }
 
-    /// Whether a bulk ring would help: its packets could be longer with one.
+    /// Whether a bulk ring would help: the link's packets are long enough to go to one.
     pub fn has_use_for_bulk(&self) -> bool {
         matches!(self, AnyLink::Shm(_)) && self.packet_bytes() >= BULK_LEAST
     }

@@ -196,12 +196,12 @@ pub enum Plan {
 }
 
 impl OutState {
-    /// Whether a bulk ring would help and has not been requested yet: packets are long enough for one only with a bulk ring.
+    /// Whether a bulk ring would help and has not been requested yet.
     pub fn is_without_bulk(&self) -> bool {
         !self.asked && self.link.as_ref().is_some_and(AnyLink::has_use_for_bulk)
     }
 
-    /// Requests a bulk ring, once for each link. False if the link can't use one.
+    /// Requests a bulk ring, once for each link. False if the link can't use one, or has requested one before.
     pub fn ask_for_bulk(&mut self) -> bool {
         self.is_without_bulk() && !std::mem::replace(&mut self.asked, true)
     }

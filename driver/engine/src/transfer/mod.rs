@@ -48,9 +48,10 @@ pub(crate) const LEAST_SHARE: u32 = 16;
 /// Which side copies the bytes of a large message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Copy {
-    /// Both sides, as far as their threads turn the engine: two processors copy if both processes wait. Messages in private
-    /// memory take the lane where it is faster than a copy by the kernel: below 1 MiB, when several are pending, and where the
-    /// kernel's copy is slow. Over a network, messages below 256 KiB take the lane.
+    /// Chosen for each message. Usually both sides copy, as far as their threads turn the engine: two processors if both
+    /// processes wait. With several pending messages to one node, the target copies alone. Messages in private memory take the
+    /// lane where it is faster than a copy by the kernel: below 1 MiB, when several are pending, and where the kernel's copy is
+    /// slow. Over a network, messages below 256 KiB take the lane.
     #[default]
     Auto,
     /// Only the origin: memory-FIFO packets and direct puts.
@@ -58,7 +59,7 @@ pub enum Copy {
     /// Only the target, once it has matched the message. Over a network the target can't copy, so all bytes go as memory-FIFO
     /// packets.
     Target,
-    /// Both sides, always.
+    /// Both sides, for every large message whose memory can be reached.
     Both,
 }
 

@@ -436,8 +436,8 @@ impl Outgoing {
         self.transfers.iter().any(|transfer| transfer.out.target == target && !transfer.drained)
     }
 
-    /// Whether a message should be moved from both ends: this must be possible, and not slower than the lane. `first`: no other
-    /// transfer is pending.
+    /// Whether a message should be moved from both ends: this must be possible, and not slower than the lane. `first`: no message
+    /// is before it in the lane.
     pub fn is_worth(&mut self, peer: &Arc<PeerInbox>, local: &Local, bytes: *const u8, len: usize, first: bool) -> bool {
         if local.is_in_region(bytes, len) {
             return true;
