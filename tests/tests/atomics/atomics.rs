@@ -245,6 +245,9 @@ impl<T: Sample> Operand for T {
     }
 }
 
+/// An update that was started, and how to wait for it.
+type Started = doorbell::Result<Box<dyn FnOnce()>>;
+
 /// One operator of one type: what the compiler has to make for each operator. Everything else is made once for each type.
 struct Operator<T: Sample> {
     name: &'static str,
@@ -255,7 +258,7 @@ struct Operator<T: Sample> {
     /// An update that returns nothing.
     update: fn(&RemoteCell<Atom<T>>, Source),
     /// Begins an update that returns nothing. The result waits for its end.
-    start: fn(&RemoteCell<Atom<T>>, Source) -> doorbell::Result<Box<dyn FnOnce()>>,
+    start: fn(&RemoteCell<Atom<T>>, Source) -> Started,
 }
 
 impl<T: Sample> Operator<T> {

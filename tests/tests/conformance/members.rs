@@ -357,7 +357,7 @@ pub fn leaving_ends_what_waits(world: &World) {
         let waiting = [
             wait("recv of a node that left", |node, _| node.recv(Match::any().tag(8), &mut [0; 8]).map(drop)),
             wait("recv from a peer of a node that left", |node, id| node.recv(Match::from(id).tag(8), &mut [0; 8]).map(drop)),
-            wait("recv_with of a node that left", |node, _| read(&node, Match::any().tag(8), |_, _| ())),
+            wait("recv_with of a node that left", |node, _| read(node, Match::any().tag(8), |_, _| ())),
             wait("send of a node that left", |node, id| node.send(id, 1, &[0; 5000])),
             wait("wait_for of a node that left", |node, _| node.wait_for(5, soon()).map(drop)),
             wait("wait of a node that left", |node, _| node.start_recv(Match::any().tag(8), [0; 8])?.wait().result.map(drop)),

@@ -97,7 +97,7 @@ pub fn readers_and_receivers_share_a_node(world: &World) {
         for tag in 0..2 {
             scope.spawn(move || {
                 for _ in 0..ROUNDS {
-                    let number = read_by(&b, Match::any().tag(tag), soon(), |_, payload| payload.u64_at(0)).unwrap().unwrap();
+                    let number = read_by(b, Match::any().tag(tag), soon(), |_, payload| payload.u64_at(0)).unwrap().unwrap();
                     read.fetch_add(number, Ordering::Relaxed);
                 }
             });

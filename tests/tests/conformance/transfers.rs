@@ -99,7 +99,7 @@ fn receive(form: Form, node: &Node, accepts: Match, mut buffer: Buffer) -> (door
             let completion = waited(node.start_recv(accepts, buffer).unwrap());
             return (received(completion.result), completion.buffer);
         }
-        Form::RecvWith => read_by(&node, accepts, soon(), |envelope, payload| {
+        Form::RecvWith => read_by(node, accepts, soon(), |envelope, payload| {
             payload.copy_to(&mut buffer.as_mut()[..payload.len()]);
             *envelope
         }),
