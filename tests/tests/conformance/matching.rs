@@ -180,7 +180,7 @@ pub fn try_and_deadline_forms_do_not_wait(world: &World) {
         // A deadline that has passed.
         assert!(matches!(b.recv_by(accepts, &mut buf, began), Err(Error::Timeout { .. })));
     }
-    // What is there is taken, however late it is.
+    // A message that is there is taken, however late the call is.
     a.send_by(b.id(), 1, b"here", soon()).unwrap();
     until("the message arrives", || b.probe(Match::any()).unwrap());
     assert_eq!(b.recv_by(Match::any(), &mut buf, Instant::now()).unwrap().len, 4);
