@@ -10,6 +10,7 @@
 //! each thread that ever had the bias has a word of its own, a **seat**, which no other thread writes.
 
 use doorbell_fabric::sync::{AtomicU32, AtomicU64, Barriers, Ordering, light_barrier, spin_hint, sure_barrier};
+#[cfg(not(loom))]
 use doorbell_fabric::world;
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
