@@ -81,7 +81,7 @@ impl Receipt {
     }
 
     /// The receipt of a finished message whose bytes were moved in this way.
-    #[cfg_attr(loom, expect(dead_code, reason = "the log is none of the models"))]
+    #[cfg_attr(loom, allow(dead_code, reason = "the log is none of the models"))]
     pub(crate) fn settled(self, moved: MovedBytes) -> Self {
         let (begun, used) = (self.decided.protocol, moved.protocol().unwrap_or(self.decided.protocol));
         // With `both`, the two ends race; which of them moved more bytes does not count as a change of mode.
