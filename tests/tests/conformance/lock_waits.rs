@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 const ROUNDS: usize = 15;
 /// The factor by which a wait may exceed the time of a message plus a wake-up. A waiter that is not woken takes 25 ms, until it looks by itself.
 const TIMES_MOST: u32 = 40;
+/// A wait may take this long in any case: a few time slices of threads that spin or yield on a busy machine, and far less than those 25 ms.
+const FLOOR: Duration = Duration::from_millis(12);
 
 /// The time from a wake-up until the woken thread runs.
 fn wake() -> Duration {
@@ -80,6 +82,9 @@ pub fn a_key_goes_to_who_waits_as_soon_as_it_is_free(world: &World) {
     let calm = median(&mut calm);
     for (what, times) in &mut waits {
         let took = median(times);
-        assert!(took <= TIMES_MOST * calm, "a wait took {took:.1?} after {what}, and {calm:.1?} a message and a waking");
+        assert!(
+            took <= (TIMES_MOST * calm).max(FLOOR),
+            "a wait took {took:.1?} after {what}, and {calm:.1?} a message and a waking"
+        );
     }
 }
