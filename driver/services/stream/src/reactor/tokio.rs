@@ -6,7 +6,7 @@
 //! descriptor. It wakes all futures of this crate, whatever they wait for.
 //!
 //! ```
-//! use doorbell::{Node, Space};
+//! use doorbell::{Listener, Node, Space, Stream};
 //! use tokio::io::{AsyncReadExt, AsyncWriteExt};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
