@@ -56,7 +56,7 @@ impl DeviceBuilder {
     }
 
     /// Sets a function that is called at each step of this process's threads, for tests and for diagnosis. Except for
-    /// [`DeviceStep::Waited`], it runs with the device's lock held, so it has to be short. A panic in it is ignored.
+    /// [`DeviceStep::Waited`](crate::DeviceStep::Waited), it runs with the device's lock held, so it has to be short. A panic in it is ignored.
     pub fn watch(mut self, watch: impl Fn(DeviceEvent) + Send + Sync + 'static) -> Self {
         self.watch = Some(Watch::new(watch));
         self
@@ -128,7 +128,7 @@ impl Device {
     /// use the value, one at a time. Waits for the device's lock, which is held for the length of a copy.
     ///
     /// # Errors
-    /// [`Error::Device`]: a living thread has this id, or the device serves as many threads as it can. [`Error::Timeout`]: the
+    /// [`Error::Device`](doorbell_engine::Error::Device): a living thread has this id, or the device serves as many threads as it can. [`Error::Timeout`](doorbell_engine::Error::Timeout): the
     /// lock was not free within two seconds.
     pub fn thread(&self, id: u32) -> Result<DeviceThread> {
         DeviceThread::attach(self.inner.clone(), id)
