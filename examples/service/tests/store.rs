@@ -142,11 +142,21 @@ fn other() -> ServiceHandle<Other> {
 fn a_call_of_one_thread_wakes_the_wait_of_another() {
     let handle = other();
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| handle.wait_until(soon(), |other| other.is_set.then_some(7)));
-        // Sooner or later than the other thread waits: both must do.
-        std::thread::yield_now();
+        let (has_looked, looked) = std::sync::mpsc::channel();
+        let began = Instant::now();
+        let limit = Duration::from_secs(20);
+        let (deadline, handle) = (began + limit, &handle);
+        let waits = scope.spawn(move || {
+            handle.wait_until(deadline, move |other| {
+                let _ = has_looked.send(());
+                other.is_set.then_some(7)
+            })
+        });
+        looked.recv_timeout(limit).unwrap();
         handle.call(|other| other.is_set = true).unwrap();
         assert_eq!(waits.join().unwrap().unwrap(), 7);
+        // At its deadline the wait looks once more, so that it found the number says nothing by itself.
+        assert!(began.elapsed() < limit / 2, "the wait ended by its deadline, not by the call");
     });
 }
 
@@ -162,8 +172,15 @@ fn a_wait_ends_though_its_service_wants_turns_and_can_do_nothing() {
 fn a_wait_ends_with_its_node() {
     let handle = other();
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| handle.wait(|_| None::<()>));
-        std::thread::yield_now();
+        let (has_looked, looked) = std::sync::mpsc::channel();
+        let handle = &handle;
+        let waits = scope.spawn(move || {
+            handle.wait(move |_| {
+                let _ = has_looked.send(());
+                None::<()>
+            })
+        });
+        looked.recv_timeout(Duration::from_secs(20)).unwrap();
         handle.node().clone().leave().unwrap();
         let ended = waits.join().unwrap();
         assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
