@@ -304,6 +304,11 @@ fn find_home(shared: &Shared, deadline: Option<Instant>, patient: bool) -> Resul
             }
             Ok(_) => {}
             Err(error @ (Error::Closed | Error::Forked | Error::Reentrant { .. })) => return Err(error),
+            // The caller's deadline came before this node had its full time to answer. It may be the coordinator, and another
+            // node's claim must not be believed in its place.
+            Err(Error::Timeout { .. }) if deadline.is_some_and(|deadline| world::now() >= deadline) => {
+                return Err(Error::Timeout { operation: OPERATION, node: None });
+            }
             // A node that is gone or silent is no coordinator that could be reached.
             Err(_) => {}
         }
