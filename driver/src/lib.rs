@@ -66,10 +66,10 @@ pub mod transfer {
 }
 
 pub use doorbell_engine::{
-    Access, Certainty, Completion, Copy, Counter, CounterKey, Done, Envelope, Error, Event, FabricKind, Faults, Figure, Figures,
+    Access, Certainty, Completion, Copy, Counter, CounterKey, Envelope, Error, Event, FabricKind, Faults, Figure, Figures,
     Incarnation, KEY_BYTES, Key, KeyFault, LaneGeometry, Lendable, Loan, LoanMut, LoanStats, Lowered, Match, Member, Message,
-    Node, NodeBuilder, NodeId, NodeName, Payload, Peer, Plain, PortKind, Priority, Progress, ReadOnly, ReadWrite, Recipient,
-    Region, Request, Result, Role, Space, Stats, Stored, Taken, TransferReport, UdpError, Wait,
+    Node, NodeBuilder, NodeId, NodeName, Operation, Payload, Peer, Plain, PortKind, Priority, Progress, ReadOnly, ReadWrite,
+    Recipient, Region, Result, Role, Space, Stats, Stored, Taken, TransferReport, UdpError, Wait,
 };
 pub use doorbell_engine::{counter, error, loan, mode};
 pub use zerocopy;

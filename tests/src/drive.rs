@@ -2,7 +2,7 @@
 //! same code runs as over files; what the bytes say is written as a peer could write it, and no address of this process is ever
 //! named, for between threads of one process those are followed.
 
-use crate::patience::soon;
+use crate::patience::{soon, take_back};
 use doorbell::{CounterKey, Error, Key, LaneGeometry, Match, Node, NodeId, Progress, ReadWrite, Space, Wait};
 use doorbell_fabric::{PacketHead, PacketKind, Priority};
 use doorbell_shm::domain::{JoinOptions, Membership, PeerInbox};
@@ -171,8 +171,8 @@ fn act(node: &Node, region: &doorbell::Region<u8>, buf: &mut [u8], bytes: &mut B
         5 => node.try_take::<[u8]>(Match::any()).map(|taken| drop(taken.map(|taken| taken.to_vec()))),
         6 => node.try_take::<u64>(Match::any()).map(|taken| _ = taken.map(|taken| taken.read())),
         7 => node.loan_bytes(1 + len).and_then(|loan| loan.share().send_by(foe, TAG, now)),
-        8 => node.start_recv(Match::any(), vec![0; len]).map(|request| drop((request.test(), request.cancel()))),
-        9 => node.start_send(foe, TAG, vec![7; len]).map(|request| drop((request.test(), request.cancel()))),
+        8 => node.start_recv(Match::any(), vec![0; len]).map(|request| drop((request.test(), take_back(request)))),
+        9 => node.start_send(foe, TAG, vec![7; len]).map(|request| drop((request.test(), take_back(request)))),
         10 => {
             let mut key = region.key().to_bytes();
             key[usize::from(bytes.byte()) % key.len()] ^= bytes.byte();

@@ -1,5 +1,6 @@
 //! Deadlines: for events that must happen, and for those that must not.
 
+use doorbell::{Completion, Error, Operation};
 use std::future::Future;
 use std::panic::{self, AssertUnwindSafe};
 use std::pin::pin;
@@ -19,6 +20,15 @@ pub fn soon() -> Instant {
 /// The deadline of an event that must not happen, or need not.
 pub fn briefly() -> Instant {
     Instant::now() + Duration::from_millis(20)
+}
+
+/// Cancels a send or a receive. `Ok` has the buffer of one that did not take place, `Err` the end of one that did.
+pub fn take_back<B, R>(operation: Operation<Completion<B, R>>) -> Result<B, Completion<B, R>> {
+    let completion = operation.cancel();
+    match completion.result {
+        Err(Error::Cancelled) => Ok(completion.buffer),
+        _ => Err(completion),
+    }
 }
 
 /// Runs a function that hangs if the code under test is wrong. Panics if it does; its thread is then lost.

@@ -11,7 +11,8 @@
 //!   that no receive begun before it has got.
 //! - No receive waits while one begun after it gets a message that it accepts too.
 
-use doorbell::{Done, Envelope, Error, Faults, LaneGeometry, Match, Node, NodeId, Peer, Priority, Request, Space};
+use doorbell::{Completion, Envelope, Error, Faults, LaneGeometry, Match, Node, NodeId, Operation, Peer, Priority, Space};
+use doorbell_tests::patience::take_back;
 use doorbell_tests::pattern;
 use proptest::collection;
 use proptest::prelude::*;
@@ -86,7 +87,7 @@ type Life = usize;
 type Way = (Life, Life, usize);
 
 enum Sending {
-    Pending(Request<Vec<u8>>),
+    Pending(Operation<Completion<Vec<u8>>>),
     Sent,
     /// Certainly not sent.
     Not,
@@ -102,7 +103,7 @@ struct Send {
 struct Receive {
     life: Life,
     accepts: Accepts,
-    pending: Option<Request<Vec<u8>>>,
+    pending: Option<Operation<Completion<Vec<u8>, Envelope>>>,
     /// Ended without a message: cancelled, or its node is gone, or nothing was there.
     ended: bool,
     got: Option<Envelope>,
@@ -170,7 +171,7 @@ impl Run {
                 let pending: Vec<_> =
                     (0..self.sends.len()).filter(|at| matches!(self.sends[*at].state, Sending::Pending(_))).collect();
                 if let Some(&at) = pending.get(which % pending.len().max(1)) {
-                    self.end_send(at, |request| request.cancel().err().map(|completion| completion.result));
+                    self.end_send(at, |request| take_back(request).err().map(|completion| completion.result));
                 }
             }
             Step::CancelReceive(which) => {
@@ -273,11 +274,11 @@ impl Run {
         }
     }
 
-    fn end_send(&mut self, at: usize, end: impl FnOnce(Request<Vec<u8>>) -> Option<doorbell::Result<Done>>) {
+    fn end_send(&mut self, at: usize, end: impl FnOnce(Operation<Completion<Vec<u8>>>) -> Option<doorbell::Result<()>>) {
         let send = &mut self.sends[at].state;
         *send = match std::mem::replace(send, Sending::Not) {
             Sending::Pending(request) => match end(request) {
-                Some(Ok(Done::Sent)) => Sending::Sent,
+                Some(Ok(())) => Sending::Sent,
                 None | Some(Err(Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::Closed)) => Sending::Not,
                 Some(other) => panic!("{other:?}"),
             },
@@ -289,10 +290,10 @@ impl Run {
     fn end_receive(&mut self, at: usize) {
         let Some(request) = self.receives[at].pending.take() else { return };
         let life = self.receives[at].life;
-        let got = match request.cancel() {
+        let got = match take_back(request) {
             Ok(_) => None,
             Err(completion) => match completion.result {
-                Ok(Done::Received(envelope)) => Some(self.arrive(life, envelope, completion.buffer)),
+                Ok(envelope) => Some(self.arrive(life, envelope, completion.buffer)),
                 Err(Error::Truncated { message, .. }) => Some(self.arrive(life, message.envelope, message.bytes)),
                 Err(Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::Closed) => None,
                 other => panic!("{other:?}"),

@@ -6,7 +6,7 @@ use crate::transport::{Result, Setup, StreamBuffers, TAG, Transport};
 use doorbell::collective::reduction::Sum;
 use doorbell::collective::{Synchronisation, Team};
 use doorbell::zerocopy::FromBytes;
-use doorbell::{Error, FabricKind, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Region, Request, Role};
+use doorbell::{Completion, Envelope, Error, FabricKind, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Region, Operation, Role};
 use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section, Side};
 use doorbell_benches::memory::Memory;
 use doorbell_benches::stream::{self, Flow, Window};
@@ -273,7 +273,7 @@ struct Requests<'a> {
     peer: &'a Peer,
 }
 
-fn finish(request: Request<Memory>) -> std::result::Result<Memory, Error> {
+fn finish<R>(request: Operation<Completion<Memory, R>>) -> std::result::Result<Memory, Error> {
     let completion = request.wait();
     completion.result?;
     Ok(completion.buffer)
@@ -281,26 +281,26 @@ fn finish(request: Request<Memory>) -> std::result::Result<Memory, Error> {
 
 impl Window for Requests<'_> {
     type Error = Error;
-    type Sent = Request<Memory>;
-    type Received = Request<Memory>;
+    type Sent = Operation<Completion<Memory>>;
+    type Received = Operation<Completion<Memory, Envelope>>;
 
     #[inline(always)]
-    fn start_send(&mut self, message: Memory) -> std::result::Result<Request<Memory>, Error> {
+    fn start_send(&mut self, message: Memory) -> std::result::Result<Operation<Completion<Memory>>, Error> {
         self.peer.start_send(TAG, message)
     }
 
     #[inline(always)]
-    fn finish_send(&mut self, sent: Request<Memory>) -> std::result::Result<Memory, Error> {
+    fn finish_send(&mut self, sent: Operation<Completion<Memory>>) -> std::result::Result<Memory, Error> {
         finish(sent)
     }
 
     #[inline(always)]
-    fn start_receive(&mut self, into: Memory) -> std::result::Result<Request<Memory>, Error> {
+    fn start_receive(&mut self, into: Memory) -> std::result::Result<Self::Received, Error> {
         self.node.start_recv(Match::from(self.peer.id()).tag(TAG), into)
     }
 
     #[inline(always)]
-    fn finish_receive(&mut self, received: Request<Memory>) -> std::result::Result<Memory, Error> {
+    fn finish_receive(&mut self, received: Self::Received) -> std::result::Result<Memory, Error> {
         finish(received)
     }
 }

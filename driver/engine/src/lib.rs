@@ -59,7 +59,7 @@ pub use links::FabricKind;
 #[cfg(not(loom))]
 pub use loan::{Lendable, Loan, LoanMut, LoanStats, Recipient, Taken};
 #[cfg(not(loom))]
-pub use node::{Completion, Done, Event, Node, NodeBuilder, NodeName, Peer, Request, Stats};
+pub use node::{Completion, Event, Node, NodeBuilder, NodeName, Operation, Peer, Stats};
 #[cfg(not(loom))]
 pub use region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region, Stored};
 #[cfg(not(loom))]

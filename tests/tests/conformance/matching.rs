@@ -1,7 +1,7 @@
 //! Matching of receives and messages.
 
-use doorbell::{Done, Envelope, Error, Match, Node, Request};
-use doorbell_tests::patience::{PATIENCE, briefly, soon, until};
+use doorbell::{Completion, Envelope, Error, Match, Node, Operation};
+use doorbell_tests::patience::{PATIENCE, briefly, soon, take_back, until};
 use doorbell_tests::world::World;
 use std::time::{Duration, Instant};
 
@@ -77,12 +77,9 @@ pub fn unexpected_messages_wait_in_order(world: &World) {
 
 /// The envelope of a receive that must get a message soon.
 #[track_caller]
-fn received<B>(request: Request<B>) -> Envelope {
+fn received<B>(request: Operation<Completion<B, Envelope>>) -> Envelope {
     match request.wait_by(soon()) {
-        Ok(completion) => match completion.result.unwrap() {
-            Done::Received(envelope) => envelope,
-            Done::Sent => panic!("a receive that sent"),
-        },
+        Ok(completion) => completion.result.unwrap(),
         Err(_) => panic!("a receive got nothing in {PATIENCE:?}"),
     }
 }
@@ -116,13 +113,13 @@ fn begin_and_give_up(from: &Node, to: &Node, tag: u64) -> bool {
     for _ in 0..8 {
         let _ = (to.progress().unwrap(), from.progress().unwrap());
     }
-    match long.cancel() {
+    match take_back(long) {
         Ok(buffer) => {
             assert_eq!(buffer.len(), LONG);
             true
         }
         Err(completion) => {
-            assert!(matches!(completion.result, Ok(Done::Sent)), "{:?}", completion.result);
+            assert!(matches!(completion.result, Ok(())), "{:?}", completion.result);
             false
         }
     }
@@ -144,7 +141,7 @@ pub fn a_message_that_was_given_up_leaves_the_receives_in_order(world: &World) {
 }
 
 /// A receive from any node, whose message was given up.
-fn receive_that_was_given_up(from: &Node, to: &Node) -> Request<Vec<u8>> {
+fn receive_that_was_given_up(from: &Node, to: &Node) -> Operation<Completion<Vec<u8>, Envelope>> {
     until("a message is given up in time", || {
         let any = to.start_recv(Match::any(), vec![0; LONG]).unwrap();
         if begin_and_give_up(from, to, 1) {
@@ -163,7 +160,7 @@ pub fn a_message_that_was_given_up_does_not_keep_a_receive(world: &World) {
     let Ok(completion) = any.wait_by(Instant::now() + Duration::from_secs(5)) else {
         panic!("a receive waits for the rest of a message that was given up, and does not take another one")
     };
-    let Ok(Done::Received(envelope)) = completion.result else { panic!("{:?}", completion.result) };
+    let Ok(envelope) = completion.result else { panic!("{:?}", completion.result) };
     assert_eq!((envelope.source, envelope.tag), (faithful.id(), 2));
 }
 

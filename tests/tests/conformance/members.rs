@@ -1,6 +1,6 @@
 //! Members that join, leave and die, and the effect on operations.
 
-use doorbell::{Completion, Done, Error, Event, Match, Node, NodeId, Progress, Role};
+use doorbell::{Completion, Error, Event, Match, Node, NodeId, Progress, Role};
 use doorbell_tests::in_place::{read, read_by};
 use doorbell_tests::patience::{briefly, eventually, finishes, running, soon, until};
 use doorbell_tests::world::{BLOCKING, World};
@@ -173,19 +173,18 @@ pub fn pending_operations_end_when_their_node_is_gone(world: &World) {
             let error = waiting.join();
             assert!(names(&error, id, life, died), "{error:?}");
         }
-        let ended = |result: doorbell::Result<Done>| {
-            let error = result.unwrap_err();
+        let ended = |error: doorbell::Error| {
             assert!(names(&error, id, life, died), "{error:?}");
         };
         let Ok(Completion { buffer, result }) = bound.wait_by(soon()) else { panic!("a receive bound to the node does not end") };
         assert_eq!(buffer.len(), 8);
-        ended(result);
-        ended(send.wait_by(soon()).unwrap_or_else(|_| panic!("a send to the node does not end")).result);
-        ended(behind.wait_by(soon()).unwrap_or_else(|_| panic!("a queued send to the node does not end")).result);
+        ended(result.unwrap_err());
+        ended(send.wait_by(soon()).unwrap_or_else(|_| panic!("a send to the node does not end")).result.unwrap_err());
+        ended(behind.wait_by(soon()).unwrap_or_else(|_| panic!("a queued send to the node does not end")).result.unwrap_err());
         // Nothing else is disturbed.
         assert!(!free.test());
         a.send_by(a.id(), 77, b"mine", soon()).unwrap();
-        assert!(matches!(free.wait().result, Ok(Done::Received(envelope)) if envelope.source == a.id()));
+        assert!(matches!(free.wait().result, Ok(envelope) if envelope.source == a.id()));
     }
 }
 
@@ -223,7 +222,7 @@ trait DoneAlready {
     fn is_done_already(&self) -> bool;
 }
 
-impl<B> DoneAlready for doorbell::Request<B> {
+impl<T> DoneAlready for doorbell::Operation<T> {
     fn is_done_already(&self) -> bool {
         // `test` turns the engine once, which asks nobody whether he lives.
         self.test()
@@ -338,7 +337,7 @@ pub fn a_node_that_left_is_closed(world: &World) {
     assert!(matches!(completion.result, Err(Error::Closed)), "{:?}", completion.result);
     // A poller on the other side may have taken the long message before.
     let completion = send.wait();
-    assert!(matches!(completion.result, Err(Error::Closed) | Ok(Done::Sent)), "{:?}", completion.result);
+    assert!(matches!(completion.result, Err(Error::Closed) | Ok(())), "{:?}", completion.result);
     assert_eq!(completion.buffer.len(), 4 << 20);
     // Twice is once.
     clone.leave().unwrap();

@@ -1,7 +1,7 @@
 //! Nonblocking operations, their ends, and taking them back.
 
-use doorbell::{Done, Error, Match, Node, Progress, Request};
-use doorbell_tests::patience::{block_on, briefly, eventually, soon, until};
+use doorbell::{Completion, Error, Match, Node, Operation, Progress};
+use doorbell_tests::patience::{block_on, briefly, eventually, soon, take_back, until};
 use doorbell_tests::pattern;
 use doorbell_tests::world::{BLOCKING, World};
 use std::time::Instant;
@@ -15,7 +15,7 @@ fn nodes(world: &World) -> [Node; 2] {
 }
 
 #[track_caller]
-fn waited<B>(request: Request<B>) -> doorbell::Completion<B> {
+fn waited<B, R>(request: Operation<Completion<B, R>>) -> Completion<B, R> {
     request.wait_by(soon()).unwrap_or_else(|_| panic!("a request does not end"))
 }
 
@@ -25,9 +25,9 @@ pub fn requests_end_by_testing(world: &World) {
     assert!(!receive.test());
     let send = a.start_send(b.id(), 1, pattern::bytes(LONG, 3)).unwrap();
     eventually("both requests end", || send.test() & receive.test());
-    assert!(matches!(waited(send).result, Ok(Done::Sent)));
+    assert!(matches!(waited(send).result, Ok(())));
     let completion = waited(receive);
-    let Ok(Done::Received(envelope)) = completion.result else { panic!("{:?}", completion.result) };
+    let Ok(envelope) = completion.result else { panic!("{:?}", completion.result) };
     assert_eq!((envelope.tag, envelope.len, envelope.source), (1, LONG, a.id()));
     pattern::check(&completion.buffer, 3);
 }
@@ -44,12 +44,12 @@ pub fn requests_end_by_waiting(world: &World) {
     // In another order than that in which they were begun.
     for (tag, receive) in receives.into_iter().enumerate().rev() {
         let completion = waited(receive);
-        assert!(matches!(completion.result, Ok(Done::Received(envelope)) if envelope.tag == tag as u64));
+        assert!(matches!(completion.result, Ok(envelope) if envelope.tag == tag as u64));
         pattern::check(&completion.buffer, tag as u64);
     }
     for send in sends {
         let completion = send.wait();
-        assert!(matches!(completion.result, Ok(Done::Sent)));
+        assert!(matches!(completion.result, Ok(())));
         assert_eq!(completion.buffer.len(), 4000);
     }
 }
@@ -61,13 +61,13 @@ pub fn requests_are_futures(world: &World) {
     let sender = std::thread::spawn(move || {
         for tag in 1..3 {
             let completion = block_on(a.start_send(to, tag, tag.to_le_bytes()).unwrap());
-            assert!(matches!(completion.result, Ok(Done::Sent)));
+            assert!(matches!(completion.result, Ok(())));
         }
         a
     });
     let (first, second) = block_on(async { (first.await, second.await) });
     for (tag, completion) in [(1_u64, first), (2, second)] {
-        assert!(matches!(completion.result, Ok(Done::Received(envelope)) if envelope.tag == tag), "{:?}", completion.result);
+        assert!(matches!(completion.result, Ok(envelope) if envelope.tag == tag), "{:?}", completion.result);
         assert_eq!(completion.buffer, tag.to_le_bytes());
     }
     // One that ended before it is polled.
@@ -75,7 +75,7 @@ pub fn requests_are_futures(world: &World) {
     let done = b.start_recv(Match::any(), [0; 8]).unwrap();
     a.send_by(b.id(), 3, b"", soon()).unwrap();
     eventually("the request ends", || done.test());
-    assert!(matches!(block_on(done).result, Ok(Done::Received(envelope)) if envelope.tag == 3));
+    assert!(matches!(block_on(done).result, Ok(envelope) if envelope.tag == 3));
 }
 
 pub fn a_request_that_is_not_ready_comes_back(world: &World) {
@@ -85,13 +85,13 @@ pub fn a_request_that_is_not_ready_comes_back(world: &World) {
     let receive = receive.wait_by(Instant::now()).map(|completion| completion.result).unwrap_err();
     a.send_by(b.id(), 1, b"now", soon()).unwrap();
     let completion = waited(receive);
-    assert!(matches!(completion.result, Ok(Done::Received(envelope)) if envelope.len == 3));
+    assert!(matches!(completion.result, Ok(envelope) if envelope.len == 3));
 }
 
 /// Cancels a request that must not have ended.
 #[track_caller]
-fn taken_back<B>(request: Request<B>) -> B {
-    request.cancel().unwrap_or_else(|completion| panic!("it had ended: {:?}", completion.result))
+fn taken_back<B, R>(request: Operation<Completion<B, R>>) -> B {
+    take_back(request).unwrap_or_else(|_| panic!("it had ended"))
 }
 
 pub fn a_receive_is_cancelled_before_its_message(world: &World) {
@@ -100,7 +100,7 @@ pub fn a_receive_is_cancelled_before_its_message(world: &World) {
     assert_eq!(taken_back(first), [7; 8]);
     a.send_by(b.id(), 1, b"one", soon()).unwrap();
     a.send_by(b.id(), 2, b"two", soon()).unwrap();
-    assert!(matches!(waited(second).result, Ok(Done::Received(envelope)) if envelope.tag == 1));
+    assert!(matches!(waited(second).result, Ok(envelope) if envelope.tag == 1));
     assert_eq!(b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
 }
 
@@ -112,14 +112,14 @@ pub fn a_receive_is_cancelled_in_the_middle_of_its_message(world: &World) {
         // Some of it arrives.
         let _ = (a.progress().unwrap(), b.progress().unwrap());
     }
-    match receive.cancel() {
+    match take_back(receive) {
         // What had arrived is kept, the rest follows, and the next receive gets it whole.
         Ok(buffer) => {
             assert_eq!(buffer.len(), 8 << 20);
             let receive = b.start_recv(Match::any(), vec![0; 8 << 20]).unwrap();
             eventually("both requests end", || send.test() & receive.test());
             let completion = waited(receive);
-            assert!(matches!(completion.result, Ok(Done::Received(envelope)) if envelope.len == 8 << 20));
+            assert!(matches!(completion.result, Ok(envelope) if envelope.len == 8 << 20));
             pattern::check(&completion.buffer, 5);
         }
         // Pollers on both sides may have been faster; on a network there are some under every policy.
@@ -135,8 +135,8 @@ pub fn a_receive_is_cancelled_after_its_message(world: &World) {
     let receive = b.start_recv(Match::any(), [0; 8]).unwrap();
     a.send_by(b.id(), 1, b"came", soon()).unwrap();
     eventually("the receive ends", || receive.test());
-    let completion = receive.cancel().unwrap_err();
-    assert!(matches!(completion.result, Ok(Done::Received(envelope)) if envelope.tag == 1));
+    let completion = take_back(receive).unwrap_err();
+    assert!(matches!(completion.result, Ok(envelope) if envelope.tag == 1));
     assert_eq!(&completion.buffer[..4], b"came");
 }
 
@@ -155,7 +155,7 @@ pub fn a_send_is_cancelled_before_it_is_in_the_lane(world: &World) {
         b.try_recv(Match::any(), &mut [0; 8]).unwrap()
     });
     assert_eq!((envelope.tag, envelope.sequence), (3, 0));
-    assert!(matches!(waited(third).result, Ok(Done::Sent)));
+    assert!(matches!(waited(third).result, Ok(())));
     a.send_by(b.id(), 4, b"", soon()).unwrap();
     let envelope = b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap();
     assert_eq!((envelope.tag, envelope.sequence), (4, 1));
@@ -165,8 +165,8 @@ pub fn a_send_is_cancelled_after_it_is_in_the_lane(world: &World) {
     let [a, b] = nodes(world);
     let send = a.start_send(b.id(), 1, *b"gone out").unwrap();
     eventually("the send ends", || send.test());
-    let completion = send.cancel().unwrap_err();
-    assert!(matches!(completion.result, Ok(Done::Sent)));
+    let completion = take_back(send).unwrap_err();
+    assert!(matches!(completion.result, Ok(())));
     assert_eq!(&completion.buffer, b"gone out");
     assert_eq!(b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().len, 8);
 }
@@ -216,7 +216,7 @@ pub fn too_many_queued_sends_are_refused(world: &World) {
         });
         assert_eq!((envelope.tag, u64::from_le_bytes(buf)), (1, number));
     }
-    assert!(queued.iter().all(Request::test));
+    assert!(queued.iter().all(Operation::test));
 }
 
 pub fn requests_advance_while_nobody_waits(world: &World) {
@@ -233,5 +233,5 @@ pub fn requests_advance_while_nobody_waits(world: &World) {
     });
     assert_eq!(b.stats().unwrap().by_poller, 1);
     pattern::check(&waited(receive).buffer, 6);
-    assert!(matches!(waited(send).result, Ok(Done::Sent)));
+    assert!(matches!(waited(send).result, Ok(())));
 }

@@ -1,10 +1,10 @@
 //! Large messages that do not end as they began: taken back, forgotten, or left by one of their ends.
 
-use super::transfers::{LONGEST, MIB, pushed, pushed_or_ended, received, report, reports_agree, sent_bytes, waited};
+use super::transfers::{LONGEST, MIB, pushed, pushed_or_ended, report, reports_agree, sent_bytes, waited};
 use doorbell::transfer::Side;
 use doorbell::{Copy, Error, Event, Match, Node, Priority, TransferReport};
 use doorbell_tests::in_place::read_by;
-use doorbell_tests::patience::{briefly, eventually, running, soon, until};
+use doorbell_tests::patience::{briefly, eventually, running, soon, take_back, until};
 use doorbell_tests::pattern;
 use doorbell_tests::random::Random;
 use doorbell_tests::world::{Ground, World};
@@ -60,7 +60,7 @@ pub fn a_large_send_is_taken_back_in_the_middle(world: &World) {
         if drops {
             drop(send);
         } else {
-            let buffer = send.cancel().unwrap_or_else(|completion| panic!("it had ended: {:?}", completion.result));
+            let buffer = take_back(send).unwrap_or_else(|completion| panic!("it had ended: {:?}", completion.result));
             pattern::check(&buffer, 3);
         }
         next_is(&a, &b, 10 + round as u64);
@@ -71,7 +71,7 @@ pub fn a_large_send_is_taken_back_in_the_middle(world: &World) {
     // A receive that was waiting for it takes the next one.
     let receive = b.start_recv(Match::from(a.id()), vec![0; LONGEST]).unwrap();
     let send = a.start_send(b.id(), 1, pattern::bytes(LONGEST, 3)).unwrap();
-    let delivered = match send.cancel() {
+    let delivered = match take_back(send) {
         Ok(buffer) => {
             pattern::check(&buffer, 3);
             false
@@ -84,7 +84,7 @@ pub fn a_large_send_is_taken_back_in_the_middle(world: &World) {
     });
     let completion = waited(receive);
     sending.into_iter().for_each(|sending| sending.join());
-    let envelope = received(completion.result).unwrap();
+    let envelope = completion.result.unwrap();
     assert_eq!(envelope.tag, if delivered { 1 } else { 2 });
     pattern::check(&completion.buffer[..envelope.len], if delivered { 3 } else { 2 });
 }
@@ -150,7 +150,7 @@ pub fn memory_of_a_send_that_was_taken_back_is_not_read(world: &World) {
             std::thread::yield_now();
             a.progress().unwrap();
         }
-        taken_back += usize::from(send.cancel().map(drop).is_ok());
+        taken_back += usize::from(take_back(send).map(drop).is_ok());
     }
     a.send_by(b.id(), 2, &pattern::bytes(100_000, 9), soon()).unwrap();
     receiving.join();
@@ -166,7 +166,7 @@ pub fn a_slot_that_is_used_again_does_not_harm_its_new_message(world: &World) {
     for round in 0..5 {
         // Its RTS may still be in its lane when that of the next one, which overtakes it, is seen.
         let late = a.start_send(b.id(), 1, pattern::bytes(MIB, 1)).unwrap();
-        let taken_back = late.cancel().is_ok();
+        let taken_back = take_back(late).is_ok();
         let send = urgent.start_send(2, pattern::bytes(MIB, round)).unwrap();
         let mut receive = Some(b.start_recv(Match::any().tag(2), vec![0; MIB]).unwrap());
         eventually("the urgent message arrives", || {
@@ -193,7 +193,7 @@ pub fn a_refused_message_that_was_given_up_harms_no_other(world: &World) {
             a.progress().unwrap();
             b.progress().unwrap();
         }
-        let taken_back = late.cancel().is_ok();
+        let taken_back = take_back(late).is_ok();
         for _ in 0..round % 3 {
             b.progress().unwrap();
         }
@@ -204,11 +204,11 @@ pub fn a_refused_message_that_was_given_up_harms_no_other(world: &World) {
         let receives = [2, 1].map(|tag| b.start_recv(Match::any().tag(tag), vec![0; MIB]).unwrap());
         eventually("both arrive", || {
             sends.iter().for_each(|send| _ = send.test());
-            receives.iter().all(doorbell::Request::test)
+            receives.iter().all(doorbell::Operation::test)
         });
         let [long, other] = receives.map(waited);
         pattern::check(&long.buffer, round);
-        let envelope = received(other.result).unwrap();
+        let envelope = other.result.unwrap();
         if taken_back {
             assert_eq!(envelope.len, 100);
             pattern::check(&other.buffer[..100], round);
@@ -244,17 +244,17 @@ pub fn a_large_receive_that_is_taken_back_loses_nothing(world: &World) {
             pushed(&a, before, 1);
             b.progress().unwrap();
             if round == 1 {
-                match receive.cancel() {
+                match take_back(receive) {
                     Ok(mut buffer) => buffer.fill(0xee),
                     Err(completion) => {
-                        got = Some(received(completion.result).unwrap());
+                        got = Some(completion.result.unwrap());
                         buf = completion.buffer;
                     }
                 }
             } else if round == 2 {
                 if receive.test() {
                     let completion = waited(receive);
-                    got = Some(received(completion.result).unwrap());
+                    got = Some(completion.result.unwrap());
                     buf = completion.buffer;
                 } else {
                     drop(receive);
@@ -326,7 +326,7 @@ pub fn large_requests_end_within_a_reader(world: &World) {
     // A send, in the middle of its message: not delivered, or it had ended.
     let send = a.start_send(b.id(), 4, Pages::new(LONGEST, 6)).unwrap();
     b.send_by(a.id(), 5, b"now", soon()).unwrap();
-    let completion = read_by(&a, Match::any().tag(5), soon(), |_, _| send.cancel()).unwrap();
+    let completion = read_by(&a, Match::any().tag(5), soon(), |_, _| take_back(send)).unwrap();
     let sent = completion.err().is_some_and(|completion| match completion.result {
         Ok(_) => true,
         Err(error) => {
@@ -392,7 +392,7 @@ fn one_end_goes(world: &World, side: Side, how: fn(Node), died: bool) {
                 let (sender, to) = (a.clone(), stays.id());
                 let sending = running("a send", move || sender.send_by(to, 1, &pattern::bytes(LONGEST, 2), soon()).unwrap());
                 let completion = waited(receive);
-                let envelope = received(completion.result).unwrap();
+                let envelope = completion.result.unwrap();
                 pattern::check(&completion.buffer, if envelope.source == a.id() { 2 } else { 1 });
                 if envelope.source != a.id() {
                     stays.recv_by(Match::from(a.id()), &mut vec![0; LONGEST], soon()).unwrap();

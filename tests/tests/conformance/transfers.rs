@@ -1,7 +1,7 @@
 //! Large messages, moved from both ends: for all kinds of memory, both orientations, and receives at any moment.
 
 use doorbell::transfer::Side;
-use doorbell::{Copy, Done, Envelope, Error, Figure, Match, Node, Priority, Progress, Region, Request, TransferReport};
+use doorbell::{Completion, Copy, Envelope, Error, Figure, Match, Node, Operation, Priority, Progress, Region, TransferReport};
 use doorbell_tests::in_place::read_by;
 use doorbell_tests::patience::{eventually, finishes, running, soon, until};
 use doorbell_tests::pattern;
@@ -97,7 +97,7 @@ fn receive(form: Form, node: &Node, accepts: Match, mut buffer: Buffer) -> (door
         Form::RecvBy => node.recv_by(accepts, buffer.as_mut(), soon()),
         Form::StartRecv => {
             let completion = waited(node.start_recv(accepts, buffer).unwrap());
-            return (received(completion.result), completion.buffer);
+            return (completion.result, completion.buffer);
         }
         Form::RecvWith => read_by(node, accepts, soon(), |envelope, payload| {
             payload.copy_to(&mut buffer.as_mut()[..payload.len()]);
@@ -109,22 +109,15 @@ fn receive(form: Form, node: &Node, accepts: Match, mut buffer: Buffer) -> (door
 }
 
 #[track_caller]
-pub(super) fn waited<B>(request: Request<B>) -> doorbell::Completion<B> {
+pub(super) fn waited<B, R>(request: Operation<Completion<B, R>>) -> Completion<B, R> {
     request.wait_by(soon()).unwrap_or_else(|_| panic!("a request does not end"))
 }
 
 #[track_caller]
-fn all_sent<B>(requests: Vec<Request<B>>) {
+fn all_sent<B>(requests: Vec<Operation<Completion<B>>>) {
     for request in requests {
-        assert!(matches!(waited(request).result, Ok(Done::Sent)));
+        assert!(matches!(waited(request).result, Ok(())));
     }
-}
-
-pub(super) fn received(result: doorbell::Result<Done>) -> doorbell::Result<Envelope> {
-    result.map(|done| match done {
-        Done::Received(envelope) => envelope,
-        other => panic!("{other:?}"),
-    })
 }
 
 /// The report of one transfer, at one of its ends, once it is over there.
@@ -170,7 +163,7 @@ pub(super) fn pushed(node: &Node, before: u64, bytes: u64) {
 
 /// The same, unless the target was so fast that nothing had to go that way.
 #[track_caller]
-pub(super) fn pushed_or_ended<B>(node: &Node, before: u64, send: &Request<B>) {
+pub(super) fn pushed_or_ended<B>(node: &Node, before: u64, send: &Operation<Completion<B>>) {
     eventually("some of it goes", || send.test() || sent_bytes(node) > before);
 }
 
@@ -317,7 +310,7 @@ pub fn order_is_kept_among_long_and_short_messages(world: &World) {
         if number % 5 == 0 {
             for (number, len, request) in posted.drain(..) {
                 let completion = waited(request);
-                let envelope = received(completion.result).unwrap();
+                let envelope = completion.result.unwrap();
                 assert_eq!((envelope.len, envelope.sequence), (len, number as u32));
                 pattern::check(&completion.buffer[..len], number as u64);
             }
@@ -325,7 +318,7 @@ pub fn order_is_kept_among_long_and_short_messages(world: &World) {
     }
     for (number, len, request) in posted {
         let completion = waited(request);
-        assert_eq!(received(completion.result).unwrap().len, len);
+        assert_eq!(completion.result.unwrap().len, len);
         pattern::check(&completion.buffer[..len], number as u64);
     }
     sending.join();
@@ -383,7 +376,7 @@ pub fn a_node_moves_a_large_message_to_itself(world: &World) {
                 (send, a.start_recv(accepts, room).unwrap())
             };
             let completion = waited(receive);
-            assert_eq!(received(completion.result).unwrap().len, len);
+            assert_eq!(completion.result.unwrap().len, len);
             pattern::check(completion.buffer.as_ref(), tag);
             waited(send).result.unwrap();
             reports_agree(&a, &a, tag, len);
@@ -478,7 +471,7 @@ pub fn an_answered_transfer_holds_up_its_own_priority_only(world: &World) {
     let receiver = b.clone();
     let urgent =
         running("a receive", move || receive(Form::RecvBy, &receiver, Match::any().tag(2), Buffer::Private(vec![0; LONGEST])));
-    assert!(matches!(waited(high).result, Ok(Done::Sent)));
+    assert!(matches!(waited(high).result, Ok(())));
     let (envelope, buffer) = urgent.join();
     assert_eq!(envelope.unwrap().len, LONGEST);
     pattern::check(buffer.as_ref(), 2);

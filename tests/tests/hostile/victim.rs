@@ -5,6 +5,7 @@ use crate::toll::{ENOUGH, LIMIT, ROUNDS_LEAST, STRETCH, Toll, median};
 use crate::ways::{MADE, SHIFT};
 use crate::{HANG, HONEST, HOSTILE, STILL, at};
 use doorbell::{CounterKey, Error, Event, Key, Match, Node, NodeBuilder, NodeId, Progress, ReadWrite, Region};
+use doorbell_tests::patience::take_back;
 use doorbell_tests::pattern;
 use doorbell_tests::random::Random;
 use doorbell_tests::words::Words;
@@ -319,7 +320,7 @@ impl Victim {
                 let request = v.node.start_send(v.foe, TAG, v.private[..len].to_vec())?;
                 match request.wait_by(soon) {
                     Ok(completion) => completion.result.map(drop),
-                    Err(request) => request.cancel().map_or_else(|completion| completion.result.map(drop), |_| Ok(())),
+                    Err(request) => take_back(request).map_or_else(|completion| completion.result.map(drop), |_| Ok(())),
                 }
             }),
             4 | 5 => self.during("receive", |v| v.node.recv_by(from.tag(TAG), &mut v.buf[..len], soon).map(drop)),
@@ -330,7 +331,7 @@ impl Victim {
                 let request = v.node.start_recv(from.tag(TAG), vec![0; len])?;
                 match request.wait_by(soon) {
                     Ok(completion) => completion.result.map(drop),
-                    Err(request) => request.cancel().map_or_else(|completion| completion.result.map(drop), |_| Ok(())),
+                    Err(request) => take_back(request).map_or_else(|completion| completion.result.map(drop), |_| Ok(())),
                 }
             }),
             8 => self.during("receive in place", |v| {

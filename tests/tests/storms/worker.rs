@@ -1,7 +1,7 @@
 //! One of the four processes under traffic. It sends numbered messages of all kinds to all others, checks what it receives, and
 //! records its progress in shared words, which survive it.
 
-use doorbell::{Copy, Done, Envelope, Error, Event, Incarnation, Match, Node, NodeId, Peer, Priority, Request};
+use doorbell::{Completion, Copy, Envelope, Error, Event, Incarnation, Match, Node, NodeId, Operation, Peer, Priority};
 use doorbell_tests::patience::soon;
 use doorbell_tests::process::{told, told_as};
 use doorbell_tests::words::{Words, now};
@@ -73,14 +73,14 @@ struct Way {
     /// Messages sent, and so the number of the next.
     sent: u32,
     /// The next, if it is under way.
-    request: Option<Request<Vec<u8>>>,
+    request: Option<Operation<Completion<Vec<u8>>>>,
 }
 
 struct Other {
     life: Incarnation,
     ways: [Way; 2],
     /// A receive that nothing but the other's end can complete.
-    pending: Option<Request<Vec<u8>>>,
+    pending: Option<Operation<Completion<Vec<u8>, Envelope>>>,
 }
 
 struct Worker {
@@ -165,7 +165,7 @@ impl Worker {
             }
         }
         for (dead, other) in &self.others {
-            if other.pending.as_ref().is_some_and(Request::test) && self.words[at::failed(self.me, *dead)].load(SeqCst) == 0 {
+            if other.pending.as_ref().is_some_and(Operation::test) && self.words[at::failed(self.me, *dead)].load(SeqCst) == 0 {
                 self.words[at::failed(self.me, *dead)].store(now(), SeqCst);
             }
         }
@@ -305,7 +305,7 @@ fn send_one(way: &mut Way, priority: Priority) -> bool {
 }
 
 /// The result of a request that must end.
-fn ended(request: Request<Vec<u8>>) -> doorbell::Result<Done> {
+fn ended<R>(request: Operation<Completion<Vec<u8>, R>>) -> doorbell::Result<R> {
     match request.wait_by(soon()) {
         Ok(completion) => completion.result,
         Err(_) => panic!("an operation hangs"),

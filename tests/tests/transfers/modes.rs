@@ -4,7 +4,7 @@ use doorbell::mode::{Call, Fabric, Mode, ModeRequest, MovedBytes, Protocol, Reas
 use doorbell::transfer::Side;
 use doorbell::{Error, Match, Node, NodeId, Progress, Stored, TransferReport};
 use doorbell_tests::pair::{Pair, mode, near, near_with, serving};
-use doorbell_tests::patience::{eventually, finishes, running, soon, until};
+use doorbell_tests::patience::{eventually, finishes, running, soon, take_back, until};
 use doorbell_tests::random::{Random, seed};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -272,7 +272,7 @@ fn any_modes_in_any_order_keep_the_order() {
                 if number + 1 < MESSAGES
                     && random.below(8) == 0
                     && let Some((number, request)) = under_way.pop_back()
-                    && request.cancel().is_ok()
+                    && take_back(request).is_ok()
                 {
                     taken_back.push(number);
                 }

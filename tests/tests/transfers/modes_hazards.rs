@@ -5,7 +5,7 @@ use doorbell::mode::{Decision, Fabric, Mode, Policy, Protocol, Question, Reason}
 use doorbell::{Event, Match, Node, NodeId, Progress, Space, testing};
 use doorbell_tests::LOOPBACK;
 use doorbell_tests::pair::{Pair, mode, near, near_with, serving};
-use doorbell_tests::patience::{eventually, running, soon, until};
+use doorbell_tests::patience::{eventually, running, soon, take_back, until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -64,7 +64,7 @@ fn try_send_keeps_to_the_link_of_what_was_given_up() {
     let peer = a.peer(b.id()).unwrap();
     let request = peer.start_send_as(1, vec![1_u8; 32 << 20], mode("udp/0/transfer")).unwrap();
     assert!(!request.test());
-    request.cancel().unwrap();
+    take_back(request).unwrap();
     a.try_send(b.id(), 2, b"short").unwrap();
     let mut buf = [0; 8];
     let envelope = b.recv_by(Match::any(), &mut buf, soon());

@@ -2,11 +2,13 @@
 
 use doorbell::mode::{Decision, Fabric, Links, Mode, ModeRequest, MovedBytes, Policy, Protocol, Question, Reason, Thresholds};
 use doorbell::transfer::{Descriptor, TransferReport};
-use doorbell::{Done, Error, Event, FabricKind, Figure, Match, Node, NodeBuilder, NodeId, Progress, Request, Space, testing};
+use doorbell::{
+    Completion, Error, Event, FabricKind, Figure, Match, Node, NodeBuilder, NodeId, Operation, Progress, Space, testing,
+};
 use doorbell_fabric::{Incarnation, Link, PacketHead, PacketKind, Payload, Priority, Push, Role, Sink, Verdict};
 use doorbell_tests::LOOPBACK;
 use doorbell_tests::pair::{Pair, mode};
-use doorbell_tests::patience::{PATIENCE, eventually, soon, until};
+use doorbell_tests::patience::{PATIENCE, eventually, soon, take_back, until};
 use doorbell_tests::pattern;
 use doorbell_tests::random::{Random, seed};
 use doorbell_udp::fabric::{About, BytesOut, Change};
@@ -69,7 +71,7 @@ fn pass([a, b]: &[Node; 2], number: u64, len: usize, by: ModeRequest) -> doorbel
         let receiver = threads.spawn(|| received.wait());
         let receipt = a.peer(b.id()).unwrap().send_as(number, &pattern::bytes(len, number), by).unwrap();
         let done = receiver.join().unwrap();
-        let Done::Received(envelope) = done.result.unwrap() else { panic!("a receive that sent") };
+        let envelope = done.result.unwrap();
         assert_eq!((envelope.tag, envelope.len), (number, len));
         pattern::check(&done.buffer[..len], number);
         receipt
@@ -188,14 +190,14 @@ fn order_and_bytes_are_kept_whatever_is_divided_and_taken_back() {
                         // One that is cancelled while its message comes leaves it to the next.
                         let request = b.start_recv(Match::any(), std::mem::take(&mut buf)).unwrap();
                         std::thread::sleep(Duration::from_micros(random.below(500) as u64));
-                        match request.cancel() {
+                        match take_back(request) {
                             Ok(back) => {
                                 buf = back;
                                 continue;
                             }
                             Err(done) => {
                                 buf = done.buffer;
-                                let Done::Received(envelope) = done.result.unwrap() else { panic!("a receive that sent") };
+                                let envelope = done.result.unwrap();
                                 envelope
                             }
                         }
@@ -223,7 +225,7 @@ fn order_and_bytes_are_kept_whatever_is_divided_and_taken_back() {
                     && let Some((number, request)) = under_way.pop_back()
                 {
                     std::thread::sleep(Duration::from_micros(random.below(300) as u64));
-                    if request.cancel().is_ok() {
+                    if take_back(request).is_ok() {
                         taken_back.push(number);
                     }
                 }
@@ -245,13 +247,16 @@ fn order_and_bytes_are_kept_whatever_is_divided_and_taken_back() {
 const LONG: usize = 64 << 20;
 
 /// Begins to send a long message to a receive that waits, and comes back as soon as every link has its part.
-fn under_way([a, b]: &[Node; 2], links: u64) -> [Request<Vec<u8>>; 2] {
+fn under_way(
+    [a, b]: &[Node; 2],
+    links: u64,
+) -> (Operation<Completion<Vec<u8>>>, Operation<Completion<Vec<u8>, doorbell::Envelope>>) {
     let received = b.start_recv(Match::from(a.id()), vec![0; LONG]).unwrap();
     let put = || a.figures().unwrap()[Figure::DirectPuts];
     let before = put();
     let sent = a.peer(b.id()).unwrap().start_send_as(1, pattern::bytes(LONG, 1), mode("udp/put")).unwrap();
     eventually("all parts", || put() >= before + links);
-    [sent, received]
+    (sent, received)
 }
 
 #[test]
@@ -261,13 +266,13 @@ fn a_message_is_taken_back_while_its_parts_are_under_way() {
         let nodes = nodes(&pair, near, |builder| builder.policy(Beside(all(3))));
         let mut taken_back = 0;
         for round in 0..6 {
-            let [sent, received] = under_way(&nodes, 3);
+            let (sent, received) = under_way(&nodes, 3);
             let by_link = |link: u8| move |shown: &&doorbell::mode::LinkShown| (shown.fabric, shown.link) == (Fabric::Udp, link);
             let links = nodes[0].monitor().unwrap().links;
             let transfers: Vec<_> = (0..3).map(|link| links.iter().find(by_link(link)).unwrap().transfers).collect();
             assert!(transfers == [1; 3] || sent.test(), "{transfers:?}");
             std::thread::sleep(Duration::from_micros(300 * round));
-            let is_back = match sent.cancel() {
+            let is_back = match take_back(sent) {
                 Ok(bytes) => {
                     pattern::check(&bytes, 1);
                     nodes[0].send(nodes[1].id(), 2, b"instead").unwrap();
@@ -277,7 +282,7 @@ fn a_message_is_taken_back_while_its_parts_are_under_way() {
             };
             taken_back += u32::from(is_back);
             let done = received.wait();
-            let Done::Received(envelope) = done.result.unwrap() else { panic!("a receive that sent") };
+            let envelope = done.result.unwrap();
             assert_eq!((envelope.tag, envelope.len), if is_back { (2, 7) } else { (1, LONG) });
             if is_back {
                 assert_eq!(&done.buffer[..7], b"instead");
@@ -294,8 +299,8 @@ fn a_message_is_taken_back_while_its_parts_are_under_way() {
 fn a_receive_is_taken_back_while_its_parts_are_under_way() {
     let pair = Pair::with_links(2);
     let nodes = nodes(&pair, false, |builder| builder.policy(Beside(all(2))));
-    let [sent, received] = under_way(&nodes, 2);
-    let cancelled = received.cancel();
+    let (sent, received) = under_way(&nodes, 2);
+    let cancelled = take_back(received);
     // The message goes to another receive, all of it.
     let mut buf = vec![0; LONG];
     if cancelled.is_ok() {
@@ -314,9 +319,10 @@ fn whoever_dies_in_the_middle_takes_all_parts_along() {
         let pair = Pair::with_links(2);
         let change = |builder: NodeBuilder| builder.policy(Beside(all(2))).dead_after(Duration::from_millis(400));
         let nodes = nodes(&pair, near, change);
-        let [sent, received] = under_way(&nodes, 2);
+        let (sent, received) = under_way(&nodes, 2);
         testing::kill(&nodes[victim]);
-        let [sent, received] = [sent, received].map(|request| request.wait_by(soon()).ok().expect("it ends").result);
+        let sent = sent.wait_by(soon()).ok().expect("it ends").result;
+        let received = received.wait_by(soon()).ok().expect("it ends").result.map(drop);
         let (of_victim, other) = if victim == 0 { (sent, received) } else { (received, sent) };
         let is_dead = |error: &Error| matches!(error, Error::PeerDied { .. } | Error::Damaged { .. });
         assert!(of_victim.is_ok() || matches!(of_victim, Err(Error::Closed)), "{of_victim:?}");

@@ -3,10 +3,10 @@
 
 use doorbell::transfer::thread_number;
 use doorbell::transfer::{Descriptor, Side};
-use doorbell::{Done, Error, Figure, Match, Node, NodeId, Priority, TransferReport};
+use doorbell::{Error, Figure, Match, Node, NodeId, Priority, TransferReport};
 use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{PATIENCE, briefly, eventually, soon, until};
+use doorbell_tests::patience::{PATIENCE, briefly, eventually, soon, take_back, until};
 use doorbell_tests::pattern;
 use doorbell_tests::process::{Process, told, told_as};
 use doorbell_tests::words::Words;
@@ -141,7 +141,7 @@ pub fn sends_and_sleeps() {
         std::thread::park_timeout(std::time::Duration::from_millis(1));
         words[at::GO].load(SeqCst) == 1
     });
-    assert!(matches!(send.wait_by(soon()).map(|completion| completion.result), Ok(Ok(Done::Sent))));
+    assert!(matches!(send.wait_by(soon()).map(|completion| completion.result), Ok(Ok(()))));
     tell(&words, &report(&node, Side::Origin, 1));
     node.leave().unwrap();
 }
@@ -256,7 +256,7 @@ fn nothing_lands_in_a_buffer_that_came_back_from_a_stopped_origin() {
                 if how == "drop" {
                     drop(receive)
                 } else {
-                    let _ = receive.cancel().map_err(|_| "it had ended").unwrap();
+                    let _ = take_back(receive).map_err(|_| "it had ended").unwrap();
                 }
             }
             buf.fill(0xa5);

@@ -5,9 +5,9 @@ use crate::exit::{Explain, Failure};
 use crate::experiment::place::pin;
 use crate::text::median;
 use doorbell::atomic::{
-    self as cells, AtomicCell, AtomicValue, ByLock, New, Nothing, Offset, Old, Operate, Pending, RemoteCell, TABLE, Word,
+    self as cells, AtomicCell, AtomicValue, ByLock, New, Nothing, Offset, Old, Operate, RemoteCell, TABLE, Word,
 };
-use doorbell::{FabricKind, Match, Node, NodeId, Region, Role, atomic};
+use doorbell::{FabricKind, Match, Node, NodeId, Operation, Region, Role, atomic};
 use doorbell_benches::clock::{Clock, ticks};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::AcqRel;
@@ -209,7 +209,7 @@ impl<'a> Bench<'a> {
                 if under_way.len() == AT_ONCE
                     && let Some(oldest) = under_way.pop_front()
                 {
-                    kept(Pending::wait(oldest)?);
+                    kept(Operation::wait(oldest)?);
                 }
                 under_way.push_back(cell.start::<cells::Add, Old, _>(1)?);
             }

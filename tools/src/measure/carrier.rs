@@ -5,7 +5,7 @@ use super::together::receive;
 use crate::experiment::Trouble;
 use crate::experiment::place::unless_stopped;
 use doorbell::zerocopy::FromBytes;
-use doorbell::{Error, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Region, Request};
+use doorbell::{Completion, Envelope, Error, KEY_BYTES, Key, Match, Node, NodeId, Operation, Peer, ReadWrite, Region};
 use doorbell_benches::exchange::Carrier;
 use doorbell_benches::floor::{Patience, PullError, UdpError};
 use doorbell_benches::memory::Memory;
@@ -242,7 +242,7 @@ pub struct Requests<'a> {
 }
 
 impl Requests<'_> {
-    fn finish(&self, request: Request<Memory>) -> Result<Memory, Trouble> {
+    fn finish<R>(&self, request: Operation<Completion<Memory, R>>) -> Result<Memory, Trouble> {
         unless_stopped(self.patience)?;
         let completion = request.wait();
         completion.result?;
@@ -252,11 +252,11 @@ impl Requests<'_> {
 
 impl Window for Requests<'_> {
     type Error = Trouble;
-    type Sent = Request<Memory>;
-    type Received = Request<Memory>;
+    type Sent = Operation<Completion<Memory>>;
+    type Received = Operation<Completion<Memory, Envelope>>;
 
     #[inline(always)]
-    fn start_send(&mut self, message: Memory) -> Result<Request<Memory>, Trouble> {
+    fn start_send(&mut self, message: Memory) -> Result<Operation<Completion<Memory>>, Trouble> {
         Ok(match self.peer {
             Some(peer) => peer.start_send(TAG, message)?,
             None => self.node.start_send(self.to, TAG, message)?,
@@ -264,17 +264,17 @@ impl Window for Requests<'_> {
     }
 
     #[inline(always)]
-    fn finish_send(&mut self, sent: Request<Memory>) -> Result<Memory, Trouble> {
+    fn finish_send(&mut self, sent: Operation<Completion<Memory>>) -> Result<Memory, Trouble> {
         self.finish(sent)
     }
 
     #[inline(always)]
-    fn start_receive(&mut self, into: Memory) -> Result<Request<Memory>, Trouble> {
+    fn start_receive(&mut self, into: Memory) -> Result<Self::Received, Trouble> {
         Ok(self.node.start_recv(Match::from(self.to), into)?)
     }
 
     #[inline(always)]
-    fn finish_receive(&mut self, received: Request<Memory>) -> Result<Memory, Trouble> {
+    fn finish_receive(&mut self, received: Self::Received) -> Result<Memory, Trouble> {
         self.finish(received)
     }
 }

@@ -10,7 +10,7 @@ use crate::clock::now;
 use crate::experiment::Trouble;
 use doorbell::mode::{Mode, ModeRequest, Protocol, Receipt};
 use doorbell::transfer::RENDEZVOUS_BYTES;
-use doorbell::{Error, Match, Node, Peer, Priority, Request};
+use doorbell::{Completion, Error, Match, Node, Operation, Peer, Priority};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -69,7 +69,7 @@ struct Flow<'a> {
     peer: &'a Peer,
     tag: u64,
     free: Vec<Slot>,
-    going: VecDeque<Request<Slot>>,
+    going: VecDeque<Operation<Completion<Slot>>>,
     used: Vec<(Mode, u64)>,
 }
 
@@ -88,7 +88,7 @@ impl<'a> Flow<'a> {
 
     /// Takes back the buffers of sent messages. Turns the engine if some are not sent yet.
     fn tend(&mut self) -> Result<(), Error> {
-        while self.going.front().is_some_and(Request::test) {
+        while self.going.front().is_some_and(Operation::test) {
             self.finish()?;
         }
         Ok(())

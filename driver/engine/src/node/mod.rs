@@ -1,12 +1,13 @@
-//! The interface for programs: [`Node`], [`Peer`], [`Request`].
+//! The interface for programs: [`Node`], [`Peer`], [`Operation`].
 
 mod builder;
 mod clerked;
 mod handle;
 mod name;
+pub mod operation;
+mod owned;
 mod peer;
 mod receive;
-mod request;
 mod send;
 mod service;
 
@@ -15,8 +16,9 @@ pub use crate::turn::events::{self, Event};
 pub use builder::NodeBuilder;
 pub use handle::Node;
 pub use name::NodeName;
+pub use operation::Operation;
+pub use owned::Completion;
 pub use peer::Peer;
-pub use request::{Completion, Done, Request};
 pub use service::ServiceHandle;
 
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! A thread's own handle to another node.
 
 use super::Node;
-use super::request::Request;
+use super::operation::Operation;
+use super::owned::{self, Completion};
 use super::send::{Patience, check_try, gathered};
 use crate::Result;
 use crate::memory::cache::RegionCache;
@@ -114,8 +115,8 @@ impl Peer {
     ///
     /// # Errors
     /// As [`Node::start_send`].
-    pub fn start_send<B: AsRef<[u8]> + Send + 'static>(&self, tag: u64, buffer: B) -> Result<Request<B>> {
-        Request::send(self.node.clone(), self.outbound.clone(), Some(self.life), tag, buffer, None)
+    pub fn start_send<B: AsRef<[u8]> + Send + 'static>(&self, tag: u64, buffer: B) -> Result<Operation<Completion<B>>> {
+        owned::send(self.node.clone(), self.outbound.clone(), Some(self.life), tag, buffer, None)
     }
 
     /// Sends a message with the requested mode: as [`Node::send_as`].
@@ -140,12 +141,17 @@ impl Peer {
         shared.send_as(shared.check()?, &self.outbound, Some(self.life), tag, bytes, mode)
     }
 
-    /// Begins to send a message with the requested mode and returns at once. [`Request::receipt`] tells which mode was used.
+    /// Begins to send a message with the requested mode and returns at once. [`Operation::receipt`] tells which mode was used.
     ///
     /// # Errors
     /// As [`Node::send_as`] and [`Node::start_send`].
-    pub fn start_send_as<B: AsRef<[u8]> + Send + 'static>(&self, tag: u64, buffer: B, mode: ModeRequest) -> Result<Request<B>> {
-        Request::send(self.node.clone(), self.outbound.clone(), Some(self.life), tag, buffer, Some(mode))
+    pub fn start_send_as<B: AsRef<[u8]> + Send + 'static>(
+        &self,
+        tag: u64,
+        buffer: B,
+        mode: ModeRequest,
+    ) -> Result<Operation<Completion<B>>> {
+        owned::send(self.node.clone(), self.outbound.clone(), Some(self.life), tag, buffer, Some(mode))
     }
 
     /// Receives a message from this incarnation of the node: as [`Node::recv`].

@@ -1,7 +1,8 @@
 //! Receiving.
 
 use super::Node;
-use super::request::Request;
+use super::operation::Operation;
+use super::owned::{self, Completion};
 use crate::Result;
 use crate::drive::poller::Progress;
 use crate::drive::{SPIN_ROUNDS, Shared, TURNS_MAX};
@@ -495,8 +496,12 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
-    pub fn start_recv<B: AsMut<[u8]> + Send + 'static>(&self, accepts: Match, buffer: B) -> Result<Request<B>> {
-        Request::recv(self.clone(), accepts, buffer)
+    pub fn start_recv<B: AsMut<[u8]> + Send + 'static>(
+        &self,
+        accepts: Match,
+        buffer: B,
+    ) -> Result<Operation<Completion<B, Envelope>>> {
+        owned::receive(self.clone(), accepts, buffer)
     }
 
     /// Returns the envelope of the first message that `accepts` would accept, without receiving the message. Does not wait.

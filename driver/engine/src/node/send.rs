@@ -1,7 +1,8 @@
 //! Sending.
 
 use super::Node;
-use super::request::Request;
+use super::operation::Operation;
+use super::owned::{self, Completion};
 use crate::Result;
 use crate::drive::Shared;
 use crate::drive::poller::Progress;
@@ -382,14 +383,19 @@ impl Node {
         self.send(node, tag, gathered(pieces, &mut Vec::new()))
     }
 
-    /// Begins to send a message and returns at once. The buffer comes back with the [`Request`].
+    /// Begins to send a message and returns at once. The buffer comes back with the [`Operation`].
     ///
     /// # Errors
     /// [`Error::Full`] if 4096 sends to that node are queued already; otherwise as [`send`](Self::send).
-    pub fn start_send<B: AsRef<[u8]> + Send + 'static>(&self, node: NodeId, tag: u64, buffer: B) -> Result<Request<B>> {
+    pub fn start_send<B: AsRef<[u8]> + Send + 'static>(
+        &self,
+        node: NodeId,
+        tag: u64,
+        buffer: B,
+    ) -> Result<Operation<Completion<B>>> {
         let me = self.shared.check()?;
         let (outbound, _) = self.outbound(me, node)?;
-        Request::send(self.clone(), outbound.clone(), None, tag, buffer, None)
+        owned::send(self.clone(), outbound.clone(), None, tag, buffer, None)
     }
 
     #[inline]

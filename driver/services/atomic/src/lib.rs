@@ -103,9 +103,9 @@ pub mod code;
 pub mod codes;
 mod form;
 mod operate;
-mod pending;
 mod place;
 mod remote;
+mod started;
 mod table;
 mod tier;
 mod value;
@@ -119,7 +119,6 @@ pub use form::{FormFor, Room, locked_words, word_bytes};
 #[doc(hidden)]
 pub use operate::OrderedWith;
 pub use operate::{Add, And, Div, Max, Min, Mul, Operate, Or, Rem, Set, Shl, Shr, Sub, Xor};
-pub use pending::Pending;
 #[doc(hidden)]
 pub use place::apply;
 pub use place::{New, Nothing, Old, Place, Want, attempt, load, operate, update};

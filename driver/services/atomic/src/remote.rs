@@ -7,8 +7,8 @@ use super::code::{AtomicRequest, TypeCode};
 use super::codes::OpCode;
 use super::form::Form;
 use super::operate::{Operate, bytes};
-use super::pending::{Of, Pending};
 use super::place::{Place, Want};
+use super::started::Update;
 use super::tier::Tier;
 use super::value::AtomicValue;
 use doorbell_engine::drive::Shared;
@@ -16,13 +16,14 @@ use doorbell_engine::drive::poller::Progress;
 use doorbell_engine::error::NotPerformed;
 use doorbell_engine::memory::cache::{Act, whole};
 use doorbell_engine::memory::key;
+use doorbell_engine::node::operation::{begin, over};
 use doorbell_engine::node::shared_of;
 use doorbell_engine::region::access::fault;
 use doorbell_engine::region::place_of;
 use doorbell_engine::sync::baton::{BatonGuard, Token};
 use doorbell_engine::sync::op::{Op, Outcome};
 use doorbell_engine::turn::Engine;
-use doorbell_engine::{Error, Key, KeyFault, Node, Peer, ReadWrite, Result};
+use doorbell_engine::{Error, Key, KeyFault, Node, Operation, Peer, ReadWrite, Result};
 use doorbell_shm::domain::PeerInbox;
 use doorbell_shm::keys::OwnerId;
 use doorbell_shm::locked::{NoUpdate, Updater};
@@ -310,14 +311,15 @@ impl<E: Element> RemoteCell<E> {
     /// # Errors
     /// [`Error::Unsupported`] for an operator of the program's own type, which the other node does not know, and for a value
     /// under a lock; [`Error::Full`] if a thousand updates wait at this node to be sent. Otherwise as for an update that waits.
-    pub fn start<O, W, R>(&self, operand: R) -> Result<Pending<W::Out>>
+    pub fn start<O, W, R>(&self, operand: R) -> Result<Operation<Result<W::Out>>>
     where
         R: Copy,
         E::Value: Operate<O, R>,
         W: Want<E::Value>,
+        W::Out: 'static,
     {
         if self.is_shared() {
-            return self.operate::<O, R, W>(operand, Ordering::AcqRel).map(Pending::over);
+            return self.operate::<O, R, W>(operand, Ordering::AcqRel).map(|value| over(Ok(value)));
         }
         let why = "the other node does not know this operator of this type; write the update with `atomic!`, which waits for it";
         Self::code()?;
@@ -332,9 +334,9 @@ impl<E: Element> RemoteCell<E> {
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub fn start_load(&self) -> Result<Pending<E::Value>> {
+    pub fn start_load(&self) -> Result<Operation<Result<E::Value>>> {
         if self.is_shared() {
-            return self.load(Ordering::Acquire).map(Pending::over);
+            return self.load(Ordering::Acquire).map(|value| over(Ok(value)));
         }
         let none = [0; 16];
         let load = AtomicRequest { op: OpCode::Load, of: Self::code()?, fetch: true, operand: none, expected: none };
@@ -346,7 +348,7 @@ impl<E: Element> RemoteCell<E> {
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub fn start_compare_swap(&self, expected: E::Value, new: E::Value) -> Result<Pending<E::Value>>
+    pub fn start_compare_swap(&self, expected: E::Value, new: E::Value) -> Result<Operation<Result<E::Value>>>
     where
         <E::Value as AtomicValue>::Form: Word,
     {
@@ -358,7 +360,7 @@ impl<E: Element> RemoteCell<E> {
                     Ok(seen) | Err(seen) => Ok(seen),
                 }
             })?;
-            return Ok(Pending::over(E::Value::from_word(seen)));
+            return Ok(over(Ok(E::Value::from_word(seen))));
         }
         let of = Self::code()?.plain();
         let (operand, expected) = (bytes(new), bytes(expected));
@@ -366,7 +368,11 @@ impl<E: Element> RemoteCell<E> {
         self.start_apart(swap, |_, old| E::Value::from_bytes(old))
     }
 
-    fn start_apart<V>(&self, request: AtomicRequest, of: Of<V>) -> Result<Pending<V>> {
+    fn start_apart<V: 'static>(
+        &self,
+        request: AtomicRequest,
+        of: fn(&AtomicRequest, &[u8; 16]) -> V,
+    ) -> Result<Operation<Result<V>>> {
         let shared = shared_of(&self.node);
         let (me, mut engine, op) = self.begin(request)?;
         engine.keep_update(self.place.node)?;
@@ -375,7 +381,7 @@ impl<E: Element> RemoteCell<E> {
         }
         drop(engine);
         shared.hand_over();
-        Ok(Pending::under_way(self.node.clone(), op, request, of))
+        begin(self.node.clone(), Update { request, of }, |_, _| Ok(op))
     }
 }
 

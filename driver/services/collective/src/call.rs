@@ -153,7 +153,7 @@ impl Core {
         let in_time = self.shared.drive(me, &op, deadline, |_| false)?;
         let is_over = op.is_done();
         drop(guard);
-        if in_time || is_over { result_of(&op) } else { Err(Error::Timeout { operation, node: None }) }
+        if in_time || is_over { result_of(op.take()) } else { Err(Error::Timeout { operation, node: None }) }
     }
 
     /// Does an operation while nothing else is under way and its channel is known to be available. Nothing of it is stored or moved as long as this thread

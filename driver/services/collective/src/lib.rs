@@ -9,7 +9,7 @@
 //! | members that share none | `apart`, `net/`; `topology/` |
 //! | a team under way | `state` (turns), `core` (the state machine), `ending`, `call` (a thread waits), `watch` |
 //! | a team in the making | `builder`, `formation` (the agreement), `forming` |
-//! | what programs call | `team`, `blocking`, `started`, `pending` |
+//! | what programs call | `team`, `blocking`, `started` |
 //! | what the engine calls | `table`, `service` |
 
 mod apart;
@@ -26,7 +26,6 @@ mod kind;
 mod lengths;
 mod memory;
 mod net;
-mod pending;
 pub mod reduction;
 mod service;
 mod span;
@@ -42,7 +41,6 @@ mod what;
 pub use builder::{CHANNELS_MAX, MEMBERS_MAX, SLOT_MAX, SLOT_MIN, TeamBuilder};
 pub use core::{STARTED_MAX, Synchronisation};
 pub use net::Algorithm;
-pub use pending::Collective;
 pub use started::Batch;
 pub use team::Team;
 pub use value::Value;

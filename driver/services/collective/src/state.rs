@@ -190,8 +190,8 @@ pub(super) fn tell(task: Option<Task>, ended: &mut Option<(u64, Result<()>)>, re
 }
 
 /// The result of an operation whose end was told by `op`.
-pub(super) fn result_of(op: &Op) -> Result<()> {
-    match op.take() {
+pub(super) fn result_of(outcome: Option<Outcome>) -> Result<()> {
+    match outcome {
         Some(Outcome::Collected) => Ok(()),
         Some(Outcome::Failed(error)) => Err(error),
         _ => Err(Error::Cancelled),

@@ -1,0 +1,277 @@
+//! Operations in progress, which no thread has to wait for.
+
+use super::Node;
+use crate::Result;
+use crate::drive::Shared;
+use crate::drive::poller::Progress;
+use crate::error::{Certainty, Error};
+use crate::mode::Receipt;
+use crate::sync::baton::Token;
+use crate::sync::op::{Op, Outcome};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+/// An operation in progress: a send or a receive with its buffer, an update of a cell, a collective. `T` is its result.
+///
+/// It advances while any thread of the node waits, while the poller runs, and inside [`test`](Self::test). It is also a future.
+/// Dropping it cancels it. If it is a receive that already had a message, the next receive gets that message. Forgetting it is
+/// sound: its buffer is leaked.
+///
+/// ```
+/// # use doorbell::{Match, Node, Space};
+/// # fn main() -> Result<(), doorbell::Error> {
+/// # let space = Space::heap();
+/// # let a = Node::builder("operations").space(space.clone()).join()?;
+/// # let b = Node::builder("operations").space(space).join()?;
+/// let receive = b.start_recv(Match::any(), vec![0; 64])?;
+/// a.peer(b.id())?.start_send(3, b"later".to_vec())?.wait().result?;
+/// let completion = receive.wait();
+/// let envelope = completion.result?;
+/// assert_eq!(&completion.buffer[..envelope.len], b"later");
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "dropping an operation cancels it"]
+pub struct Operation<T>(State<T>);
+
+enum State<T> {
+    /// It took place when it was started.
+    Over(T),
+    UnderWay(UnderWay<T>),
+    Taken,
+}
+
+struct UnderWay<T> {
+    node: Node,
+    op: Arc<Op>,
+    /// From `Box::leak`, until it is taken. The engine may keep an address within it, and a `Box` would claim unique access.
+    work: Option<NonNull<dyn Work<T>>>,
+}
+
+// SAFETY: nothing else owns the work, which is `Send`. The engine reaches its bytes from other threads, but no longer does so
+// when the work is taken.
+unsafe impl<T> Send for UnderWay<T> {}
+
+/// What an operation owns, and how it ends.
+pub trait Work<T>: Send {
+    /// What a wait for it does, for errors.
+    fn operation(&self) -> &'static str;
+
+    /// Called before a thread waits.
+    ///
+    /// # Errors
+    /// Why this thread may not wait.
+    fn before_wait(&self, _me: Token, _op: &Op, _deadline: Option<Instant>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Withdraws an operation that has not ended. After this call the engine does not use what the work owns. True if the
+    /// operation did not take place and never will.
+    fn withdraw(&self, node: &Shared, op: &Arc<Op>) -> bool;
+
+    /// Makes the result from the outcome, or from the reason why no thread waits for the outcome.
+    fn finish(self: Box<Self>, outcome: Result<Outcome>) -> T;
+
+    /// The operation was dropped, after it was withdrawn or had ended.
+    fn discard(self: Box<Self>, _node: &Shared, _outcome: Option<Outcome>) {}
+}
+
+/// An operation that took place at once.
+pub fn over<T>(result: T) -> Operation<T> {
+    Operation(State::Over(result))
+}
+
+/// Begins an operation. `start` gets the work at the address that it keeps until the operation ends.
+///
+/// # Errors
+/// Those of `start`.
+pub fn begin<T, W: Work<T> + 'static>(
+    node: Node,
+    work: W,
+    start: impl FnOnce(&Node, &mut W) -> Result<Arc<Op>>,
+) -> Result<Operation<T>> {
+    let mut work = NonNull::from(Box::leak(Box::new(work)));
+    // SAFETY: it was just allocated, and nothing else has its address.
+    match start(&node, unsafe { work.as_mut() }) {
+        Ok(op) => {
+            node.shared().began();
+            Ok(Operation(State::UnderWay(UnderWay { node, op, work: Some(work) })))
+        }
+        Err(error) => {
+            // SAFETY: from `Box::leak` above. An operation that did not start keeps no address of it.
+            drop(unsafe { Box::from_raw(work.as_ptr()) });
+            Err(error)
+        }
+    }
+}
+
+const TAKEN: &str = "an operation gives its result once, and it was taken by polling it";
+
+impl<T> UnderWay<T> {
+    fn work(&self) -> &dyn Work<T> {
+        let work = self.work.unwrap_or_else(|| unreachable!("the work is there until the operation is consumed"));
+        // SAFETY: from `Box::leak`, and not taken. Nothing has a unique reference: the engine's addresses are raw.
+        unsafe { work.as_ref() }
+    }
+
+    fn take(&mut self) -> Option<Box<dyn Work<T>>> {
+        // SAFETY: from `Box::leak`, taken once. The operation has ended or was withdrawn, so the engine uses no address in it.
+        self.work.take().map(|work| unsafe { Box::from_raw(work.as_ptr()) })
+    }
+
+    fn test(&self) -> bool {
+        if !self.op.is_done()
+            && let Ok(me) = self.node.shared().check()
+            && self.node.shared().progress() != Progress::Poller
+        {
+            self.node.shared().turn(me);
+        }
+        self.op.is_done()
+    }
+
+    fn drive(&self, deadline: Option<Instant>) -> Result<bool> {
+        if self.op.is_done() {
+            return Ok(true);
+        }
+        let me = self.node.shared().check()?;
+        self.work().before_wait(me, &self.op, deadline)?;
+        self.node.shared().drive(me, &self.op, deadline, |_| false)
+    }
+
+    fn withdraw(&self) -> bool {
+        !self.op.is_done() && self.work().withdraw(self.node.shared(), &self.op)
+    }
+
+    /// The result of an operation that has ended.
+    fn finish(&mut self) -> T {
+        let outcome = self.op.take().ok_or(Error::Cancelled);
+        self.take().expect(TAKEN).finish(outcome)
+    }
+
+    /// The result when no thread waits any longer, because of `error`.
+    fn give_up(&mut self, error: Error) -> T {
+        let is_certain = self.withdraw() || error.certainty() == Certainty::Unknown;
+        if self.op.is_done() {
+            return self.finish();
+        }
+        let error = if is_certain { error } else { Error::Abandoned { operation: self.work().operation() } };
+        self.take().expect(TAKEN).finish(Err(error))
+    }
+}
+
+impl<T> Drop for UnderWay<T> {
+    fn drop(&mut self) {
+        self.node.shared().poller().ended();
+        if self.work.is_some() {
+            self.withdraw();
+            let outcome = self.op.take();
+            if let Some(work) = self.take() {
+                work.discard(self.node.shared(), outcome);
+            }
+        }
+    }
+}
+
+impl<T> Operation<T> {
+    /// The receipt of a message: the chosen mode as soon as it is decided, and the outcome once the operation has ended. `None`
+    /// unless the call [requested](crate::Peer::start_send_as) a mode or the node has a policy.
+    pub fn receipt(&self) -> Option<Receipt> {
+        let State::UnderWay(under_way) = &self.0 else { return None };
+        under_way.op.receipt()
+    }
+
+    /// Whether the operation has ended. Turns the engine once, so that a loop of tests makes progress. Never waits.
+    pub fn test(&self) -> bool {
+        match &self.0 {
+            State::Over(_) | State::Taken => true,
+            State::UnderWay(under_way) => under_way.test(),
+        }
+    }
+
+    /// Waits until the operation has ended, and drives the node's engine meanwhile.
+    ///
+    /// Where waiting is impossible, as inside a callback of `recv_with`, it cancels the operation, and the result says why.
+    ///
+    /// # Panics
+    /// If its result was taken before, by polling it.
+    pub fn wait(self) -> T {
+        match self.end(None) {
+            Ok(result) => result,
+            Err(_) => unreachable!("a wait without a deadline does not expire"),
+        }
+    }
+
+    /// Waits until the operation has ended, until `deadline` at most. After the deadline it returns the operation, which is
+    /// still in progress.
+    ///
+    /// # Errors
+    /// The operation, if it has not ended.
+    ///
+    /// # Panics
+    /// As [`wait`](Self::wait).
+    pub fn wait_by(self, deadline: Instant) -> std::result::Result<T, Self> {
+        self.end(Some(deadline))
+    }
+
+    /// Cancels the operation, and returns how it ended. [`Error::Cancelled`]: it did not take place and never will.
+    /// [`Error::Abandoned`]: it may take place, as a collective does, which needs each member's part. Otherwise it had ended
+    /// already, with this result.
+    ///
+    /// # Panics
+    /// As [`wait`](Self::wait).
+    pub fn cancel(self) -> T {
+        match self.0 {
+            State::Over(result) => result,
+            State::UnderWay(mut under_way) => under_way.give_up(Error::Cancelled),
+            State::Taken => panic!("{TAKEN}"),
+        }
+    }
+
+    fn end(self, deadline: Option<Instant>) -> std::result::Result<T, Self> {
+        match self.0 {
+            State::Over(result) => Ok(result),
+            State::UnderWay(mut under_way) => match under_way.drive(deadline) {
+                Ok(true) => Ok(under_way.finish()),
+                Ok(false) => Err(Self(State::UnderWay(under_way))),
+                Err(error) => Ok(under_way.give_up(error)),
+            },
+            State::Taken => panic!("{TAKEN}"),
+        }
+    }
+}
+
+impl<T> Unpin for Operation<T> {}
+
+/// Ready when the operation has ended. The thread that turns the engine wakes the task. Under `Progress::Inline` only calls of
+/// this node turn the engine, so each poll turns it and asks to be polled again.
+impl<T> Future for Operation<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        if let State::UnderWay(under_way) = &self.0
+            && !under_way.node.shared().poll_op(&under_way.op, context)
+        {
+            return Poll::Pending;
+        }
+        match std::mem::replace(&mut self.0, State::Taken) {
+            State::Over(result) => Poll::Ready(result),
+            State::UnderWay(mut under_way) => Poll::Ready(under_way.finish()),
+            State::Taken => panic!("{TAKEN}"),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Operation<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_over = match &self.0 {
+            State::Over(_) | State::Taken => true,
+            State::UnderWay(under_way) => under_way.op.is_done(),
+        };
+        f.debug_struct("Operation").field("is_over", &is_over).finish()
+    }
+}

@@ -1,0 +1,131 @@
+//! Sends and receives that own their buffers.
+
+use super::operation::{Operation, Work, begin};
+use super::receive::received;
+use super::{Node, Shared};
+use crate::Result;
+use crate::message::outbound::Outbound;
+use crate::message::receive::RecvOp;
+use crate::message::{Match, Message};
+use crate::mode::ModeRequest;
+use crate::sync::baton::Token;
+use crate::sync::op::{Op, Outcome};
+use doorbell_fabric::{Envelope, Incarnation};
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+
+/// How a send or a receive ended, and its buffer.
+#[derive(Debug)]
+pub struct Completion<B, R = ()> {
+    /// The buffer.
+    pub buffer: B,
+    /// How it ended. A send without an error: the message is in its target's lane, or all its bytes have been moved. A receive
+    /// without an error: the envelope of the message that is in the buffer.
+    pub result: Result<R>,
+}
+
+/// A send. The engine reads the buffer meanwhile.
+struct Sending<B> {
+    buffer: UnsafeCell<B>,
+    outbound: Arc<Outbound>,
+}
+
+/// A receive. The engine writes to the buffer meanwhile.
+struct Receiving<B> {
+    buffer: UnsafeCell<B>,
+    /// The bytes of the buffer.
+    bytes: *const u8,
+    capacity: usize,
+}
+
+// SAFETY: `bytes` points to what the buffer owns.
+unsafe impl<B: Send> Send for Receiving<B> {}
+
+pub(super) fn send<B: AsRef<[u8]> + Send + 'static>(
+    node: Node,
+    outbound: Arc<Outbound>,
+    life: Option<Incarnation>,
+    tag: u64,
+    buffer: B,
+    asks: Option<ModeRequest>,
+) -> Result<Operation<Completion<B>>> {
+    let me = node.shared.check()?;
+    begin(node, Sending { buffer: UnsafeCell::new(buffer), outbound }, |node, work| {
+        // SAFETY: the work is at its address until the op is over or removed.
+        unsafe { node.shared.start_send(me, &work.outbound, life, tag, (*work.buffer.get()).as_ref(), asks) }
+    })
+}
+
+pub(super) fn receive<B: AsMut<[u8]> + Send + 'static>(
+    node: Node,
+    accepts: Match,
+    buffer: B,
+) -> Result<Operation<Completion<B, Envelope>>> {
+    let me = node.shared.check()?;
+    let work = Receiving { buffer: UnsafeCell::new(buffer), bytes: std::ptr::null(), capacity: 0 };
+    begin(node, work, |node, work| {
+        let op = Op::new();
+        let bytes = work.buffer.get_mut().as_mut();
+        let (bytes, capacity) = (bytes.as_mut_ptr(), bytes.len());
+        (work.bytes, work.capacity) = (bytes, capacity);
+        // SAFETY: the work is at its address until the op is over or removed.
+        let receive = unsafe { RecvOp::new(accepts, bytes, capacity, op.clone()) };
+        node.shared.post_recv(me, receive)?;
+        Ok(op)
+    })
+}
+
+impl<B: Send> Work<Completion<B>> for Sending<B> {
+    fn operation(&self) -> &'static str {
+        "wait for a send"
+    }
+
+    fn withdraw(&self, node: &Shared, op: &Arc<Op>) -> bool {
+        if !doorbell_shm::space::forked() {
+            node.withdraw_send(Token::current(), &self.outbound, op);
+        }
+        true
+    }
+
+    fn finish(self: Box<Self>, outcome: Result<Outcome>) -> Completion<B> {
+        let result = outcome.and_then(|outcome| match outcome {
+            Outcome::Failed(error) => Err(error),
+            _ => Ok(()),
+        });
+        Completion { buffer: self.buffer.into_inner(), result }
+    }
+}
+
+impl<B: Send> Work<Completion<B, Envelope>> for Receiving<B> {
+    fn operation(&self) -> &'static str {
+        "wait for a receive"
+    }
+
+    fn withdraw(&self, node: &Shared, op: &Arc<Op>) -> bool {
+        if !doorbell_shm::space::forked() {
+            node.withdraw_recv(Token::current(), op);
+        }
+        true
+    }
+
+    fn finish(self: Box<Self>, outcome: Result<Outcome>) -> Completion<B, Envelope> {
+        let result = outcome.and_then(|outcome| received(outcome, self.capacity));
+        Completion { buffer: self.buffer.into_inner(), result }
+    }
+
+    /// The next receive gets the message that this one had.
+    fn discard(self: Box<Self>, node: &Shared, outcome: Option<Outcome>) {
+        let message = match outcome {
+            Some(Outcome::Received(envelope)) => {
+                // SAFETY: the buffer has this length. The engine has filled it and no longer touches it.
+                let bytes = unsafe { std::slice::from_raw_parts(self.bytes, envelope.len.min(self.capacity)) };
+                Message { envelope, bytes: bytes.to_vec() }
+            }
+            Some(Outcome::Truncated(message)) => *message,
+            _ => return,
+        };
+        if !doorbell_shm::space::forked() {
+            node.have_done(Token::current(), |engine| engine.give_back(message));
+        }
+    }
+}
