@@ -13,6 +13,7 @@
 //! 5. [`turn`]: the engine, which brings what arrives to its receiver.
 //! 6. [`drive`]: the state that the handles of a node share, the wait loop, and the poller.
 //! 7. [`node`]: [`Node`] and [`Peer`], which programs call; [`region`], [`counter`] and [`loan`] beside them.
+//! 8. [`kit`]: what services use of all these.
 
 #[cfg(not(loom))]
 pub mod board;
@@ -21,6 +22,8 @@ pub mod counter;
 #[cfg(not(loom))]
 pub mod drive;
 pub mod error;
+#[cfg(not(loom))]
+pub mod kit;
 #[cfg(not(loom))]
 pub mod links;
 #[cfg(not(loom))]

@@ -4,10 +4,12 @@ pub mod install;
 mod parking;
 pub mod poller;
 mod stats;
+mod waits;
 mod watch;
 mod work;
 
 pub use stats::Stats;
+pub use waits::Moment;
 pub use watch::Begun;
 pub use work::{Updating, Work, Working};
 

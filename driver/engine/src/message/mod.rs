@@ -8,6 +8,8 @@ pub mod dispatch;
 pub mod inbound;
 #[cfg(not(loom))]
 pub mod lending;
+#[cfg(not(loom))]
+pub mod locality;
 pub mod matching;
 #[cfg(not(loom))]
 pub mod order;
@@ -15,6 +17,8 @@ pub mod order;
 pub mod outbound;
 #[cfg(not(loom))]
 pub mod pool;
+#[cfg(not(loom))]
+pub mod queue;
 #[cfg(not(loom))]
 pub mod receive;
 #[cfg(not(loom))]

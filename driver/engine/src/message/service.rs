@@ -7,13 +7,16 @@ use crate::error::Error;
 use crate::sync::op::{Op, Outcome};
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, PacketKind, Payload, Priority, Verdict};
 use doorbell_shm::board::Figures;
-use doorbell_shm::domain::PeerInbox;
+use doorbell_shm::domain::{Membership, PeerInbox};
+use doorbell_shm::keys::OwnerId;
+use serde::{Deserialize, Serialize};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// One incarnation of another node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// One incarnation of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(from = "(u16, u32)", into = "(u16, u32)")]
 pub struct PeerId {
     /// The node.
     pub node: NodeId,
@@ -30,6 +33,30 @@ impl From<(NodeId, Incarnation)> for PeerId {
 impl From<PeerId> for (NodeId, Incarnation) {
     fn from(peer: PeerId) -> Self {
         (peer.node, peer.incarnation)
+    }
+}
+
+impl From<(u16, u32)> for PeerId {
+    fn from((node, incarnation): (u16, u32)) -> Self {
+        Self { node: NodeId(node), incarnation: Incarnation(incarnation) }
+    }
+}
+
+impl From<PeerId> for (u16, u32) {
+    fn from(peer: PeerId) -> Self {
+        (peer.node.0, peer.incarnation.0)
+    }
+}
+
+impl From<&Membership> for PeerId {
+    fn from(membership: &Membership) -> Self {
+        Self { node: membership.id(), incarnation: membership.incarnation() }
+    }
+}
+
+impl From<OwnerId> for PeerId {
+    fn from(owner: OwnerId) -> Self {
+        Self { node: owner.node(), incarnation: owner.life() }
     }
 }
 

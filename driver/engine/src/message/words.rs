@@ -2,15 +2,22 @@
 //! words.
 
 use doorbell_fabric::Payload;
+use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
+
+/// A kind of packets: an enum whose values are bytes.
+pub trait Kind: TryFromBytes + IntoBytes + Immutable + KnownLayout {}
+
+impl<K: TryFromBytes + IntoBytes + Immutable + KnownLayout> Kind for K {}
 
 /// The tag of a packet of this kind for the end with this number.
-pub fn tag(kind: u8, number: u32) -> u64 {
-    u64::from(kind) << 56 | u64::from(number)
+pub fn tag(kind: impl Kind, number: u32) -> u64 {
+    let kind = kind.as_bytes().iter().fold(0, |bits, byte| bits << 8 | u64::from(*byte));
+    kind << 56 | u64::from(number)
 }
 
-/// The packet's kind, numbered from 1 within `kinds`, and the number of its end. `None` if it has none of these kinds.
-pub fn parse<K: Copy>(kinds: &[K], tag: u64) -> Option<(K, u32)> {
-    let kind = *kinds.get(((tag >> 56) as usize).checked_sub(1)?)?;
+/// The packet's kind and the number of its end. `None` if no packet has such a tag.
+pub fn parse<K: Kind>(tag: u64) -> Option<(K, u32)> {
+    let kind = K::try_read_from_bytes(&[(tag >> 56) as u8]).ok()?;
     (tag >> 32 & 0xff_ffff == 0).then_some((kind, tag as u32))
 }
 
@@ -32,14 +39,22 @@ pub fn read<const N: usize>(payload: &Payload<'_>) -> Option<[u64; N]> {
 mod tests {
     use super::*;
 
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
+    #[repr(u8)]
+    enum Letter {
+        A = 1,
+        B = 2,
+        C = 3,
+    }
+
     #[test]
     fn tags_are_read_as_they_are_written() {
-        let kinds = ['a', 'b', 'c'];
-        for (at, kind) in kinds.into_iter().enumerate() {
-            assert_eq!(parse(&kinds, tag(at as u8 + 1, u32::MAX)), Some((kind, u32::MAX)));
+        for kind in [Letter::A, Letter::B, Letter::C] {
+            assert_eq!(tag(kind, 7), (kind as u64) << 56 | 7);
+            assert_eq!(parse(tag(kind, u32::MAX)), Some((kind, u32::MAX)));
         }
         for odd in [0, 4 << 56, 1 << 56 | 1 << 40, u64::MAX] {
-            assert_eq!(parse(&kinds, odd), None);
+            assert_eq!(parse::<Letter>(odd), None);
         }
         let bytes = words(&[1, u64::MAX]);
         assert_eq!(read::<2>(&Payload::private(&bytes)), Some([1, u64::MAX]));

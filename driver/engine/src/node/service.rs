@@ -4,7 +4,6 @@ use super::Node;
 use crate::Result;
 use crate::error::Error;
 use crate::message::service::Class;
-use doorbell_fabric::world;
 use std::fmt;
 use std::marker::PhantomData;
 use std::time::Instant;
@@ -43,18 +42,7 @@ impl<S: Class> ServiceHandle<S> {
     /// # Errors
     /// [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     pub fn call<T>(&self, act: impl FnOnce(&mut S) -> T) -> Result<T> {
-        let shared = self.node.shared();
-        let me = shared.check()?;
-        let mut engine = shared.enter(me, OPERATION)?;
-        shared.check()?;
-        let answer = act(engine.find_service().ok_or_else(missing::<S>)?);
-        engine.service_changed(S::CLASS);
-        engine.push(me);
-        engine.wake_if_done();
-        let is_left = engine.has_left_over();
-        drop(engine);
-        shared.done_within(is_left);
-        Ok(answer)
+        self.node.shared().call(OPERATION, act)
     }
 
     /// Waits until `ready` returns a value. `ready` is called at once, and again after each change of the service. Between
@@ -74,33 +62,10 @@ impl<S: Class> ServiceHandle<S> {
         self.wait_for(Some(deadline), ready)
     }
 
-    fn wait_for<T>(&self, deadline: Option<Instant>, mut ready: impl FnMut(&mut S) -> Option<T>) -> Result<T> {
-        let shared = self.node.shared();
-        let me = shared.check()?;
-        loop {
-            let changed = {
-                let mut engine = shared.enter(me, OPERATION)?;
-                // The node closes its flag first, and then ends what waits: nothing is added after that.
-                shared.check()?;
-                if let Some(found) = ready(engine.find_service().ok_or_else(missing::<S>)?) {
-                    return Ok(found);
-                }
-                engine.await_service(S::CLASS).ok_or_else(missing::<S>)?
-            };
-            let has_changed = shared.drive(me, &changed, deadline, |_| false)?;
-            // A service that changes all the time must not hide the deadline.
-            if !has_changed || deadline.is_some_and(|deadline| world::now() >= deadline) {
-                let mut engine = shared.enter(me, OPERATION)?;
-                let found = engine.find_service().and_then(&mut ready);
-                return found.ok_or(Error::Timeout { operation: OPERATION, node: None });
-            }
-        }
+    fn wait_for<T>(&self, deadline: Option<Instant>, ready: impl FnMut(&mut S) -> Option<T>) -> Result<T> {
+        let found = self.node.shared().wait_for_service(OPERATION, deadline, ready)?;
+        found.ok_or(Error::Timeout { operation: OPERATION, node: None })
     }
-}
-
-fn missing<S>() -> Error {
-    let service = std::any::type_name::<S>();
-    Error::Invalid { what: format!("this node has no service {service}; give it to NodeBuilder::service before the node joins") }
 }
 
 impl<S> Clone for ServiceHandle<S> {

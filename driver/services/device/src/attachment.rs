@@ -1,10 +1,8 @@
 //! One attachment of this process to a device.
 
+use super::net::Devices;
 use super::watch::Watch;
-use doorbell_engine::drive::Shared;
-use doorbell_engine::error::{DeviceFault, Error};
-use doorbell_engine::sync::baton::Token;
-use doorbell_engine::turn::Engine;
+use doorbell_engine::kit::{DeviceFault, Error, PeerId, Shared};
 use doorbell_shm::device::{Dead, this_thread};
 use doorbell_shm::domain::DeviceSegment;
 use doorbell_shm::keys::OwnerId;
@@ -17,8 +15,6 @@ pub struct Inner {
     pub segment: Arc<DeviceSegment>,
     pub fetch_within: Duration,
     pub watch: Option<Watch>,
-    /// Tells the service of the engine that this attachment ended.
-    pub leave: fn(&mut Engine),
 }
 
 impl Inner {
@@ -50,19 +46,15 @@ impl Drop for Inner {
             return;
         }
         let membership = self.shared.membership();
-        self.segment.view().leave_port((membership.id(), membership.incarnation()));
+        self.segment.view().leave_port(PeerId::from(membership).into());
         if !self.shared.is_closed()
             && let Err(error) = membership.detach_device(&self.segment)
         {
             tracing::warn!(%error, device = self.segment.name(), "could not detach from a device; its memory stays until another process cleans up");
         }
-        let me = Token::current();
-        if self.shared.has_network()
-            && let Ok(mut engine) = self.shared.enter(me, "detach from a device")
-        {
+        if self.shared.has_network() {
             // The next turn tells the senders that this process served.
-            engine.push(me);
-            (self.leave)(&mut engine);
+            let _ = self.shared.call("detach from a device", Devices::leave);
         }
     }
 }

@@ -5,9 +5,7 @@ use super::envelope::DeviceCounts;
 use super::net::Devices;
 use super::thread::DeviceThread;
 use super::watch::{DeviceEvent, Watch};
-use doorbell_engine::Result;
-use doorbell_engine::node::{Node, shared_of};
-use doorbell_engine::sync::baton::Token;
+use doorbell_engine::kit::{Node, Result, shared_of};
 use doorbell_shm::device::{DeviceGeometry, Held};
 use std::fmt;
 use std::sync::Arc;
@@ -72,15 +70,9 @@ impl DeviceBuilder {
         shared.check()?;
         let segment = Arc::new(shared.membership().attach_device(&self.name, self.geometry)?);
         let Self { fetch_within, watch, .. } = self;
-        let inner = Arc::new(Inner {
-            shared: shared.clone(),
-            segment,
-            fetch_within,
-            watch,
-            leave: |engine| engine.service::<Devices>().leave(),
-        });
-        if shared.has_network() {
-            shared.enter(Token::current(), "attach to a device")?.service::<Devices>().enter(&inner);
+        let inner = Arc::new(Inner { shared, segment, fetch_within, watch });
+        if inner.shared.has_network() {
+            inner.shared.call("attach to a device", |devices: &mut Devices| devices.enter(&inner))?;
         }
         Ok(Device { inner })
     }
@@ -114,6 +106,16 @@ pub struct Device {
 }
 
 impl Device {
+    /// Prepares to attach to the device of this name: 1 to 64 of the characters `A-Z a-z 0-9 _ - .`.
+    pub fn builder(node: &Node, name: &str) -> DeviceBuilder {
+        DeviceBuilder {
+            node: node.clone(),
+            name: name.to_owned(),
+            geometry: DeviceGeometry::default(),
+            fetch_within: Duration::from_secs(5),
+            watch: None,
+        }
+    }
     /// The name of the device.
     pub fn name(&self) -> &str {
         self.inner.segment.name()
@@ -144,18 +146,5 @@ impl Device {
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Device").field("name", &self.name()).finish_non_exhaustive()
-    }
-}
-
-impl Device {
-    /// Prepares to attach to the device of this name: 1 to 64 of the characters `A-Z a-z 0-9 _ - .`.
-    pub fn builder(node: &Node, name: &str) -> DeviceBuilder {
-        DeviceBuilder {
-            node: node.clone(),
-            name: name.to_owned(),
-            geometry: DeviceGeometry::default(),
-            fetch_within: Duration::from_secs(5),
-            watch: None,
-        }
     }
 }

@@ -1,20 +1,14 @@
 //! Sending to the threads of a device.
 
 use super::attachment::fault;
-use super::far;
-use super::net::Dropped;
-use doorbell_engine::Result;
-use doorbell_engine::drive::poller::Progress;
-use doorbell_engine::drive::{Shared, Work};
-use doorbell_engine::error::{DeviceFault, Error};
-use doorbell_engine::node::{Node, shared_of};
-use doorbell_engine::sync::baton::Token;
-use doorbell_engine::sync::wait::Step;
+use super::far::FarLane;
+use doorbell_engine::kit::{
+    DeviceFault, Error, Locality, Moment, Node, PeerId, Progress, Result, Shared, Token, Work, shared_of,
+};
 use doorbell_shm::device::{NoWrite, Writer};
 use doorbell_shm::domain::DeviceSegment;
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,28 +25,43 @@ const SLEEP_INLINE: Duration = Duration::from_millis(1);
 ///
 /// Messages that one value sends to one thread id arrive in order.
 pub struct DeviceSender {
-    pub(super) shared: Arc<Shared>,
+    shared: Arc<Shared>,
     name: Box<str>,
-    way: Way,
+    way: Locality<Box<Lane>, FarLane>,
 }
 
-/// How the device is reached.
-pub(super) enum Way {
-    /// In shared memory, by a lane of the device.
-    Near { segment: Box<DeviceSegment>, writer: RefCell<Writer>, work: Work, vain: Cell<u32> },
-    /// By the network, as stream number `stream`. `message_max` is the limit when the device was found.
-    Far { stream: u32, message_max: usize, dropped: Dropped, not_sync: PhantomData<Cell<()>> },
+/// A lane of the device in shared memory.
+struct Lane {
+    segment: DeviceSegment,
+    writer: RefCell<Writer>,
+    work: Work,
+    /// Attempts to send without waiting that found no room.
+    vain: Cell<u32>,
+}
+
+/// A message: thread id, tag, and its bytes in several pieces.
+pub(super) type Parts<'a> = (u32, u64, &'a [&'a [u8]]);
+
+/// The length of a message that lies in several pieces.
+pub(super) fn length(parts: &[&[u8]]) -> usize {
+    parts.iter().map(|part| part.len()).fold(0, usize::saturating_add)
 }
 
 impl DeviceSender {
-    pub(super) fn open_for(shared: Arc<Shared>, name: &str) -> Result<Self> {
-        let me = shared.check()?;
+    /// Prepares to send to the threads of the device `name`, over a lane of its own. Makes system calls. Over the network it
+    /// waits up to five seconds for a node that serves the device.
+    ///
+    /// # Errors
+    /// [`Error::Device`]: no living process is attached to a device of this name, or the device has no lane left for this node.
+    pub fn open(node: &Node, name: &str) -> Result<Self> {
+        let shared = shared_of(node).clone();
+        shared.check()?;
         let way = match shared.membership().open_device(name)? {
             Some(segment) => {
                 let writer = RefCell::new(claim(&shared, &segment)?);
-                Way::Near { segment: Box::new(segment), writer, work: shared.new_work(), vain: Cell::new(0) }
+                Locality::Near(Box::new(Lane { segment, writer, work: shared.new_work(), vain: Cell::new(0) }))
             }
-            None if shared.has_network() => far::open(&shared, me, name)?,
+            None if shared.has_network() => Locality::Far(FarLane::open(&shared, name)?),
             None => return Err(fault(SEND, name, DeviceFault::Absent)),
         };
         Ok(Self { shared, name: name.into(), way })
@@ -66,8 +75,8 @@ impl DeviceSender {
     /// The length of the longest message, in bytes.
     pub fn message_max(&self) -> usize {
         match &self.way {
-            Way::Near { segment, .. } => segment.geometry().message_max(),
-            Way::Far { message_max, .. } => *message_max,
+            Locality::Near(lane) => lane.segment.geometry().message_max(),
+            Locality::Far(lane) => lane.message_max,
         }
     }
 
@@ -96,20 +105,20 @@ impl DeviceSender {
     pub fn try_send(&self, thread: u32, tag: u64, bytes: &[u8]) -> Result<bool> {
         let me = self.shared.check()?;
         match &self.way {
-            Way::Near { segment, writer, work, vain } => match self.write((segment, writer, work), thread, tag, &[bytes])? {
+            Locality::Near(lane) => match self.write(lane, (thread, tag, &[bytes]))? {
                 Ok(()) => Ok(true),
                 Err(NoWrite::Full) => {
-                    vain.set(vain.get().wrapping_add(1));
-                    if vain.get().is_multiple_of(CARE_EVERY) {
-                        self.care(me, segment)?;
+                    lane.vain.set(lane.vain.get().wrapping_add(1));
+                    if lane.vain.get().is_multiple_of(CARE_EVERY) {
+                        self.care(me, lane)?;
                     }
                     Ok(false)
                 }
                 Err(why) => Err(self.refused(why, bytes.len())),
             },
-            Way::Far { stream, .. } => {
+            Locality::Far(lane) => {
                 self.check_len(bytes.len())?;
-                far::try_send(self, me, *stream, thread, tag, &[bytes])
+                lane.try_send(me, (thread, tag, &[bytes]))
             }
         }
     }
@@ -117,20 +126,17 @@ impl DeviceSender {
     /// Waits until all sent messages are in the device, and fails with [`Error::Timeout`] at `deadline`. Returns at once in
     /// shared memory, where a sent message is in the device already.
     pub fn flush_by(&self, deadline: Instant) -> Result<()> {
-        let me = self.shared.check()?;
-        match &self.way {
-            Way::Near { .. } => Ok(()),
-            Way::Far { stream, .. } => far::flush(self, me, *stream, deadline),
-        }
+        self.shared.check()?;
+        self.way.far().map_or(Ok(()), |lane| lane.flush(deadline))
     }
 
     /// Fails if it is known that no process receives any more. Makes system calls.
     pub fn check_there(&self) -> Result<()> {
         let me = self.shared.check()?;
         match &self.way {
-            Way::Near { segment, .. } if segment.view().has_ended() => Err(self.refused(NoWrite::Ended, 0)),
-            Way::Near { segment, .. } => self.care(me, segment),
-            Way::Far { stream, .. } => far::check_there(self, me, *stream),
+            Locality::Near(lane) if lane.segment.view().has_ended() => Err(self.refused(NoWrite::Ended, 0)),
+            Locality::Near(lane) => self.care(me, lane),
+            Locality::Far(lane) => lane.check_there(),
         }
     }
 
@@ -138,14 +144,15 @@ impl DeviceSender {
     #[inline]
     pub fn send_parts(&self, thread: u32, tag: u64, parts: &[&[u8]], deadline: Option<Instant>) -> Result<()> {
         let me = self.shared.check()?;
+        let message = (thread, tag, parts);
         match &self.way {
-            Way::Near { segment, writer, work, .. } => match self.write((segment, writer, work), thread, tag, parts)? {
+            Locality::Near(lane) => match self.write(lane, message)? {
                 Ok(()) => Ok(()),
-                Err(why) => self.send_when_there_is_room(me, (segment, writer, work), (thread, tag, parts), deadline, why),
+                Err(why) => self.send_when_there_is_room(me, lane, message, deadline, why),
             },
-            Way::Far { stream, .. } => {
-                self.check_len(parts.iter().map(|part| part.len()).fold(0, usize::saturating_add))?;
-                far::send(self, me, *stream, (thread, tag, parts), deadline)
+            Locality::Far(lane) => {
+                self.check_len(length(parts))?;
+                lane.send(message, deadline)
             }
         }
     }
@@ -155,73 +162,57 @@ impl DeviceSender {
     }
 
     #[inline]
-    fn write(
-        &self,
-        (segment, writer, work): (&DeviceSegment, &RefCell<Writer>, &Work),
-        thread: u32,
-        tag: u64,
-        parts: &[&[u8]],
-    ) -> Result<Result<(), NoWrite>> {
+    fn write(&self, lane: &Lane, (thread, tag, parts): Parts<'_>) -> Result<Result<(), NoWrite>> {
         // While this guard lives the node does not leave. Another sender could get the lane after that.
-        let _working = self.shared.begin(work)?;
-        Ok(writer.borrow_mut().try_write(&segment.view(), thread, tag, parts))
+        let _working = self.shared.begin(&lane.work)?;
+        Ok(lane.writer.borrow_mut().try_write(&lane.segment.view(), thread, tag, parts))
     }
 
     #[cold]
     fn send_when_there_is_room(
         &self,
         me: Token,
-        (segment, writer, work): (&DeviceSegment, &RefCell<Writer>, &Work),
-        (thread, tag, parts): (u32, u64, &[&[u8]]),
+        lane: &Lane,
+        message: Parts<'_>,
         deadline: Option<Instant>,
-        mut why: NoWrite,
+        why: NoWrite,
     ) -> Result<()> {
-        let (shared, view) = (&self.shared, segment.view());
-        let len = parts.iter().map(|part| part.len()).fold(0, usize::saturating_add);
-        let (mut gear, mut rounds, mut anew) = (shared.gear(deadline), 0_u32, false);
-        loop {
-            match why {
-                NoWrite::Full => {}
-                // Another process damaged the lane, or took this sender for dead. Another lane may be free.
-                NoWrite::Broken if !anew => {
-                    anew = true;
-                    *writer.borrow_mut() = claim(shared, segment)?;
-                }
-                why => return Err(self.refused(why, len)),
-            }
-            rounds += 1;
-            if rounds.is_multiple_of(TURN_EVERY) && shared.progress() != Progress::Poller {
-                shared.turn(me);
-            }
-            match gear.step() {
-                Step::Again => {}
-                Step::Check => self.care(me, segment)?,
-                Step::Park(most) => {
-                    let is_inline = shared.progress() == Progress::Inline && shared.has_network();
-                    writer.borrow_mut().sleep(&view, len, most.min(if is_inline { SLEEP_INLINE } else { SLEEP }));
-                    gear.slept();
-                    if gear.check_due() {
-                        self.care(me, segment)?;
+        let (shared, len) = (&self.shared, length(message.2));
+        let (mut why, mut anew) = (Some(why), false);
+        shared.wait_for(me, shared.gear(deadline), TURN_EVERY, |moment| {
+            match moment {
+                Moment::Look => {
+                    // The first attempt was made by the caller.
+                    let done = why.take().map_or_else(|| self.write(lane, message), |why| Ok(Err(why)))?;
+                    match done {
+                        Ok(()) => return Ok(Some(())),
+                        Err(NoWrite::Full) => {}
+                        // Another process damaged the lane, or took this sender for dead. Another lane may be free.
+                        Err(NoWrite::Broken) if !anew => {
+                            anew = true;
+                            *lane.writer.borrow_mut() = claim(shared, &lane.segment)?;
+                        }
+                        Err(why) => return Err(self.refused(why, len)),
                     }
                 }
-                Step::Expired => return Err(Error::Timeout { operation: "send to a device", node: None }),
+                Moment::Check => self.care(me, lane)?,
+                Moment::Sleep(most) => {
+                    let is_inline = shared.progress() == Progress::Inline && shared.has_network();
+                    let most = most.min(if is_inline { SLEEP_INLINE } else { SLEEP });
+                    lane.writer.borrow_mut().sleep(&lane.segment.view(), len, most);
+                }
+                Moment::Expired => return Err(Error::Timeout { operation: "send to a device", node: None }),
             }
-            match self.write((segment, writer, work), thread, tag, parts)? {
-                Ok(()) => return Ok(()),
-                Err(again) => why = again,
-            }
-        }
+            Ok(None)
+        })
     }
 
     /// The checks of a long wait: this node lives, and a living process is attached.
     #[cold]
-    fn care(&self, me: Token, segment: &DeviceSegment) -> Result<()> {
-        self.shared.check()?;
-        if self.shared.progress() != Progress::Poller {
-            self.shared.check_peers(me);
-        }
+    fn care(&self, me: Token, lane: &Lane) -> Result<()> {
+        self.shared.check_long_wait(me)?;
         let membership = self.shared.membership();
-        if segment.view().attached().any(|(node, life)| membership.is_living(node, life)) {
+        if lane.segment.view().attached().any(|(node, life)| membership.is_living(node, life)) {
             return Ok(());
         }
         Err(fault(SEND, self.name(), DeviceFault::Absent))
@@ -242,11 +233,11 @@ impl DeviceSender {
 fn claim(shared: &Shared, segment: &DeviceSegment) -> Result<Writer> {
     let _updating = shared.begin_update()?;
     let membership = shared.membership();
-    let me = (membership.id(), membership.incarnation());
-    Writer::claim(&segment.view(), me, None, |node, life| membership.is_living(node, life)).ok_or_else(|| {
-        let senders = segment.geometry().senders;
-        fault(SEND, segment.name(), DeviceFault::NoLane { senders })
-    })
+    Writer::claim(&segment.view(), PeerId::from(membership).into(), None, |node, life| membership.is_living(node, life))
+        .ok_or_else(|| {
+            let senders = segment.geometry().senders;
+            fault(SEND, segment.name(), DeviceFault::NoLane { senders })
+        })
 }
 
 impl Drop for DeviceSender {
@@ -255,11 +246,8 @@ impl Drop for DeviceSender {
             return;
         }
         match &mut self.way {
-            Way::Near { segment, writer, .. } => writer.get_mut().release(&segment.view()),
-            Way::Far { stream, dropped, .. } => {
-                let (stream, dropped) = (*stream, dropped.clone());
-                far::close(self, stream, &dropped);
-            }
+            Locality::Near(lane) => lane.writer.get_mut().release(&lane.segment.view()),
+            Locality::Far(lane) => lane.close(),
         }
     }
 }
@@ -267,16 +255,5 @@ impl Drop for DeviceSender {
 impl fmt::Debug for DeviceSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceSender").field("device", &self.name()).finish_non_exhaustive()
-    }
-}
-
-impl DeviceSender {
-    /// Prepares to send to the threads of the device `name`, over a lane of its own. Makes system calls. Over the network it
-    /// waits up to five seconds for a node that serves the device.
-    ///
-    /// # Errors
-    /// [`Error::Device`]: no living process is attached to a device of this name, or the device has no lane left for this node.
-    pub fn open(node: &Node, name: &str) -> Result<Self> {
-        Self::open_for(shared_of(node).clone(), name)
     }
 }

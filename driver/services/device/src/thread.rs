@@ -3,17 +3,10 @@
 use super::attachment::Inner;
 use super::envelope::DeviceEnvelope;
 use super::watch::DeviceStep;
-use doorbell_engine::Result;
-use doorbell_engine::drive::poller::Progress;
-use doorbell_engine::drive::{Updating, Work};
-use doorbell_engine::error::{DeviceFault, Error};
-use doorbell_engine::sync::baton::Token;
-use doorbell_engine::sync::wait::{CHECK_EVERY, Step};
-use doorbell_fabric::Payload;
-use doorbell_fabric::world;
+use doorbell_engine::kit::{CHECK_EVERY, DeviceFault, Error, Moment, Payload, Progress, Result, Token, Updating, Work, world};
 use doorbell_shm::clock;
 use doorbell_shm::device::{Dead, Header, Held, Received, View, this_thread};
-use doorbell_shm::keys::OwnerId;
+use doorbell_shm::keys::{OwnerId, Seen};
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
@@ -252,53 +245,51 @@ impl DeviceThread {
         self.be_here()?;
         let inner = self.inner.clone();
         let shared = &inner.shared;
-        let (spin, mut gear, mut rounds, mut others) = (self.spin, None, 0_u32, 0);
-        let mut worth = true;
-        loop {
-            let mut is_busy = false;
+        let (is_worth, is_busy, mut others) = (Cell::new(true), Cell::new(false), 0);
+        let mut look = |this: &Self| {
+            is_busy.set(false);
             for _ in 0..LOOKS {
-                if worth {
-                    match self.steps(buf)? {
-                        Got::Message(envelope) => return Ok(envelope),
-                        Got::TooSmall(len) => return Err(self.too_small(len, buf.len())),
+                if is_worth.get() {
+                    match this.steps(buf)? {
+                        Got::Message(envelope) => return Ok(Some(envelope)),
+                        Got::TooSmall(len) => return Err(this.too_small(len, buf.len())),
                         Got::More => others = GRACE,
                         Got::Nothing => {}
-                        Got::Busy => is_busy = true,
+                        Got::Busy => is_busy.set(true),
                     }
                 }
                 std::hint::spin_loop();
-                worth = self.is_worth(&inner.segment.view(), &mut others);
+                is_worth.set(this.is_worth(&this.inner.segment.view(), &mut others));
             }
-            let gear = match &mut gear {
-                Some(gear) => gear,
-                None if shared.has_network() && shared.is_within(me) => return Err(Error::Reentrant { operation: RECEIVE }),
-                None => gear.insert(shared.gear(deadline).yielding_for(YIELD).spinning_for(spin)),
-            };
-            rounds += 1;
-            if rounds.is_multiple_of(TURN_EVERY) && shared.progress() != Progress::Poller && shared.turn(me) > 0 {
-                gear.awake();
-            }
-            match gear.step() {
-                Step::Again => continue,
-                Step::Check => self.care(me)?,
-                Step::Park(most) => {
-                    self.sleep(most, is_busy);
-                    gear.slept();
+            Ok(None)
+        };
+        // The first look needs no clock.
+        if let Some(envelope) = look(self)? {
+            return Ok(envelope);
+        }
+        if shared.has_network() && shared.is_within(me) {
+            return Err(Error::Reentrant { operation: RECEIVE });
+        }
+        let gear = shared.gear(deadline).yielding_for(YIELD).spinning_for(self.spin);
+        shared.wait_for(me, gear, TURN_EVERY, |moment| {
+            match moment {
+                Moment::Look => return look(self),
+                Moment::Check => self.care(me)?,
+                Moment::Sleep(most) => {
+                    self.sleep(most, is_busy.get());
                     if shared.progress() == Progress::Inline {
                         shared.turn(me);
                     }
-                    if gear.check_due() {
-                        self.care(me)?;
-                    }
                 }
-                Step::Expired => {
+                Moment::Expired => {
                     self.care_if_due(me)?;
                     return Err(Error::Timeout { operation: "receive from a device", node: None });
                 }
             }
             self.note(DeviceStep::Waited);
-            worth = true;
-        }
+            is_worth.set(true);
+            Ok(None)
+        })
     }
 
     /// Sleeps until there is something to do, or, if another thread holds the lock, until it is free.
@@ -323,10 +314,7 @@ impl DeviceThread {
     fn care(&mut self, me: Token) -> Result<()> {
         self.cared = world::now();
         let inner = &self.inner;
-        inner.shared.check()?;
-        if inner.shared.progress() != Progress::Poller {
-            inner.shared.check_peers(me);
-        }
+        inner.shared.check_long_wait(me)?;
         let view = inner.segment.view();
         if inner.segment.is_cut() {
             return Err(inner.fault(RECEIVE, DeviceFault::Damaged));
@@ -361,25 +349,25 @@ impl Inner {
     fn lock(&self, me: OwnerId, operation: &'static str) -> Result<Locked<'_>> {
         let _updating = self.shared.begin_update()?;
         let view = self.segment.view();
-        let mut gear = self.shared.gear(Some(world::now() + Duration::from_secs(2)));
-        loop {
-            let seen = match Held::try_lock(view, me) {
-                Ok(held) => return Ok(Locked { held, _updating }),
-                Err(seen) => seen,
-            };
-            let is_dead = |owner| !self.lives(owner);
-            match gear.step() {
-                Step::Again => continue,
-                Step::Park(most) => Held::await_lock(view, most.min(SLEEP_LOCK)),
-                Step::Check => {}
-                Step::Expired => return Err(Error::Timeout { operation, node: seen.owner().map(OwnerId::node) }),
+        let mut seen = view.lock_seen();
+        let inherit = |seen: Seen| seen.owner().filter(|owner| !self.lives(*owner)).and_then(|_| Held::inherit(view, me, seen));
+        let gear = self.shared.gear(Some(world::now() + Duration::from_secs(2)));
+        let held = self.shared.wait_for(Token::current(), gear, 0, |moment| match moment {
+            Moment::Look => match Held::try_lock(view, me) {
+                Ok(held) => Ok(Some(held)),
+                Err(now) => {
+                    seen = now;
+                    Ok(None)
+                }
+            },
+            Moment::Check => Ok(inherit(seen)),
+            Moment::Sleep(most) => {
+                Held::await_lock(view, most.min(SLEEP_LOCK));
+                Ok(inherit(seen))
             }
-            if seen.owner().is_some_and(is_dead)
-                && let Some(held) = Held::inherit(view, me, seen)
-            {
-                return Ok(Locked { held, _updating });
-            }
-        }
+            Moment::Expired => Err(Error::Timeout { operation, node: seen.owner().map(OwnerId::node) }),
+        });
+        Ok(Locked { held: held?, _updating })
     }
 }
 

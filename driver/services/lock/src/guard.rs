@@ -2,8 +2,7 @@
 
 use super::fault::fault;
 use super::key::LockKey;
-use doorbell_engine::error::LockFault;
-use doorbell_engine::{Error, Result};
+use doorbell_engine::kit::{Error, LockFault, Result};
 use doorbell_shm::keys::{OwnerId, Value};
 use std::marker::PhantomData;
 

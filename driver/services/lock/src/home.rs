@@ -10,21 +10,16 @@
 //! A node does not believe a peer that calls itself coordinator: it asks all others (`away.rs`). So a lying peer can't be a
 //! second coordinator beside a living one.
 
-use super::away::{answer_waiting, find_coordinator, init_for, send_answer};
+use super::far::{answer_waiting, find_coordinator, init_for, send_answer};
 use super::fault::PATIENCE;
 use super::mail::{Mail, Received};
-use super::offers::{Arrived, Offers};
-use super::seeking::Seeking;
 use super::wait::Want;
-use super::wire::{self, Answer, Ask, At, Deed, Entry, Facts, Home, Life, Tell, Trouble};
-use doorbell_engine::drive::Shared;
-use doorbell_engine::error::Error;
-use doorbell_engine::error::LockFault;
-use doorbell_engine::sync::pool::{Clerks, Customer};
-use doorbell_fabric::world;
-use doorbell_fabric::{Incarnation, NodeId};
+use super::wire::{self, Answer, Ask, At, Deed, ENTRIES_MAX, Entry, Facts, Home, Tell, Trouble};
+use doorbell_engine::kit::{Clerks, Customer, Error, LockFault, PeerId, Shared, world};
 use doorbell_shm::domain::{Key, Membership, OpenKey};
-use doorbell_shm::keys::{OwnerId, Resource, Seen, waiting};
+use doorbell_shm::error::ShmError;
+use doorbell_shm::keys::{KEYS_MAX, KeyFacts, OwnerId, Resource, Seen, waiting};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -35,43 +30,47 @@ const AGREED: Duration = Duration::from_secs(5);
 /// What a node serves and knows of locks. Only the holder of the baton uses it.
 pub struct Registry {
     membership: Arc<Membership>,
+    me: PeerId,
     shared: Weak<Shared>,
     clerks: Arc<Clerks>,
     /// The coordinator, if the registry is elsewhere: found by asking all others.
-    known: Option<Home>,
+    pub known: Option<Home>,
     /// The node that this node last agreed to as coordinator, and when. That node may still fail to become it.
     agreed: Option<(Home, Instant)>,
     /// Nodes that announced themselves as coordinator, and whether each was told since then what this node holds.
     heralds: Vec<(Home, bool)>,
-    /// Whether a thread is looking for a coordinator because another node asked for one. One thread is enough.
-    is_seeking: Arc<AtomicBool>,
-    /// This node took over from a dead coordinator.
-    succeeded: bool,
+    /// A thread that looks for a coordinator because another node asked for one has this. One thread is enough.
+    seeking: Weak<()>,
+    /// This node took over from a dead coordinator, and has not announced it yet.
+    pub succeeded: bool,
     /// This node is claiming the registry.
     pub claiming: bool,
-    /// The last coordinator elsewhere that this node knew of; `before` is the one before that.
-    last: Option<Home>,
+    /// The present or last coordinator elsewhere that this node knew of; `before` is the one before that. The next one's term is
+    /// greater.
+    pub last: Option<Home>,
     before: Option<Home>,
-    /// What the former coordinator said when it left.
-    farewell: Option<Farewell>,
+    /// What the former coordinator said when it left: the locks that were held, damaged or frozen, and whether that is all.
+    farewell: Option<(Home, Vec<Entry>, bool)>,
     /// Nodes that wait here for a lock, over the network.
     waiting: Vec<Waiting>,
     /// The locks that nodes say they hold, while their reports are incomplete.
-    holding: Vec<((NodeId, Incarnation), Vec<String>)>,
-    /// Locks that others offer.
-    pub offers: Offers,
+    holding: BTreeMap<PeerId, Vec<String>>,
+    /// Locks that others offer, and that are not accepted yet.
+    pub offers: VecDeque<Arrived>,
 }
 
-/// The locks that a leaving coordinator reported as held, damaged or frozen.
-struct Farewell {
-    home: Home,
-    left: Vec<Entry>,
-    whole: bool,
+/// An offer that has arrived.
+pub struct Arrived {
+    pub from: PeerId,
+    /// The number by which it is answered.
+    pub id: u64,
+    pub name: String,
+    pub with: Vec<u8>,
 }
 
-struct Waiting {
-    node: NodeId,
-    life: Incarnation,
+/// A node's wait for a lock, on a pool thread here.
+pub struct Waiting {
+    peer: PeerId,
     id: u64,
     key: OpenKey,
     withdrawn: Arc<AtomicBool>,
@@ -85,36 +84,34 @@ impl Waiting {
     }
 }
 
-/// The answer of an operation on a lock, or that it has to wait.
-pub enum Done {
-    Answer(Answer),
-    Wait,
+/// Cuts what has no room in one packet. Each notice says whether more follow; there is at least one.
+fn in_parts<T: Clone>(all: &[T], tell: impl Fn(Vec<T>, bool) -> Tell) -> Vec<Tell> {
+    let parts = all.len().div_ceil(ENTRIES_MAX).max(1);
+    let part = |at: usize| all.iter().skip(at * ENTRIES_MAX).take(ENTRIES_MAX).cloned().collect();
+    (0..parts).map(|at| tell(part(at), at + 1 < parts)).collect()
 }
 
 impl Registry {
     /// The state of a node that knows of no lock yet.
     pub fn new(membership: Arc<Membership>, shared: Weak<Shared>, clerks: Arc<Clerks>) -> Self {
         Self {
+            me: (&*membership).into(),
             membership,
             shared,
             clerks,
             known: None,
             agreed: None,
             heralds: Vec::new(),
-            is_seeking: Arc::default(),
+            seeking: Weak::new(),
             claiming: false,
             last: None,
             before: None,
             succeeded: false,
             waiting: Vec::new(),
-            holding: Vec::new(),
+            holding: BTreeMap::new(),
             farewell: None,
-            offers: Offers::default(),
+            offers: VecDeque::new(),
         }
-    }
-
-    fn me(&self) -> (NodeId, Incarnation) {
-        (self.membership.id(), self.membership.incarnation())
     }
 
     /// The coordinator, as far as this node knows. If the registry is here and its coordinator is dead, this node takes over.
@@ -124,8 +121,7 @@ impl Registry {
         if !self.membership.is_home_living() && self.membership.take_home(was) {
             self.succeeded = true;
         }
-        let (node, life) = self.membership.seat()?.1?;
-        Some(Home { term, at: (node.0, life.0) })
+        Some(Home { term, at: self.membership.seat()?.1?.into() })
     }
 
     /// Takes `home` as the coordinator, which is elsewhere, and tells it which locks this node holds. It frees the others that
@@ -142,21 +138,8 @@ impl Registry {
     /// Tells a coordinator which locks this node holds.
     fn report(&mut self, home: Home, mail: &mut Mail) {
         self.heralds.iter_mut().filter(|(herald, _)| herald.at == home.at).for_each(|(_, is_told)| *is_told = true);
-        let (node, life) = home.node();
-        let held: Vec<_> = mail.held(node, life).collect();
-        let mut letters = held.chunks(wire::ENTRIES_MAX).peekable();
-        if letters.peek().is_none() {
-            mail.tell(node, life, wire::encode(&Tell::Holding { names: Vec::new(), more: false }));
-        }
-        while let Some(names) = letters.next() {
-            let more = letters.peek().is_some();
-            mail.tell(node, life, wire::encode(&Tell::Holding { names: names.to_vec(), more }));
-        }
-    }
-
-    /// The present or last coordinator that this node knows of. The next one's term is greater.
-    pub fn last(&self) -> Option<Home> {
-        self.last
+        let letters = in_parts(&mail.held(home.at), |names, more| Tell::Holding { names, more });
+        letters.iter().for_each(|letter| mail.tell(home.at, letter));
     }
 
     /// Takes over what another node knows of the last coordinator.
@@ -170,11 +153,6 @@ impl Registry {
     /// honest nodes.
     fn may_follow(&self, term: u64) -> bool {
         term <= self.last.map_or(0, |last| last.term).saturating_add(wire::TERMS_AHEAD_MAX).min(wire::TERM_MAX)
-    }
-
-    /// The coordinator, if it is elsewhere and known.
-    pub fn known(&self) -> Option<Home> {
-        self.known
     }
 
     /// Whether the registry is in the memory that this node shares.
@@ -216,40 +194,39 @@ impl Registry {
     }
 
     /// Handles a request or a notice. An error says which rule the sender broke.
-    pub fn deal(&mut self, received: Received, mail: &mut Mail, others: impl Fn() -> Vec<Life>) -> Result<(), &'static str> {
-        let Received { node, life, id, bytes } = received;
+    pub fn deal(&mut self, received: Received, mail: &mut Mail, others: impl Fn() -> Vec<PeerId>) -> Result<(), &'static str> {
+        let Received { from, id, bytes } = received;
         let Some(id) = id else {
-            let tell: Tell = wire::decode(&bytes).ok_or("a lock notice that cannot be decoded")?;
-            self.hear(node, life, tell, mail);
+            let tell = wire::decode(&bytes).ok_or("a lock notice that cannot be decoded")?;
+            self.hear(from, tell, mail);
             return Ok(());
         };
-        let ask: Ask = wire::decode(&bytes).ok_or("a lock request that cannot be decoded")?;
-        if ask == Ask::WhoIsHome {
+        let ask = wire::decode(&bytes).ok_or("a lock request that cannot be decoded")?;
+        let answer = if ask == Ask::WhoIsHome {
             let mut knows = others();
             knows.truncate(wire::KNOWS_MAX);
-            let answer = Answer::Home { home: self.whereabouts(), knows };
-            mail.answer(node, life, id, wire::encode(&answer));
-            return Ok(());
-        }
-        if let Some(answer) = self.reply(node, life, id, ask, mail) {
-            mail.answer(node, life, id, wire::encode(&answer));
+            Some(Answer::Home { home: self.whereabouts(), knows })
+        } else {
+            self.reply(from, id, ask, mail)
+        };
+        if let Some(answer) = answer {
+            mail.answer(from, id, &answer);
         }
         Ok(())
     }
 
-    fn hear(&mut self, node: NodeId, life: Incarnation, tell: Tell, mail: &mut Mail) {
+    fn hear(&mut self, from: PeerId, tell: Tell, mail: &mut Mail) {
         match tell {
             Tell::Unlock { at, me } => {
-                let me = OwnerId::from_bits(me).filter(|me| (me.node(), me.life()) == (node, life));
-                if let (Some(me), Ok(key)) = (me, self.key(&at)) {
+                if let (Some(me), Ok(key)) = (own(from, me), self.key(&at)) {
                     let _ = key.get().words().release(me);
                 }
             }
-            Tell::Holding { names, more } => self.hear_holding((node, life), names, more),
-            Tell::Farewell { left, more } => self.hear_farewell((node, life), left, more),
-            Tell::Here { term } => self.hear_herald(Home { term, at: (node.0, life.0) }, mail),
+            Tell::Holding { names, more } => self.hear_holding(from, names, more),
+            Tell::Farewell { left, more } => self.hear_farewell(from, left, more),
+            Tell::Here { term } => self.hear_herald(Home { term, at: from }, mail),
             Tell::Abandon { term } => {
-                let home = Home { term, at: (node.0, life.0) };
+                let home = Home { term, at: from };
                 self.forget(home, mail);
                 self.agreed = self.agreed.filter(|(agreed, _)| *agreed != home);
                 if self.last == Some(home) {
@@ -257,43 +234,38 @@ impl Registry {
                 }
             }
             Tell::Withdraw { id, want } => {
-                let wait = self.waiting.iter().position(|waiting| (waiting.node, waiting.life, waiting.id) == (node, life, id));
-                if let Some(wait) = wait {
-                    self.waiting.swap_remove(wait).withdraw();
-                    mail.answer(node, life, id, wire::encode(&Answer::Withdrawn));
+                if let Some(wait) = self.end_wait(from, id) {
+                    wait.withdraw();
+                    mail.answer(from, id, &Answer::Withdrawn);
                 } else if let Some((at, me)) = want {
                     // The node got the lock, and no longer wants it.
-                    self.hear(node, life, Tell::Unlock { at, me }, mail);
+                    self.hear(from, Tell::Unlock { at, me }, mail);
                 }
             }
         }
     }
 
-    fn hear_farewell(&mut self, who: (NodeId, Incarnation), left: Vec<Entry>, more: bool) {
-        let Some(home) = self.last.filter(|home| home.node() == who) else { return };
-        if self.farewell.as_ref().is_none_or(|farewell| farewell.home != home) {
-            self.farewell = Some(Farewell { home, left: Vec::new(), whole: false });
-        }
-        if let Some(farewell) = &mut self.farewell
-            && farewell.left.len() < doorbell_shm::keys::KEYS_MAX
-        {
-            farewell.left.extend(left);
-            farewell.whole = !more;
+    fn hear_farewell(&mut self, who: PeerId, left: Vec<Entry>, more: bool) {
+        let Some(home) = self.last.filter(|home| home.at == who) else { return };
+        let farewell = self.farewell.take().filter(|(of, ..)| *of == home);
+        let (_, all, is_whole) = self.farewell.insert(farewell.unwrap_or((home, Vec::new(), false)));
+        if all.len() < KEYS_MAX {
+            all.extend(left);
+            *is_whole = !more;
         }
     }
 
     /// The former coordinator's last report, if it left and the report is complete.
     pub fn left_by(&self, home: Home) -> Option<Vec<Entry>> {
-        self.farewell.as_ref().filter(|farewell| farewell.home == home && farewell.whole).map(|farewell| farewell.left.clone())
+        self.farewell.as_ref().filter(|(of, _, is_whole)| *of == home && *is_whole).map(|(_, left, _)| left.clone())
     }
 
     /// The notices to send when this node leaves, if it is coordinator and the last node of its group.
     pub fn farewell(&self) -> Vec<Tell> {
-        let is_home = self.membership.seat().is_some_and(|(_, home)| home == Some(self.me()));
-        if !is_home || self.membership.has_other_heir() {
+        if !self.is_home() || self.membership.has_other_heir() {
             return Vec::new();
         }
-        let entry = |facts: doorbell_shm::keys::KeyFacts| Entry {
+        let entry = |facts: KeyFacts| Entry {
             name: facts.name,
             resource: facts.resource.to_words(),
             owner: facts.seen.owner().map_or(0, OwnerId::bits),
@@ -302,25 +274,23 @@ impl Registry {
         };
         let entries = self.membership.keys().into_iter().map(entry);
         let left: Vec<_> = entries.filter(|entry| entry.owner != 0 || entry.dead != 0 || entry.barred).collect();
-        let parts = left.len().div_ceil(wire::ENTRIES_MAX).max(1);
-        let part = |at: usize| left.iter().skip(at * wire::ENTRIES_MAX).take(wire::ENTRIES_MAX).cloned().collect();
-        (0..parts).map(|at| Tell::Farewell { left: part(at), more: at + 1 < parts }).collect()
+        in_parts(&left, |left, more| Tell::Farewell { left, more })
     }
 
-    fn hear_holding(&mut self, who: (NodeId, Incarnation), names: Vec<String>, more: bool) {
-        let at = self.holding.iter().position(|(node, _)| *node == who).unwrap_or_else(|| {
-            self.holding.push((who, Vec::new()));
-            self.holding.len() - 1
-        });
-        let said = &mut self.holding[at].1;
+    /// Whether the registry is here, and this node its coordinator.
+    fn is_home(&self) -> bool {
+        self.membership.seat().is_some_and(|(_, home)| home == Some(self.me.into()))
+    }
+
+    fn hear_holding(&mut self, who: PeerId, names: Vec<String>, more: bool) {
+        let said = self.holding.entry(who).or_default();
         said.extend(names);
-        if more && said.len() < doorbell_shm::keys::KEYS_MAX {
+        if more && said.len() < KEYS_MAX {
             return;
         }
-        let (_, held) = self.holding.swap_remove(at);
+        let held = self.holding.remove(&who).unwrap_or_default();
         for facts in self.membership.keys() {
-            let owner = facts.seen.owner().filter(|owner| (owner.node(), owner.life()) == who);
-            if let Some(owner) = owner
+            if let Some(owner) = facts.seen.owner().filter(|owner| PeerId::from(*owner) == who)
                 && !held.contains(&facts.name)
                 && let Some(key) = self.membership.key(facts.key)
             {
@@ -329,14 +299,16 @@ impl Registry {
         }
     }
 
-    fn reply(&mut self, node: NodeId, life: Incarnation, id: u64, ask: Ask, mail: &Mail) -> Option<Answer> {
+    fn reply(&mut self, from: PeerId, id: u64, ask: Ask, mail: &Mail) -> Option<Answer> {
         match ask {
             Ask::Offer { name, with, .. } => {
-                self.offers.push(Arrived { node, life, id, name, with });
+                self.offers.push_back(Arrived { from, id, name, with });
                 return None;
             }
             Ask::BeHome => {
-                if let Some(seeking) = Seeking::begin(&self.is_seeking) {
+                if self.seeking.strong_count() == 0 {
+                    let seeking = Arc::new(());
+                    self.seeking = Arc::downgrade(&seeking);
                     self.submit(Customer::Own, move |shared| {
                         let _seeking = seeking;
                         if let Err(error) = find_coordinator(shared, Some(world::now() + PATIENCE)) {
@@ -346,52 +318,44 @@ impl Registry {
                 }
                 return Some(Answer::Done);
             }
-            Ask::Claim { term, from } => return Some(self.agree((node, life), term, from, &mail.opened)),
+            Ask::Claim { term, from: number } => return Some(self.agree(from, term, number as usize, &mail.opened)),
             _ => {}
         }
-        if !matches!(self.whereabouts(), Some(home) if home.node() == self.me()) {
+        if self.whereabouts().is_none_or(|home| home.at != self.me) {
             return Some(Answer::NotHome);
         }
         // The coordinator has to know whether the asking node lives. This node watches it for the whole group.
-        self.membership.serve(node, life, true);
+        self.membership.serve(from.node, from.incarnation, true);
+        let chores = Customer::Chores(from.node, from.incarnation);
         match ask {
             Ask::Init { name, resource } => {
                 // Other nodes may hold the domain's lock file for a while.
-                self.submit(Customer::Chores(node, life), move |shared| {
-                    let answer = init_for(shared, (node, life), &name, Resource::from_words(resource));
-                    send_answer(shared, node, life, id, &answer);
+                self.submit(chores, move |shared| {
+                    send_answer(shared, from, id, &init_for(shared, from, &name, Resource::from_words(resource)));
                 });
                 None
             }
             Ask::Find { name } => Some(match self.membership.find_key(&name).and_then(|place| self.membership.key(place)) {
-                Some(key) => Answer::key(key, self.term().unwrap_or(0), &name, node),
+                Some(key) => Answer::key(key, self.term().unwrap_or(0), &name, from.node),
                 None => Answer::Trouble(Trouble::Unknown),
             }),
-            Ask::Deed { at, deed: Deed::Destroy { me } } => {
-                let me = OwnerId::from_bits(me).filter(|me| (me.node(), me.life()) == (node, life));
-                let key = match self.key(&at) {
-                    Ok(key) => key,
-                    Err(fault) => return Some(Answer::Trouble((&fault).into())),
-                };
-                self.submit(Customer::Chores(node, life), move |shared| {
-                    let answer = match key.get().destroy(me, world::now() + PATIENCE) {
-                        Ok(None) => Answer::Done,
-                        Ok(Some(owner)) => Answer::Trouble(Trouble::Otherwise(owner.bits())),
-                        Err(error) => Answer::Trouble(Trouble::other(&error)),
-                    };
-                    send_answer(shared, node, life, id, &answer);
-                });
-                None
-            }
             Ask::Deed { at, deed } => {
                 let key = match self.key(&at) {
                     Ok(key) => key,
                     Err(fault) => return Some(Answer::Trouble((&fault).into())),
                 };
-                match perform(key.get(), (node, life), deed) {
-                    Done::Answer(answer) => Some(answer),
-                    Done::Wait => {
-                        self.wait((node, life), id, key, at.name, deed);
+                if let Deed::Destroy { me } = deed {
+                    self.submit(chores, move |shared| {
+                        let answer =
+                            destroy(key.get(), own(from, me)).unwrap_or_else(|error| Answer::Trouble(Trouble::other(&error)));
+                        send_answer(shared, from, id, &answer);
+                    });
+                    return None;
+                }
+                match perform(key.get(), from, deed) {
+                    Ok(answer) => Some(answer),
+                    Err(me) => {
+                        self.wait(from, id, key, at.name, me);
                         None
                     }
                 }
@@ -401,24 +365,21 @@ impl Registry {
     }
 
     /// Lets a pool thread wait for a lock on behalf of a node.
-    fn wait(&mut self, (node, life): (NodeId, Incarnation), id: u64, key: OpenKey, name: String, deed: Deed) {
-        let Deed::Lock { me } = deed else { return };
-        let Some(me) = OwnerId::from_bits(me) else { return };
+    fn wait(&mut self, peer: PeerId, id: u64, key: OpenKey, name: String, me: OwnerId) {
         let withdrawn = Arc::new(AtomicBool::new(false));
-        self.waiting.push(Waiting { node, life, id, key: key.clone(), withdrawn: withdrawn.clone() });
-        self.submit(Customer::Waits(node, life), move |shared| {
+        self.waiting.push(Waiting { peer, id, key: key.clone(), withdrawn: withdrawn.clone() });
+        self.submit(Customer::Waits(peer.node, peer.incarnation), move |shared| {
             // The job may have waited for a free thread until its node was gone.
             if withdrawn.load(Ordering::Acquire) {
                 return;
             }
-            let want = Want { shared, key: key.get(), name: &name, me, withdrawn: Some(&withdrawn) };
-            let taken = want.wait(None);
+            let taken = Want { shared, key: key.get(), name: &name, me, withdrawn: Some(&withdrawn) }.wait(None);
             let answer = match &taken {
                 Ok(taken) => Answer::taken(key.get(), taken.damaged),
                 Err(Error::Lock { why, .. }) => Answer::Trouble((&**why).into()),
                 Err(_) => Answer::Withdrawn,
             };
-            let is_wanted = answer_waiting(shared, node, life, id, &answer);
+            let is_wanted = answer_waiting(shared, peer, id, &answer);
             if taken.is_ok() && !is_wanted {
                 // The node is gone.
                 let _ = key.get().words().release(me);
@@ -426,10 +387,10 @@ impl Registry {
         });
     }
 
-    /// Ends a wait. False if its node is gone, so that the lock has to be given back.
-    pub fn end_wait(&mut self, node: NodeId, life: Incarnation, id: u64) -> bool {
-        let at = self.waiting.iter().position(|waiting| (waiting.node, waiting.life, waiting.id) == (node, life, id));
-        at.map(|at| self.waiting.swap_remove(at)).is_some()
+    /// Takes a wait out. `None` if its node is gone, so that the lock has to be given back.
+    pub fn end_wait(&mut self, peer: PeerId, id: u64) -> Option<Waiting> {
+        let at = self.waiting.iter().position(|waiting| (waiting.peer, waiting.id) == (peer, id))?;
+        Some(self.waiting.swap_remove(at))
     }
 
     fn submit(&self, customer: Customer, job: impl FnOnce(&Shared) + Send + 'static) {
@@ -453,101 +414,98 @@ impl Registry {
     }
 
     /// Answers a node that wants to be coordinator.
-    fn agree(&mut self, who: (NodeId, Incarnation), term: u64, from: u32, opened: &[Entry]) -> Answer {
+    fn agree(&mut self, who: PeerId, term: u64, from: usize, opened: &[Entry]) -> Answer {
         // `gone` has already dropped coordinators that died.
-        if let Some(home) = self.whereabouts().filter(|home| home.node() != who) {
-            return Answer::Disagreed { home: Some(home), last: self.last };
-        }
-        if self.agreed_to().is_some_and(|agreed| agreed.node() != who) || self.claiming && self.me().0 < who.0 {
-            return Answer::Disagreed { home: None, last: self.last };
-        }
-        if term == 0 || !self.may_follow(term) || self.last.is_some_and(|last| last.node() != who && last.term >= term) {
-            return Answer::Disagreed { home: None, last: self.last };
+        let home = self.whereabouts().filter(|home| home.at != who);
+        let is_promised = self.agreed_to().is_some_and(|agreed| agreed.at != who) || self.claiming && self.me.node < who.node;
+        let is_late = self.last.is_some_and(|last| last.at != who && last.term >= term);
+        if home.is_some() || is_promised || is_late || term == 0 || !self.may_follow(term) {
+            return Answer::Disagreed { home, last: self.last };
         }
         self.claiming = false;
-        let home = Home { term, at: (who.0.0, who.1.0) };
+        let home = Home { term, at: who };
         if self.last != Some(home) {
             self.before = self.last;
         }
         (self.agreed, self.last) = (Some((home, world::now())), Some(home));
-        let from = from as usize;
-        let entries: Vec<_> = opened.iter().skip(from).take(wire::ENTRIES_MAX).cloned().collect();
+        let entries: Vec<_> = opened.iter().skip(from).take(ENTRIES_MAX).cloned().collect();
         let more = opened.len() > from + entries.len();
         Answer::Agreed { entries, more }
     }
 
     /// Ignores an incarnation that broke the rules, and ends all work for it. It keeps the locks it holds while it lives.
-    pub fn shun(&mut self, node: NodeId, life: Incarnation) {
-        self.offers.forget(node, life);
-        self.holding.retain(|(who, _)| *who != (node, life));
-        for waiting in self.waiting.extract_if(.., |waiting| (waiting.node, waiting.life) == (node, life)) {
-            waiting.withdraw();
-        }
-        self.heralds.retain(|(herald, _)| herald.node() != (node, life));
-        self.agreed = self.agreed.filter(|(agreed, _)| agreed.node() != (node, life));
+    pub fn shun(&mut self, peer: PeerId) {
+        self.offers.retain(|offer| offer.from != peer);
+        self.holding.remove(&peer);
+        self.waiting.extract_if(.., |waiting| waiting.peer == peer).for_each(Waiting::withdraw);
+        self.heralds.retain(|(herald, _)| herald.at != peer);
+        self.agreed = self.agreed.filter(|(agreed, _)| agreed.at != peer);
     }
 
     /// Handles the end of an incarnation.
-    pub fn gone(&mut self, node: NodeId, life: Incarnation, mail: &mut Mail) {
-        self.shun(node, life);
-        if let Some(home) = self.known.filter(|home| home.node() == (node, life)) {
+    pub fn gone(&mut self, peer: PeerId, mail: &mut Mail) {
+        self.shun(peer);
+        if let Some(home) = self.known.filter(|home| home.at == peer) {
             self.forget(home, mail);
         }
-        let Some((_, home)) = self.membership.seat() else { return };
-        if home == Some((node, life)) && self.membership.me().networked {
+        let home = self.membership.seat().and_then(|(_, home)| home).map(PeerId::from);
+        if home == Some(peer) && self.membership.me().networked {
             self.whereabouts();
-        } else if home == Some(self.me()) {
-            self.bury(node, life);
+        } else if self.is_home() {
+            self.bury(peer);
         }
     }
 
     /// Releases the locks of a node that was served over the network, as those of a dead owner.
-    fn bury(&self, node: NodeId, life: Incarnation) {
-        self.membership.serve(node, life, false);
+    fn bury(&self, PeerId { node, incarnation }: PeerId) {
+        self.membership.serve(node, incarnation, false);
         for facts in self.membership.keys() {
             let Some(key) = self.membership.key(facts.key) else { continue };
-            if facts.seen.owner().is_some_and(|owner| (owner.node(), owner.life()) == (node, life)) {
+            if facts.seen.owner().is_some_and(|owner| (owner.node(), owner.life()) == (node, incarnation)) {
                 key.bury(facts.seen);
             }
-            if !self.membership.is_living(node, life) && facts.users.contains(&node) {
+            if !self.membership.is_living(node, incarnation) && facts.users.contains(&node) {
                 key.set_user(node, false);
             }
         }
     }
 
-    /// Whether this node took over as coordinator since the last call.
-    pub fn has_succeeded(&mut self) -> bool {
-        std::mem::take(&mut self.succeeded)
-    }
-
-    /// Whether this node took over as coordinator and [`has_succeeded`](Self::has_succeeded) has not reported it yet.
-    pub fn succeeded(&self) -> bool {
-        self.succeeded
-    }
-
     /// After a takeover: releases the locks of nodes that the former coordinator served and that are gone.
-    pub fn bury_absent(&self, is_live: impl Fn(NodeId, Incarnation) -> bool) {
-        for (node, life) in self.membership.served() {
-            if !is_live(node, life) {
-                self.bury(node, life);
-            }
-        }
+    pub fn bury_absent(&self, is_live: impl Fn(PeerId) -> bool) {
+        let served = self.membership.served().into_iter().map(PeerId::from);
+        served.filter(|peer| !is_live(*peer)).for_each(|peer| self.bury(peer));
     }
 }
 
-/// Executes an operation on a lock for an incarnation of a node, which may name only itself as owner.
-pub fn perform(key: Key<'_>, (node, life): (NodeId, Incarnation), deed: Deed) -> Done {
-    let own = |bits: u64| OwnerId::from_bits(bits).filter(|id| (id.node(), id.life()) == (node, life));
+/// The owner with these bits, if it belongs to this incarnation of a node.
+fn own(peer: PeerId, bits: u64) -> Option<OwnerId> {
+    OwnerId::from_bits(bits).filter(|owner| PeerId::from(*owner) == peer)
+}
+
+/// Destroys a lock, if no other owner holds it.
+pub fn destroy(key: Key<'_>, me: Option<OwnerId>) -> Result<Answer, ShmError> {
+    let held = key.destroy(me, world::now() + PATIENCE)?;
+    Ok(held.map_or(Answer::Done, |owner| Answer::Trouble(Trouble::Otherwise(owner.bits()))))
+}
+
+/// Executes an operation on a lock for an incarnation of a node, which may name only itself as owner. An error means that this
+/// owner has to wait for the lock.
+pub fn perform(key: Key<'_>, peer: PeerId, deed: Deed) -> Result<Answer, OwnerId> {
     let not_yours = |seen: Seen| Answer::Trouble(Trouble::NotYours(seen.bits()));
     let words = key.words();
-    let foreign = || Answer::Trouble(Trouble::NotYours(words.get().bits()));
-    Done::Answer(match deed {
+    let foreign = || not_yours(words.get());
+    let done = |done: Option<Result<(), Seen>>| match done {
+        Some(Ok(())) => Answer::Done,
+        Some(Err(seen)) => not_yours(seen),
+        None => foreign(),
+    };
+    Ok(match deed {
         Deed::Get => Answer::Seen(words.get().bits()),
         Deed::Facts => match key.facts() {
             Some(facts) => Answer::Facts(Facts::new(&facts)),
             None => Answer::Trouble(Trouble::Destroyed),
         },
-        Deed::Set { expected, new } => match (own(expected), own(new)) {
+        Deed::Set { expected, new } => match (own(peer, expected), own(peer, new)) {
             (None, _) if expected != 0 => foreign(),
             (_, None) if new != 0 => foreign(),
             (expected, new) => match words.set(expected, new) {
@@ -557,28 +515,20 @@ pub fn perform(key: Key<'_>, (node, life): (NodeId, Incarnation), deed: Deed) ->
             },
         },
         Deed::Try { me } | Deed::Lock { me } => {
-            let Some(me) = own(me) else { return Done::Answer(foreign()) };
+            let Some(me) = own(peer, me) else { return Ok(foreign()) };
             match waiting::try_take(words, me) {
                 Ok(taken) => Answer::taken(key, taken.damaged),
-                Err(_) if matches!(deed, Deed::Lock { .. }) => return Done::Wait,
+                Err(_) if matches!(deed, Deed::Lock { .. }) => return Err(me),
                 Err(seen) => Answer::Busy(seen.bits()),
             }
         }
-        Deed::Unlock { me } => match own(me).map(|me| words.release(me)) {
-            Some(Ok(())) => Answer::Done,
-            Some(Err(seen)) => not_yours(seen),
-            None => foreign(),
-        },
-        Deed::Repair { me } => match own(me).map(|me| words.repair(me)) {
-            Some(Ok(())) => Answer::Done,
-            Some(Err(seen)) => not_yours(seen),
-            None => foreign(),
-        },
+        Deed::Unlock { me } => done(own(peer, me).map(|me| words.release(me))),
+        Deed::Repair { me } => done(own(peer, me).map(|me| words.repair(me))),
         Deed::Bar => Answer::Barred { first: words.bar().1 },
         Deed::Unbar if words.unbar() => Answer::Done,
-        Deed::Unbar => not_yours(words.get()),
+        Deed::Unbar => foreign(),
         Deed::Release => {
-            key.set_user(node, false);
+            key.set_user(peer.node, false);
             Answer::Done
         }
         Deed::Destroy { .. } => Answer::Trouble(Trouble::Destroyed),

@@ -1,17 +1,13 @@
 //! The handle of a lock.
 
-use super::away::{Away, Opened, error_of};
-use super::fault::{PATIENCE, fault};
+use super::far::{FarKey, Opened, error_of};
+use super::fault::{PATIENCE, fault, odd};
 use super::guard::{KeyGuard, TryLock, not_yours};
-use super::home::{Done, perform};
-use super::service::Locks;
+use super::home::{destroy, perform};
+use super::service::locks;
 use super::wait::{Want, lives};
-use super::wire::{Answer, Deed};
-use doorbell_engine::error::LockFault;
-use doorbell_engine::node::shared_of;
-use doorbell_engine::sync::baton::Token;
-use doorbell_engine::{Error, Node, Result};
-use doorbell_fabric::world;
+use super::wire::{Answer, Deed, Entry};
+use doorbell_engine::kit::{Error, Locality, LockFault, Node, PeerId, Result, Shared, Token, shared_of, world};
 use doorbell_shm::domain::Key;
 use doorbell_shm::keys::{KeyFacts, OwnerId, Resource, Seen, Taken, Value, waiting};
 use std::fmt;
@@ -40,23 +36,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// How much time after the deadline a caller spends to learn which node owns the lock.
 const NAMING: Duration = Duration::from_millis(20);
 
-/// Where a lock is, for one call.
-#[derive(Clone, Copy)]
-enum Reach<'a> {
-    /// In memory that this node shares.
-    Here(Key<'a>),
-    /// On another node, which is reached over the network.
-    Away(&'a Away),
-}
-
-/// Tells the locks that a node knows apart.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Which {
-    /// The address of the lock's words.
-    Here(usize),
-    /// The lock's name.
-    Away(Arc<str>),
-}
+/// Tells the locks that a node knows apart: by the address of the lock's words, or by its name.
+pub(super) type Which = Locality<usize, Arc<str>>;
 
 impl fmt::Debug for LockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -100,14 +81,20 @@ impl LockKey {
         &self.node
     }
 
+    /// The state that the handles of the node share.
+    #[inline(always)]
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        shared_of(&self.node)
+    }
+
     /// The lock's words if they are in memory that this node shares, or the handle for requests if not.
     #[inline(always)]
-    fn reach(&self, operation: &'static str) -> Result<Reach<'_>> {
-        shared_of(&self.node).usable()?;
+    fn reach(&self, operation: &'static str) -> Result<Locality<Key<'_>, &FarKey>> {
+        self.shared().usable()?;
         match &self.opened {
-            Opened::Here(key) if key.get().is_current() => Ok(Reach::Here(key.get())),
-            Opened::Here(_) => Err(self.gone(operation)),
-            Opened::Away(away) => Ok(Reach::Away(away)),
+            Locality::Near(key) if key.get().is_current() => Ok(Locality::Near(key.get())),
+            Locality::Near(_) => Err(self.gone(operation)),
+            Locality::Far(far) => Ok(Locality::Far(far)),
         }
     }
 
@@ -115,15 +102,15 @@ impl LockKey {
     /// another node, or it is not free.
     #[inline(always)]
     fn take_free(&self, me: OwnerId) -> bool {
-        let Opened::Here(key) = &self.opened else { return false };
+        let Locality::Near(key) = &self.opened else { return false };
         let key = key.get();
-        !key.is_forked() && !shared_of(&self.node).is_closed() && key.take_free(me)
+        !key.is_forked() && !self.shared().is_closed() && key.take_free(me)
     }
 
     /// Unlocks by the shortest path. False, and nothing changed, if the lock is on another node, or is frozen or damaged.
     #[inline(always)]
     pub(super) fn release_unmarked(&self, me: OwnerId) -> bool {
-        let Opened::Here(key) = &self.opened else { return false };
+        let Locality::Near(key) = &self.opened else { return false };
         key.get().release_unmarked(me)
     }
 
@@ -134,20 +121,24 @@ impl LockKey {
 
     /// Executes an operation where the registry is, and returns the answer.
     fn deed(&self, operation: &'static str, deed: Deed, deadline: Option<Instant>) -> Result<Answer> {
-        let shared = shared_of(&self.node);
         match self.reach(operation)? {
-            Reach::Away(away) => away.do_deed(shared, operation, deed, deadline),
-            Reach::Here(key) => match perform(key, (self.node.id(), self.node.incarnation()), deed) {
-                Done::Answer(Answer::Trouble(trouble)) => Err(error_of(shared, operation, &self.name, trouble)),
-                Done::Answer(answer) => Ok(answer),
-                Done::Wait => Err(Error::Cancelled),
+            Locality::Far(far) => far.do_deed(self.shared(), operation, deed, deadline),
+            Locality::Near(key) => match perform(key, PeerId::from(self.shared().membership()), deed) {
+                Ok(Answer::Trouble(trouble)) => Err(error_of(self.shared(), operation, &self.name, trouble)),
+                answer => answer.map_err(|_| Error::Cancelled),
             },
         }
     }
 
-    /// The error for an answer of the wrong kind.
-    fn odd(&self) -> Error {
-        fault("use", &self.name, LockFault::Home("a reply that does not match the request".into()))
+    /// Changes this node's note of a lock elsewhere, for the case that another node becomes coordinator.
+    fn note(&self, note: impl FnOnce(&mut Entry)) -> Result<()> {
+        self.opened.far().map_or(Ok(()), |far| far.note(self.shared(), note))
+    }
+
+    /// Removes that note.
+    fn close(&self, operation: &'static str) -> Result<()> {
+        let Locality::Far(far) = &self.opened else { return Ok(()) };
+        locks(self.shared(), operation, |locks| locks.mail.close(&far.name))
     }
 
     /// What the registry records of the lock: its resource, value, users and waiters. Over the network at most 32 users and 32
@@ -160,10 +151,10 @@ impl LockKey {
     /// [`Error::Lock`] if the lock was destroyed; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     pub fn facts(&self) -> Result<KeyFacts> {
         match self.reach("look at")? {
-            Reach::Here(key) => key.facts().ok_or_else(|| self.gone("look at")),
-            Reach::Away(away) => match self.deed("look at", Deed::Facts, None)? {
-                Answer::Facts(facts) => Ok(facts.of(away.at().place(), &self.name)),
-                _ => Err(self.odd()),
+            Locality::Near(key) => key.facts().ok_or_else(|| self.gone("look at")),
+            Locality::Far(far) => match self.deed("look at", Deed::Facts, None)? {
+                Answer::Facts(facts) => Ok(facts.of(far.at().place(), &self.name)),
+                _ => Err(odd(&self.name)),
             },
         }
     }
@@ -187,10 +178,10 @@ impl LockKey {
 
     fn seen(&self) -> Result<Seen> {
         match self.reach("read")? {
-            Reach::Here(key) => Ok(key.words().get()),
-            Reach::Away(_) => match self.deed("read", Deed::Get, None)? {
+            Locality::Near(key) => Ok(key.words().get()),
+            Locality::Far(_) => match self.deed("read", Deed::Get, None)? {
                 Answer::Seen(bits) => Ok(Seen::from_bits(bits)),
-                _ => Err(self.odd()),
+                _ => Err(odd(&self.name)),
             },
         }
     }
@@ -217,16 +208,19 @@ impl LockKey {
             return Err(fault("set", &self.name, LockFault::NotYours(Value::Owner(foreign))));
         }
         let [expected, new] = [expected, new].map(|id| id.map_or(0, OwnerId::bits));
-        let Opened::Away(away) = &self.opened else {
-            return self.deed("set", Deed::Set { expected, new }, None).map(drop);
-        };
         // The note is removed before the request goes out, as with every unlock, and restored if the request failed.
-        let shared = shared_of(&self.node);
-        let gives_up =
-            new == 0 && shared.enter(shared.check()?, "set")?.service::<Locks>().mail.note_unlocked(&away.name, expected);
+        let mut gave_up = false;
+        if new == 0 {
+            self.note(|entry| {
+                gave_up = entry.owner == expected && expected != 0;
+                if gave_up {
+                    (entry.owner, entry.dead) = (0, 0);
+                }
+            })?;
+        }
         let done = self.deed("set", Deed::Set { expected, new }, None).map(drop);
-        if done.is_err() && gives_up {
-            away.note(shared, |entry| entry.owner = expected)?;
+        if done.is_err() && gave_up {
+            self.note(|entry| entry.owner = expected)?;
         }
         done
     }
@@ -246,20 +240,15 @@ impl LockKey {
     #[inline(never)]
     fn try_slowly(&self, me: OwnerId) -> Result<TryLock<'_>> {
         match self.reach("lock")? {
-            Reach::Here(key) => match waiting::try_take(key.words(), me) {
+            Locality::Near(key) => match waiting::try_take(key.words(), me) {
                 Ok(taken) => self.taken(key, me, taken).map(TryLock::Locked),
                 Err(seen) => Ok(TryLock::Busy(seen.value())),
             },
-            Reach::Away(away) => {
-                if self.has_away(away, me)? {
-                    return Ok(TryLock::Busy(Value::Owner(me)));
-                }
-                match self.deed("lock", Deed::Try { me: me.bits() }, None)? {
-                    Answer::Taken { damaged, dead } => Ok(TryLock::Locked(self.taken_away(away, me, damaged, dead)?)),
-                    Answer::Busy(bits) => Ok(TryLock::Busy(Seen::from_bits(bits).value())),
-                    _ => Err(self.odd()),
-                }
-            }
+            Locality::Far(far) if self.has_far(far, me)? => Ok(TryLock::Busy(Value::Owner(me))),
+            Locality::Far(_) => match self.deed("lock", Deed::Try { me: me.bits() }, None)? {
+                Answer::Busy(bits) => Ok(TryLock::Busy(Seen::from_bits(bits).value())),
+                answer => self.taken_far(me, answer).map(TryLock::Locked),
+            },
         }
     }
 
@@ -297,14 +286,18 @@ impl LockKey {
     #[inline(never)]
     fn lock_slowly(&self, me: OwnerId, deadline: Option<Instant>) -> Result<KeyGuard<'_>> {
         let key = match self.reach("lock")? {
-            Reach::Here(key) => key,
-            Reach::Away(away) => return self.lock_away(away, me, deadline),
+            Locality::Near(key) => key,
+            Locality::Far(far) => return self.lock_far(far, me, deadline),
         };
         let taken = match key.words().try_take(me, 0) {
             Ok(taken) => taken,
-            Err(_) => Want { shared: shared_of(&self.node), key, name: &self.name, me, withdrawn: None }.wait(deadline)?,
+            Err(_) => self.want(key, me, None).wait(deadline)?,
         };
         self.taken(key, me, taken)
+    }
+
+    fn want<'a>(&'a self, key: Key<'a>, me: OwnerId, withdrawn: Option<&'a AtomicBool>) -> Want<'a> {
+        Want { shared: self.shared(), key, name: &self.name, me, withdrawn }
     }
 
     /// As [`lock`](Self::lock), for a pool thread that waits on behalf of tasks. Returns `None` once `withdrawn` says that no
@@ -316,15 +309,12 @@ impl LockKey {
             return Ok(Some(KeyGuard::new(self, me, 0)));
         }
         match self.reach("lock")? {
-            Reach::Here(key) => {
-                let want = Want { shared: shared_of(&self.node), key, name: &self.name, me, withdrawn: Some(withdrawn) };
-                match want.wait(None) {
-                    Err(Error::Cancelled) => Ok(None),
-                    taken => self.taken(key, me, taken?).map(Some),
-                }
-            }
-            Reach::Away(away) => loop {
-                match self.lock_away(away, me, Some(world::now() + LOOK_AGAIN)) {
+            Locality::Near(key) => match self.want(key, me, Some(withdrawn)).wait(None) {
+                Err(Error::Cancelled) => Ok(None),
+                taken => self.taken(key, me, taken?).map(Some),
+            },
+            Locality::Far(far) => loop {
+                match self.lock_far(far, me, Some(world::now() + LOOK_AGAIN)) {
                     Err(Error::Timeout { .. }) if !withdrawn.load(Ordering::Acquire) => {}
                     Err(Error::Timeout { .. }) => return Ok(None),
                     answer => return answer.map(Some),
@@ -336,36 +326,32 @@ impl LockKey {
     /// Tells this lock apart from the others that the node knows.
     pub(super) fn which(&self) -> Which {
         match &self.opened {
-            Opened::Here(key) => Which::Here(std::ptr::from_ref(key.get().words()).addr()),
-            Opened::Away(_) => Which::Away(self.name.clone()),
+            Locality::Near(key) => Locality::Near(std::ptr::from_ref(key.get().words()).addr()),
+            Locality::Far(_) => Locality::Far(self.name.clone()),
         }
     }
 
     #[cold]
-    fn lock_away(&self, away: &Away, me: OwnerId, deadline: Option<Instant>) -> Result<KeyGuard<'_>> {
-        if self.has_away(away, me)? {
+    fn lock_far(&self, far: &FarKey, me: OwnerId, deadline: Option<Instant>) -> Result<KeyGuard<'_>> {
+        if self.has_far(far, me)? {
             return Err(fault("lock", &self.name, LockFault::AlreadyYours));
         }
-        let answer = match self.deed("lock", Deed::Lock { me: me.bits() }, deadline) {
+        match self.deed("lock", Deed::Lock { me: me.bits() }, deadline) {
             // The coordinator did not reply in time. A little more time is spent to name the owner in the error.
             Err(Error::Timeout { operation, node }) => {
-                let seen = self.deed("read", Deed::Get, Some(world::now() + NAMING));
-                let node =
-                    if let Ok(Answer::Seen(bits)) = seen { Seen::from_bits(bits).owner().map(OwnerId::node) } else { node };
-                return Err(Error::Timeout { operation, node });
+                let node = match self.deed("read", Deed::Get, Some(world::now() + NAMING)) {
+                    Ok(Answer::Seen(bits)) => Seen::from_bits(bits).owner().map(OwnerId::node),
+                    _ => node,
+                };
+                Err(Error::Timeout { operation, node })
             }
-            answer => answer?,
-        };
-        match answer {
-            Answer::Taken { damaged, dead } => self.taken_away(away, me, damaged, dead),
-            _ => Err(self.odd()),
+            answer => self.taken_far(me, answer?),
         }
     }
 
     /// Whether this node has noted that the caller owns a lock of another node's registry.
-    fn has_away(&self, away: &Away, me: OwnerId) -> Result<bool> {
-        let shared = shared_of(&self.node);
-        Ok(shared.enter(shared.check()?, "lock")?.service::<Locks>().mail.owner_of(&away.name) == me.bits())
+    fn has_far(&self, far: &FarKey, me: OwnerId) -> Result<bool> {
+        locks(self.shared(), "lock", |locks| locks.mail.entry(&far.name).is_some_and(|entry| entry.owner == me.bits()))
     }
 
     /// Locks by polling: tries again after each `pause`, until `deadline`. The caller does not stand in the queue, so waiters
@@ -383,9 +369,9 @@ impl LockKey {
             if owner == Some(self.my_id()) {
                 return Err(fault("lock", &self.name, LockFault::AlreadyYours));
             }
-            if let Reach::Here(key) = self.reach("lock")? {
+            if let Locality::Near(key) = self.reach("lock")? {
                 let seen = key.words().get();
-                if seen.owner().is_some_and(|owner| !lives(shared_of(&self.node), owner)) {
+                if seen.owner().is_some_and(|owner| !lives(self.shared(), owner)) {
                     key.bury(seen);
                     continue;
                 }
@@ -409,11 +395,13 @@ impl LockKey {
         Ok(KeyGuard::new(self, me, dead))
     }
 
-    fn taken_away(&self, away: &Away, me: OwnerId, damaged: bool, dead: u64) -> Result<KeyGuard<'_>> {
+    /// The guard of a lock of another node's registry, if that is the answer.
+    fn taken_far(&self, me: OwnerId, answer: Answer) -> Result<KeyGuard<'_>> {
+        let Answer::Taken { damaged, dead } = answer else { return Err(odd(&self.name)) };
+        let dead = if damaged { dead } else { 0 };
         // The note may exist already: the answer's arrival writes it too.
-        let noted = if damaged { dead } else { 0 };
-        away.note(shared_of(&self.node), |entry| (entry.owner, entry.dead) = (me.bits(), noted))?;
-        Ok(KeyGuard::new(self, me, if damaged { dead } else { 0 }))
+        self.note(|entry| (entry.owner, entry.dead) = (me.bits(), dead))?;
+        Ok(KeyGuard::new(self, me, dead))
     }
 
     /// Releases a lock that the caller's identification owns, by [`set`](Self::set) or [`keep`](KeyGuard::keep).
@@ -427,16 +415,16 @@ impl LockKey {
     /// Releases a lock, and fails if the caller did not own it.
     pub(super) fn release_as(&self, me: OwnerId) -> Result<()> {
         match &self.opened {
-            Opened::Here(key) => self.release_here(key.get(), me),
-            Opened::Away(away) => away.unlock(shared_of(&self.node), me),
+            Locality::Near(key) => self.release_near(key.get(), me),
+            Locality::Far(far) => far.unlock(self.shared(), me),
         }
     }
 
     /// Releases a lock at the end of a guard. Does not wait for another node.
     pub(super) fn give_up(&self, me: OwnerId) -> Result<()> {
         match &self.opened {
-            Opened::Here(key) => self.release_here(key.get(), me),
-            Opened::Away(away) => away.give_up(shared_of(&self.node), me),
+            Locality::Near(key) => self.release_near(key.get(), me),
+            Locality::Far(far) => far.give_up(self.shared(), me),
         }
     }
 
@@ -444,10 +432,10 @@ impl LockKey {
     pub(super) fn give_up_later(&self, me: OwnerId) {
         let key = self.clone();
         // Not on the threads that wait for locks: all of them may be busy until this is done.
-        shared_of(&self.node).movers().submit(Box::new(move || drop(key.give_up(me))));
+        self.shared().movers().submit(Box::new(move || drop(key.give_up(me))));
     }
 
-    fn release_here(&self, key: Key<'_>, me: OwnerId) -> Result<()> {
+    fn release_near(&self, key: Key<'_>, me: OwnerId) -> Result<()> {
         // A child process does not own the lock: the parent does.
         if key.is_forked() {
             return Err(Error::Forked);
@@ -461,10 +449,7 @@ impl LockKey {
 
     pub(super) fn repair(&self, me: OwnerId) -> Result<()> {
         self.deed("repair", Deed::Repair { me: me.bits() }, None)?;
-        if let Opened::Away(away) = &self.opened {
-            away.note(shared_of(&self.node), |entry| entry.dead = 0)?;
-        }
-        Ok(())
+        self.note(|entry| entry.dead = 0)
     }
 
     /// Freezes the lock: no thread can lock it until some thread calls [`unlock_all`](Self::unlock_all), even after this node
@@ -475,17 +460,14 @@ impl LockKey {
     /// [`LockFault::Barred`]: it was frozen already; with [`LockFault::Otherwise`]: a thread called `unlock_all` before this
     /// call returned.
     pub fn lock_all(&self, deadline: Instant) -> Result<()> {
-        let Answer::Barred { first } = self.deed("lock_all", Deed::Bar, Some(deadline))? else { return Err(self.odd()) };
+        let Answer::Barred { first } = self.deed("lock_all", Deed::Bar, Some(deadline))? else { return Err(odd(&self.name)) };
         if !first {
             return Err(fault("lock_all", &self.name, LockFault::Barred));
         }
-        self.note_barred(true)?;
+        self.note(|entry| entry.barred = true)?;
         let waited = match self.reach("lock_all")? {
-            Reach::Here(key) => {
-                let want = Want { shared: shared_of(&self.node), key, name: &self.name, me: self.my_id(), withdrawn: None };
-                want.wait_empty(deadline)
-            }
-            Reach::Away(_) => self.poll_empty(deadline),
+            Locality::Near(key) => self.want(key, self.my_id(), None).wait_empty(deadline),
+            Locality::Far(_) => self.poll_empty(deadline),
         };
         // If another thread has ended this freeze, `unlock_all` could end a later one that belongs to another caller.
         let is_over = matches!(&waited, Err(Error::Lock { .. }));
@@ -516,15 +498,7 @@ impl LockKey {
     /// [`Error::Lock`] with [`LockFault::NotYours`]: the lock was not frozen, and nothing changed.
     pub fn unlock_all(&self) -> Result<()> {
         self.deed("unlock_all", Deed::Unbar, None)?;
-        self.note_barred(false)
-    }
-
-    /// Notes the freeze for the case that another node becomes coordinator.
-    fn note_barred(&self, barred: bool) -> Result<()> {
-        match &self.opened {
-            Opened::Away(away) => away.note(shared_of(&self.node), |entry| entry.barred = barred),
-            Opened::Here(_) => Ok(()),
-        }
+        self.note(|entry| entry.barred = false)
     }
 
     /// Ends this node's use of the lock, so that another node may [destroy](Self::destroy) it. Other handles on this node stay
@@ -534,11 +508,7 @@ impl LockKey {
     /// As [`facts`](Self::facts).
     pub fn release(self) -> Result<()> {
         self.deed("release", Deed::Release, None)?;
-        if let Opened::Away(away) = &self.opened {
-            let shared = shared_of(&self.node);
-            shared.enter(shared.check()?, "release")?.service::<Locks>().mail.close(&away.name);
-        }
-        Ok(())
+        self.close("release")
     }
 
     /// Destroys the lock for all nodes. Waits, until `deadline`, until the other nodes that use it have
@@ -548,7 +518,7 @@ impl LockKey {
     /// [`Error::Lock`] with [`LockFault::InUse`] names the nodes that still use it at the deadline; with
     /// [`LockFault::Otherwise`]: another owner holds it.
     pub fn destroy(self, deadline: Instant) -> Result<()> {
-        let shared = shared_of(&self.node);
+        let shared = self.shared();
         loop {
             let facts = self.facts()?;
             let living = shared.living_members(shared.check()?);
@@ -559,17 +529,18 @@ impl LockKey {
                 if let Some(owner) = owner {
                     return Err(fault("destroy", &self.name, LockFault::Otherwise(Value::Owner(owner))));
                 }
-                let until = world::now() + PATIENCE;
-                return match self.reach("destroy")? {
-                    Reach::Here(key) => match key.destroy(Some(self.my_id()), until)? {
-                        None => Ok(()),
-                        Some(owner) => Err(fault("destroy", &self.name, LockFault::Otherwise(Value::Owner(owner)))),
-                    },
-                    Reach::Away(away) => {
-                        self.deed("destroy", Deed::Destroy { me: self.my_id().bits() }, Some(until))?;
-                        shared.enter(shared.check()?, "destroy")?.service::<Locks>().mail.close(&away.name);
-                        Ok(())
+                let me = self.my_id();
+                let answer = match self.reach("destroy")? {
+                    Locality::Near(key) => destroy(key, Some(me))?,
+                    Locality::Far(_) => {
+                        self.deed("destroy", Deed::Destroy { me: me.bits() }, Some(world::now() + PATIENCE))?;
+                        self.close("destroy")?;
+                        Answer::Done
                     }
+                };
+                return match answer {
+                    Answer::Trouble(trouble) => Err(error_of(shared, "destroy", &self.name, trouble)),
+                    _ => Ok(()),
                 };
             }
             if world::now() >= deadline {

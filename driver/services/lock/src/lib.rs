@@ -36,7 +36,7 @@
 //! - `share`: how a lock is offered and accepted.
 //! - `shared`: memory behind a lock.
 //! - `wait`: how a thread waits for a lock: it spins, yields, parks, checks that the owner lives, and looks for deadlocks.
-//! - `home`, `away`: locks for nodes that share no memory with the lock registry; `mail`, `wire`: their requests, replies and
+//! - `home`, `far`: locks for nodes that share no memory with the lock registry; `mail`, `wire`: their requests, replies and
 //!   notices.
 //!
 //! **If the owner dies**, the waiters find out, within 100 ms over shared memory. The lock passes to the next waiter. That
@@ -47,15 +47,13 @@
 //! last turn of a waiter is as long ago, nobody but the first waiter gets the lock. So a lock that many threads want goes
 //! round, but not every use costs a switch between processes.
 
-mod away;
+mod far;
 mod fault;
 mod guard;
 mod home;
 mod key;
 mod mail;
-mod offers;
 mod open;
-mod seeking;
 mod service;
 mod share;
 mod shared;

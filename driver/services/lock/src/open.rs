@@ -1,11 +1,10 @@
 //! How a lock is created and found.
 
-use super::away::open_key;
+use super::far::open_key;
 use super::key::LockKey;
-use doorbell_engine::error::LockFault;
-use doorbell_engine::{Error, Node, Result};
+use doorbell_engine::kit::{Error, LockFault, Node, Result};
 use doorbell_shm::error::ShmError;
-use doorbell_shm::keys::Resource;
+use doorbell_shm::keys::{Resource, ResourceError};
 
 impl LockKey {
     /// Creates a lock in the domain's lock registry, unlocked. The name has 1 to 40 bytes.
@@ -42,14 +41,10 @@ impl LockKey {
                 found => return found,
             }
             match Self::init(node, name, resource) {
-                Err(Error::Shm(error)) if is_there(&error) => {}
+                // Another node created it first.
+                Err(Error::Shm(error)) if matches!(*error, ShmError::Key { fault: ResourceError::Exists { .. }, .. }) => {}
                 made => return made,
             }
         }
     }
-}
-
-/// Whether another node created the lock first.
-fn is_there(error: &ShmError) -> bool {
-    matches!(error, ShmError::Key { fault: doorbell_shm::keys::ResourceError::Exists { .. }, .. })
 }

@@ -1,13 +1,11 @@
 //! The lock registry as a service of the engine: it sends and handles requests, replies and notices about locks.
 
 use super::home::Registry;
-use super::mail::Mail;
+use super::mail::{Mail, Received};
 use super::task::Tasks;
-use super::wire::{self, Home, Tell};
-use doorbell_engine::drive::Shared;
-use doorbell_engine::drive::install::Install;
-use doorbell_engine::message::service::{Class, CloseReason, Gone, Outbox, PeerId, Pushed, Service, Wants};
-use doorbell_fabric::{NodeId, PRIORITIES, PacketKind, Payload, Priority, Verdict};
+use super::wire::{Home, Tell};
+use doorbell_engine::kit::{Class, CloseReason, Gone, Install, NodeId, Outbox, PacketKind, Payload, PeerId, Priority, Result};
+use doorbell_engine::kit::{Service, Shared, Verdict, Wants};
 use std::sync::Arc;
 
 /// A node's part in the lock service.
@@ -17,7 +15,9 @@ pub struct Locks {
     /// What this node serves to others, and what it knows of a registry elsewhere.
     pub registry: Registry,
     /// This node became the coordinator in this term, and the others do not know yet.
-    announces: Option<u64>,
+    pub announces: Option<u64>,
+    /// Why all operations of this node ended.
+    pub closed: Option<CloseReason>,
 }
 
 inventory::submit!(Install { order: Locks::CLASS as u8, install: |shared| shared.register(Locks::new(shared)) });
@@ -26,12 +26,17 @@ impl Class for Locks {
     const CLASS: PacketKind = PacketKind::Letter;
 }
 
+/// Uses the lock service of a node, and lets it send.
+pub fn locks<T>(shared: &Shared, operation: &'static str, act: impl FnOnce(&mut Locks) -> T) -> Result<T> {
+    shared.call(operation, act)
+}
+
 impl Locks {
     /// The state of a node that knows of no lock yet.
     pub fn new(shared: &Arc<Shared>) -> Self {
         let clerks = shared.kept::<Tasks>().clerks.clone();
         let registry = Registry::new(shared.membership_arc(), Arc::downgrade(shared), clerks);
-        Self { mail: Mail::default(), registry, announces: None }
+        Self { mail: Mail::default(), registry, announces: None, closed: None }
     }
 
     /// Another node is the coordinator from now on.
@@ -44,22 +49,16 @@ impl Locks {
         self.registry.forget(home, &mut self.mail);
     }
 
-    /// This node is the coordinator from now on: the next turn tells the others.
-    pub fn announce(&mut self, term: u64) {
-        self.announces = Some(term);
-    }
-
     /// Handles what has arrived.
     fn read(&mut self, out: &mut Outbox<'_>) -> usize {
         let mut work = 0;
         while let Some(received) = self.mail.received.pop_front() {
             work += 1;
-            let node = received.node;
-            let others = || out.networked().into_iter().map(|peer| (peer.node.0, peer.incarnation.0)).collect();
-            if let Err(reason) = self.registry.deal(received, &mut self.mail, others) {
+            let node = received.from.node;
+            if let Err(reason) = self.registry.deal(received, &mut self.mail, || out.networked()) {
                 out.condemn(node, reason);
                 // It is told at the end of this turn that the node is gone. Nothing more of that node counts in it.
-                self.mail.received.retain(|received| received.node != node);
+                self.mail.received.retain(|received| received.from.node != node);
             }
         }
         work
@@ -67,36 +66,25 @@ impl Locks {
 }
 
 impl Service for Locks {
-    fn receive(&mut self, from: PeerId, priority: Priority, tag: u64, payload: Payload<'_>) -> Verdict {
-        self.mail.take(from.node.index() * PRIORITIES + priority.index(), from.incarnation, tag, payload)
+    fn receive(&mut self, from: PeerId, _: Priority, tag: u64, payload: Payload<'_>) -> Verdict {
+        self.mail.take(from, tag, payload)
     }
 
     fn progress(&mut self, out: &mut Outbox<'_>) -> usize {
-        let mut work = self.read(out);
-        if self.registry.has_succeeded() {
+        let work = self.read(out);
+        if std::mem::take(&mut self.registry.succeeded) {
             self.announces = self.registry.term().or(self.announces);
         }
         if let Some(term) = self.announces.take() {
-            self.registry.bury_absent(|node, life| out.is_live((node, life).into()));
-            let letter = wire::encode(&Tell::Here { term });
-            out.networked().into_iter().for_each(|peer| self.mail.tell(peer.node, peer.incarnation, letter.clone()));
+            self.registry.bury_absent(|peer| out.is_live(peer));
+            out.networked().into_iter().for_each(|peer| self.mail.tell(peer, &Tell::Here { term }));
         }
-        let mut at = 0;
-        while let Some(letter) = self.mail.out.get(at) {
-            match out.push((letter.node, letter.life).into(), Priority::High, letter.tag, &letter.bytes) {
-                Pushed::Full => at += 1,
-                // The end of that peer fails the operation that waits for the reply.
-                Pushed::Done | Pushed::Gone | Pushed::TooLong => {
-                    self.mail.remove(at);
-                    work += 1;
-                }
-            }
-        }
-        work
+        // The end of a peer fails the operation that waits for its reply.
+        work + self.mail.send(out)
     }
 
     fn wants(&self) -> Wants {
-        if !self.mail.out.is_empty() || self.announces.is_some() || self.registry.succeeded() {
+        if !self.mail.out.is_empty() || self.announces.is_some() || self.registry.succeeded {
             Wants::Soon
         } else if self.mail.has_work() {
             Wants::Turns
@@ -106,14 +94,13 @@ impl Service for Locks {
     }
 
     fn awaits(&self, peer: NodeId, priority: Priority) -> bool {
-        self.mail.awaits(peer.index() * PRIORITIES + priority.index())
+        self.mail.awaits(peer, priority)
     }
 
     fn peer_gone(&mut self, peer: PeerId, why: Gone) {
-        let (node, life) = peer.into();
         if why != Gone::Damaged {
             // What the peer sent before its end still counts, for example that it unlocked.
-            let its = |received: &super::mail::Received| (received.node, received.life) == (node, life);
+            let its = |received: &Received| received.from == peer;
             let (its, others) = std::mem::take(&mut self.mail.received).into_iter().partition(its);
             self.mail.received = others;
             for received in its {
@@ -121,20 +108,18 @@ impl Service for Locks {
                 let _ = self.registry.deal(received, &mut self.mail, Vec::new);
             }
         }
-        self.mail.fail(node, life, || why.error(peer));
+        self.mail.fail(Some(peer), || why.error(peer));
         if why == Gone::Damaged {
-            self.registry.shun(node, life);
+            self.registry.shun(peer);
         } else {
-            self.registry.gone(node, life, &mut self.mail);
+            self.registry.gone(peer, &mut self.mail);
         }
     }
 
     fn farewell(&mut self, out: &mut Outbox<'_>) {
         let letters = self.registry.farewell();
         for peer in out.networked() {
-            for letter in &letters {
-                self.mail.tell(peer.node, peer.incarnation, wire::encode(letter));
-            }
+            letters.iter().for_each(|letter| self.mail.tell(peer, letter));
         }
         if !letters.is_empty() {
             self.progress(out);
@@ -142,7 +127,8 @@ impl Service for Locks {
     }
 
     fn close(&mut self, why: CloseReason) {
-        self.mail.end(|| why.error());
-        self.registry.offers.end(|| why.error());
+        self.closed = Some(why);
+        self.mail.fail(None, || why.error());
+        self.registry.offers.clear();
     }
 }

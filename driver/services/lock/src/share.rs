@@ -1,15 +1,11 @@
 //! Locks are offered to other nodes by message, and accepted by them.
 
-use super::away::{error_of, send_answer};
+use super::far::{begin, error_of, send_answer};
+use super::home::Arrived;
 use super::key::LockKey;
 use super::service::Locks;
 use super::wire::{self, Answer, Ask, WITH_MAX};
-use doorbell_engine::drive::poller::Progress;
-use doorbell_engine::error::Error;
-use doorbell_engine::node::shared_of;
-use doorbell_engine::sync::op::{Op, Outcome};
-use doorbell_engine::{Node, Result};
-use doorbell_fabric::{Incarnation, NodeId, Priority};
+use doorbell_engine::kit::{Error, Incarnation, Node, NodeId, Op, Outcome, PeerId, Result, shared_of};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -32,7 +28,7 @@ pub struct Accepted {
 pub struct Offer {
     node: Node,
     name: Arc<str>,
-    asked: Vec<(NodeId, Incarnation, Arc<Op>)>,
+    asked: Vec<(PeerId, Arc<Op>)>,
 }
 
 impl Offer {
@@ -46,9 +42,8 @@ impl Offer {
         let shared = shared_of(&self.node);
         let me = shared.check()?;
         let mut accepted = Vec::new();
-        for (node, incarnation, op) in &self.asked {
-            shared.drive(me, op, Some(deadline), |_| false)?;
-            let (node, incarnation) = (*node, *incarnation);
+        for (PeerId { node, incarnation }, op) in self.asked {
+            shared.drive(me, &op, Some(deadline), |_| false)?;
             match op.take() {
                 Some(Outcome::Answered(bytes)) => match wire::decode(&bytes) {
                     Some(Answer::Accepted { pid, module }) => accepted.push(Accepted { node, incarnation, pid, module }),
@@ -98,26 +93,20 @@ impl LockKey {
         let shared = shared_of(self.node());
         let me = shared.check()?;
         let mut offer = Offer { node: self.node().clone(), name: self.name().into(), asked: Vec::new() };
+        let ask = Ask::Offer { name: self.name().to_owned(), resource, with: with.to_vec() };
         for &node in nodes {
-            let mut engine = shared.enter(me, "offer")?;
-            shared.check()?;
-            engine.glance();
-            let Some(life) = engine.fabric().live(node) else { return Err(engine.unreachable(node, None)) };
-            let ask = Ask::Offer { name: self.name().to_owned(), resource, with: with.to_vec() };
-            engine.reach(me, (node, life).into(), Priority::High)?;
-            let asked = engine.service::<Locks>().mail.ask(node, life, &wire::encode(&ask), None);
-            let op = asked.ok_or(Error::Full { node })?;
-            offer.asked.push((node, life, op));
-            if shared.progress() != Progress::Poller {
-                engine.push(me);
-            }
+            let peer = {
+                let mut engine = shared.enter(me, "offer")?;
+                engine.glance();
+                let Some(incarnation) = engine.fabric().live(node) else { return Err(engine.unreachable(node, None)) };
+                PeerId { node, incarnation }
+            };
+            let op = begin(shared, me, "offer", peer, &ask, None)?;
+            offer.asked.push((peer, op.ok_or(Error::Full { node })?));
         }
-        shared.hand_over();
         Ok(offer)
     }
-}
 
-impl LockKey {
     /// Accepts the next lock that another node [offers](LockKey::offer); waits for an offer until `deadline`. The offering node
     /// learns this node's id, process and module.
     ///
@@ -133,30 +122,21 @@ impl LockKey {
     /// As [`accept`](Self::accept).
     pub fn accept_with(node: &Node, deadline: Instant) -> Result<(LockKey, Vec<u8>)> {
         let shared = shared_of(node);
-        let me = shared.check()?;
+        let arrived = |locks: &mut Locks| {
+            let closed = locks.closed.map(|why| Err(why.error()));
+            closed.or_else(|| locks.registry.offers.pop_front().map(Ok))
+        };
         loop {
-            let taken = shared.enter(me, "accept_key")?.service::<Locks>().registry.offers.take();
-            let offer = match taken {
-                Ok(offer) => offer,
-                Err(op) => {
-                    if !shared.drive(me, &op, Some(deadline), |_| false)? {
-                        return Err(Error::Timeout { operation: "accept_key", node: None });
-                    }
-                    if let Some(Outcome::Failed(error)) = op.take() {
-                        return Err(error);
-                    }
-                    continue;
-                }
-            };
-            let (from, life, id) = (offer.node, offer.life, offer.id);
-            match Self::find(node, &offer.name) {
+            let offer = shared.wait_for_service("accept_key", Some(deadline), arrived)?;
+            let Arrived { from, id, name, with } = offer.ok_or(Error::Timeout { operation: "accept_key", node: None })??;
+            match Self::find(node, &name) {
                 Ok(key) => {
                     let module = shared.membership().nonce();
-                    send_answer(shared, from, life, id, &Answer::Accepted { pid: std::process::id(), module });
-                    return Ok((key, offer.with));
+                    send_answer(shared, from, id, &Answer::Accepted { pid: std::process::id(), module });
+                    return Ok((key, with));
                 }
                 // The lock was destroyed after it was offered.
-                Err(Error::Lock { why, .. }) => send_answer(shared, from, life, id, &Answer::Trouble((&*why).into())),
+                Err(Error::Lock { why, .. }) => send_answer(shared, from, id, &Answer::Trouble((&*why).into())),
                 Err(error) => return Err(error),
             }
         }

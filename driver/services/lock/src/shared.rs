@@ -3,9 +3,7 @@
 use super::guard::KeyGuard;
 use super::key::LockKey;
 use super::share::Offer;
-use doorbell_engine::region::{Key, Plain, ReadWrite, Region};
-use doorbell_engine::{Node, Result};
-use doorbell_fabric::NodeId;
+use doorbell_engine::kit::{Error, Key, Node, NodeId, Plain, ReadWrite, Region, Result};
 use doorbell_shm::keys::{OwnerId, Resource};
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
@@ -111,7 +109,7 @@ impl<T: Plain> Shared<T> {
 
     fn read<'a>(&'a self, key: KeyGuard<'a>) -> Result<SharedGuard<'a, T>> {
         let mut elements = <T as FromZeros>::new_vec_zeroed(self.len())
-            .map_err(|_| doorbell_engine::Error::Invalid { what: format!("there is no memory for {} elements", self.len()) })?;
+            .map_err(|_| Error::Invalid { what: format!("there is no memory for {} elements", self.len()) })?;
         self.lock.node().get(self.place, &mut elements)?;
         Ok(SharedGuard { shared: self, elements, changed: false, key })
     }

@@ -1,18 +1,9 @@
 //! Locks for async tasks. The tasks of one node that wait for a lock stand in a queue, and one thread of the node waits for all
 //! of them. So however many tasks wait, threads remain for the task that owns the lock.
 
-use super::guard::KeyGuard;
-use super::guard::TryLock;
-use super::guard::drop_slowly;
-use super::key::LockKey;
-use super::key::Which;
-use doorbell_engine::Result;
-use doorbell_engine::drive::Begun;
-use doorbell_engine::error::Error;
-use doorbell_engine::error::LockFault;
-use doorbell_engine::node::shared_of;
-use doorbell_engine::sync::op::{Op, Outcome};
-use doorbell_engine::sync::pool::Clerks;
+use super::guard::{KeyGuard, TryLock, drop_slowly};
+use super::key::{LockKey, Which};
+use doorbell_engine::kit::{Begun, Clerks, Error, LockFault, Op, Outcome, Result};
 use doorbell_shm::keys::OwnerId;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
@@ -112,7 +103,7 @@ impl LockKey {
     /// As [`lock`](Self::lock), except for deadlocks and locks that the task owns already. [`Error::Cancelled`] if there is no
     /// thread that could wait.
     pub async fn lock_async(&self) -> Result<TaskGuard> {
-        let tasks = shared_of(self.node()).kept::<Tasks>();
+        let tasks = self.shared().kept::<Tasks>();
         let lines = &tasks.lines;
         let mut is_first = true;
         loop {
@@ -206,7 +197,7 @@ struct Standing {
 
 impl Standing {
     fn join(key: &LockKey) -> Self {
-        let shared = shared_of(key.node());
+        let shared = key.shared();
         let (which, turn) = (key.which(), Arc::new(Turn { op: Op::new(), answer: Mutex::new(None) }));
         let is_over = {
             let tasks = shared.kept::<Tasks>();
@@ -253,7 +244,7 @@ struct Serving {
 
 impl Serving {
     fn serve(mut self, is_over: &AtomicBool) {
-        let tasks = shared_of(self.key.node()).kept::<Tasks>();
+        let tasks = self.key.shared().kept::<Tasks>();
         let lines = &tasks.lines;
         while lines.goes_on(&self.which) {
             let key = self.key.numbered();
@@ -274,7 +265,7 @@ impl Drop for Serving {
         if self.is_done {
             return;
         }
-        let line = shared_of(self.key.node()).kept::<Tasks>().lines.all().remove(&self.which);
+        let line = self.key.shared().kept::<Tasks>().lines.all().remove(&self.which);
         line.into_iter().flat_map(|line| line.turns).for_each(|turn| turn.end(None));
     }
 }

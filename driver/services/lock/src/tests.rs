@@ -1,25 +1,22 @@
 //! What peers that read nothing may cost, and what lying peers can't achieve.
 
-use super::away::{Choice, Where, choose, find_coordinator, letter};
+use super::far::{Choice, Where, choose, find_coordinator, letter};
 use super::guard::TryLock;
 use super::home::Registry;
 use super::key::LockKey;
 use super::mail::{Mail, Received, UNANSWERED_MAX};
 use super::service::Locks;
-use super::wire::{self, Ask, Home, Life, Tell};
-use doorbell_engine::error::Error;
+use super::wire::{self, Ask, Home, Tell};
+use doorbell_engine::kit::{Error, Incarnation, Node, NodeId, Payload, PeerId, Verdict, shared_of};
 use doorbell_engine::links::FabricKind;
-use doorbell_engine::node::shared_of;
-use doorbell_engine::{Node, NodeBuilder, Space};
-use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Priority, Verdict};
+use doorbell_engine::{NodeBuilder, Space};
 use doorbell_shm::domain::{JoinOptions, Membership, Restored};
-use doorbell_shm::keys::OwnerId;
-use doorbell_shm::keys::{Resource, Value};
+use doorbell_shm::keys::{OwnerId, Resource, Value};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const PEER: (NodeId, Incarnation) = (NodeId(5), Incarnation(9));
-const OTHER: (NodeId, Incarnation) = (NodeId(6), Incarnation(3));
+const PEER: PeerId = PeerId { node: NodeId(5), incarnation: Incarnation(9) };
+const OTHER: PeerId = PeerId { node: NodeId(6), incarnation: Incarnation(3) };
 const ASK: u64 = 1 << 56;
 const ANSWER: u64 = 2 << 56;
 const TELL: u64 = 3 << 56;
@@ -40,32 +37,31 @@ impl Books {
         Self { registry: Registry::new(Arc::new(membership), std::sync::Weak::new(), Arc::default()), mail: Mail::default() }
     }
 
-    fn take(&mut self, (node, life): (NodeId, Incarnation), tag: u64, bytes: &[u8]) -> Verdict {
-        let lane = node.index() * PRIORITIES + Priority::High.index();
-        self.mail.take(lane, life, tag, Payload::private(bytes))
+    fn take(&mut self, from: PeerId, tag: u64, bytes: &[u8]) -> Verdict {
+        self.mail.take(from, tag, Payload::private(bytes))
     }
 
     /// Handles what has arrived, as a node does that knows 120 others.
     fn deal(&mut self) {
-        let others: Vec<Life> = (0..120).map(|node| (node, u32::from(node) + 77)).collect();
+        let others: Vec<PeerId> = (0..120).map(|node| (node, u32::from(node) + 77).into()).collect();
         while let Some(received) = self.mail.received.pop_front() {
             self.registry.deal(received, &mut self.mail, || others.clone()).unwrap();
         }
     }
 
-    fn say(&mut self, from: (NodeId, Incarnation), tell: &Tell) {
+    fn say(&mut self, from: PeerId, tell: &Tell) {
         assert_eq!(self.take(from, TELL, &wire::encode(tell)), Verdict::Taken);
         self.deal();
     }
 
     /// How many packets wait to leave for a node.
-    fn letters(&self, to: (NodeId, Incarnation)) -> usize {
-        self.mail.out.iter().filter(|letter| (letter.node, letter.life) == to).count()
+    fn letters(&self, to: PeerId) -> usize {
+        self.mail.out.to(to).count()
     }
 }
 
-fn home((node, life): (NodeId, Incarnation), term: u64) -> Home {
-    Home { term, at: (node.0, life.0) }
+fn home(at: PeerId, term: u64) -> Home {
+    Home { term, at }
 }
 
 #[test]
@@ -96,11 +92,11 @@ fn no_claim_takes_all_terms_that_are_left() {
         assert_eq!(books.take(PEER, ASK | id, &wire::encode(&Ask::Claim { term, from: 0 })), Verdict::Taken);
         books.deal();
         books.registry.learn_last(home(PEER, term));
-        assert_eq!(books.registry.last(), None, "{term}");
+        assert_eq!(books.registry.last, None, "{term}");
     }
     assert_eq!(books.take(PEER, ASK | 3, &wire::encode(&Ask::Claim { term: 7, from: 0 })), Verdict::Taken);
     books.deal();
-    assert_eq!(books.registry.last(), Some(home(PEER, 7)));
+    assert_eq!(books.registry.last, Some(home(PEER, 7)));
 }
 
 #[test]
@@ -114,7 +110,7 @@ fn who_reads_its_answers_has_any_number() {
         }
         books.deal();
         assert_eq!(books.letters(PEER), UNANSWERED_MAX);
-        (0..UNANSWERED_MAX).for_each(|_| books.mail.remove(0));
+        (0..UNANSWERED_MAX).for_each(|_| books.mail.send_first());
     }
 }
 
@@ -147,9 +143,9 @@ fn an_answer_to_a_letter_that_has_not_left_is_a_guess() {
     let mut books = Books::new("guesses");
     let ask = wire::encode(&Ask::BeHome);
     for (id, has_left) in [(1, true), (2, false)] {
-        assert!(books.mail.ask(PEER.0, PEER.1, &ask, None).is_some());
+        assert!(books.mail.ask(PEER, &ask, None).is_some());
         if has_left {
-            books.mail.remove(0);
+            books.mail.send_first();
         }
         let verdict = books.take(PEER, ANSWER | id, &[]);
         assert_eq!(verdict == Verdict::Taken, has_left, "{verdict:?}");
@@ -159,14 +155,14 @@ fn an_answer_to_a_letter_that_has_not_left_is_a_guess() {
 #[test]
 fn what_was_just_said_and_has_not_left_is_not_said_again() {
     let mut books = Books::new("again");
-    let say = |books: &mut Books, term| books.mail.tell(PEER.0, PEER.1, wire::encode(&Tell::Abandon { term }));
+    let say = |books: &mut Books, term| books.mail.tell(PEER, &Tell::Abandon { term });
     (0..1000).for_each(|_| say(&mut books, 1));
     assert_eq!(books.letters(PEER), 1);
     say(&mut books, 2);
     say(&mut books, 1);
-    books.mail.remove(0);
+    books.mail.send_first();
     assert_eq!(books.letters(PEER), 2);
-    (0..2).for_each(|_| books.mail.remove(0));
+    (0..2).for_each(|_| books.mail.send_first());
     say(&mut books, 1);
     assert_eq!(books.letters(PEER), 1, "the first has left");
 }
@@ -178,10 +174,10 @@ fn a_new_home_is_told_what_this_node_has_once_the_former_one_is_gone() {
     let mut books = Books::new("heirs");
     books.registry.adopt(home(PEER, 1), &mut books.mail);
     books.say(OTHER, &Tell::Here { term: 1 });
-    assert_eq!(books.registry.known(), Some(home(PEER, 1)));
+    assert_eq!(books.registry.known, Some(home(PEER, 1)));
     assert_eq!(books.letters(OTHER), 0);
-    books.registry.gone(PEER.0, PEER.1, &mut books.mail);
-    assert_eq!(books.registry.known(), None, "nobody else said so");
+    books.registry.gone(PEER, &mut books.mail);
+    assert_eq!(books.registry.known, None, "nobody else said so");
     assert_eq!(books.letters(OTHER), 1);
     // It also gets the notices of later unlocks.
     assert_eq!(books.registry.may_be_home(), [home(OTHER, 1)]);
@@ -189,7 +185,7 @@ fn a_new_home_is_told_what_this_node_has_once_the_former_one_is_gone() {
 
 #[test]
 fn the_home_is_where_most_say_that_live_and_do_not_deny_it() {
-    let at = |node: u16| (node, 1);
+    let at = |node: u16| PeerId::from((node, 1));
     let [a, b] = [1, 2].map(|node| Some(Home { term: 1, at: at(node) }));
     let liar = Some(Home { term: 99, at: at(2) });
     let dead = Some(Home { term: 1, at: at(9) });
@@ -212,7 +208,7 @@ fn the_home_is_where_most_say_that_live_and_do_not_deny_it() {
         (vec![(1, a), (2, dead), (3, dead)], Choice::Home(a.unwrap())),
     ] {
         let said: Vec<_> = said.into_iter().map(|(who, home)| (at(who), home)).collect();
-        assert_eq!(choose(&said, |(node, _)| node != 9), expected, "{said:?}");
+        assert_eq!(choose(&said, |peer| peer.node != NodeId(9)), expected, "{said:?}");
     }
 }
 
@@ -234,22 +230,21 @@ fn met<const N: usize>(domain: &str) -> [Node; N] {
     nodes
 }
 
-fn life(node: &Node) -> (NodeId, Incarnation) {
-    (node.id(), node.incarnation())
+fn life(node: &Node) -> PeerId {
+    shared_of(node).membership().into()
 }
 
 /// Sends notices that no honest node sends, and waits until they were handled.
 fn lie(from: &Node, to: &Node, tells: &[Tell]) {
     let shared = shared_of(from);
     let me = shared.check().unwrap();
-    let (node, life) = life(to);
     for tell in tells {
         let mut engine = shared.enter(me, "lie").unwrap();
-        engine.service::<Locks>().mail.tell(node, life, wire::encode(tell));
+        engine.service::<Locks>().mail.tell(life(to), tell);
         engine.push(me);
     }
     // Packets are handled in their order.
-    letter(shared, "lie", (node, life), &Ask::WhoIsHome, None, Some(soon())).unwrap();
+    letter(shared, "lie", life(to), &Ask::WhoIsHome, None, Some(soon())).unwrap();
 }
 
 /// Makes a node the coordinator of a registry of its own, with a lock that is free.
@@ -306,7 +301,7 @@ fn a_key_is_not_granted_twice_to_one_that_has_just_come() {
     // If the hostile node's answer comes too late on a busy machine, the true coordinator is found.
     match find_coordinator(shared_of(&honest), Some(Instant::now() + Duration::from_millis(100))) {
         Err(Error::Timeout { .. }) => {}
-        Ok(Where::There(found)) => assert_eq!(found.node(), life(&home)),
+        Ok(Where::Far(found)) => assert_eq!(found.at, life(&home)),
         found => panic!("{found:?}"),
     }
     hostile.leave().unwrap();
@@ -331,7 +326,7 @@ fn being_asked_to_be_home_takes_one_thread() {
     let mut engine = shared.enter(shared.check().unwrap(), "test").unwrap();
     let mut mail = Mail::default();
     for id in 1..=300 {
-        let received = Received { node: PEER.0, life: PEER.1, id: Some(id), bytes: wire::encode(&Ask::BeHome) };
+        let received = Received { from: PEER, id: Some(id), bytes: wire::encode(&Ask::BeHome) };
         engine.service::<Locks>().registry.deal(received, &mut mail, Vec::new).unwrap();
     }
     assert_eq!(mail.out.len(), 300);

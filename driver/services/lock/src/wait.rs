@@ -1,12 +1,7 @@
 //! How a thread waits for a lock in shared memory, for itself or for a node that has only the network.
 
 use super::fault::fault;
-use doorbell_engine::drive::Shared;
-use doorbell_engine::drive::poller::Progress;
-use doorbell_engine::error::{Circle, LockFault};
-use doorbell_engine::sync::baton::Token;
-use doorbell_engine::sync::wait::{Gear, Step, Wait};
-use doorbell_engine::{Error, Result};
+use doorbell_engine::kit::{Circle, Error, Gear, LockFault, Moment, Progress, Result, Shared, Token, Wait};
 use doorbell_shm::domain::Key;
 use doorbell_shm::keys::{Look, OwnerId, Seen, Taken, Waiter};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,37 +30,33 @@ impl Want<'_> {
             // Fails inside `recv_with`: the owner may have to unlock by a notice, and this node could not read it meanwhile.
             drop(self.shared.enter(Token::current(), "lock")?);
         }
-        let mut waiter = self.key.wait(self.me);
-        let mut gear = self.gear(deadline);
-        loop {
-            let seen = match waiter.look() {
-                Look::Taken(taken) => return Ok(taken),
-                Look::Not(seen) => seen,
-            };
-            // With `withdrawn` set, an earlier wait of the same owner may be about to give the lock back.
-            if seen.owner() == Some(self.me) && self.withdrawn.is_none() {
-                return Err(fault("lock", self.name, LockFault::AlreadyYours));
-            }
-            let most = match gear.step() {
-                Step::Again => continue,
-                Step::Check => None,
-                Step::Park(most) => Some(most),
-                // A short wait may never have checked the owner. Without this, a series of short waits would never inherit from
-                // a dead one.
-                Step::Expired if seen.owner().is_some_and(|owner| !lives(self.shared, owner)) => None,
-                Step::Expired => {
-                    let node = seen.owner().map(OwnerId::node);
-                    return Err(Error::Timeout { operation: "lock", node });
+        let (mut waiter, mut seen) = (self.key.wait(self.me), self.key.words().get());
+        self.shared.wait_for(Token::current(), self.gear(deadline), 0, |moment| match moment {
+            Moment::Look => {
+                seen = match waiter.look() {
+                    Look::Taken(taken) => return Ok(Some(taken)),
+                    Look::Not(seen) => seen,
+                };
+                // With `withdrawn` set, an earlier wait of the same owner may be about to give the lock back.
+                if seen.owner() == Some(self.me) && self.withdrawn.is_none() {
+                    return Err(fault("lock", self.name, LockFault::AlreadyYours));
                 }
-            };
-            if let Some(taken) = self.care(&mut waiter, seen)? {
-                return Ok(taken);
+                Ok(None)
             }
-            if let Some(most) = most {
-                waiter.sleep(most.min(self.longest_sleep()));
-                gear.slept();
+            // A short wait may never have checked the owner. Without this, a series of short waits would never inherit from a
+            // dead one.
+            Moment::Expired if seen.owner().is_none_or(|owner| lives(self.shared, owner)) => {
+                Err(Error::Timeout { operation: "lock", node: seen.owner().map(OwnerId::node) })
             }
-        }
+            Moment::Check | Moment::Expired => self.care(&mut waiter, seen),
+            Moment::Sleep(most) => {
+                let taken = self.care(&mut waiter, seen)?;
+                if taken.is_none() {
+                    waiter.sleep(most.min(self.longest_sleep()));
+                }
+                Ok(taken)
+            }
+        })
     }
 
     /// A pool thread sleeps at once: the processors of those it waits for are not its own.
@@ -96,34 +87,34 @@ impl Want<'_> {
 
     /// Waits until a frozen lock has no owner.
     pub fn wait_empty(&self, deadline: Instant) -> Result<()> {
-        let mut gear = self.gear(Some(deadline));
-        loop {
-            let heard = self.key.words().arm();
-            let seen = self.key.words().get();
-            if !seen.is_barred() {
-                return Err(fault("lock_all", self.name, LockFault::Otherwise(seen.value())));
+        let words = self.key.words();
+        let (mut heard, mut seen) = (words.arm(), words.get());
+        self.shared.wait_for(Token::current(), self.gear(Some(deadline)), 0, |moment| {
+            if moment == Moment::Look {
+                (heard, seen) = (words.arm(), words.get());
+                if !seen.is_barred() {
+                    return Err(fault("lock_all", self.name, LockFault::Otherwise(seen.value())));
+                }
+                return Ok(seen.owner().is_none().then_some(()));
             }
-            let Some(owner) = seen.owner() else { return Ok(()) };
-            let most = match gear.step() {
-                Step::Again => continue,
-                Step::Check => None,
-                Step::Park(most) => Some(most),
-                Step::Expired if !lives(self.shared, owner) => None,
-                Step::Expired => return Err(Error::Timeout { operation: "lock_all", node: Some(owner.node()) }),
-            };
+            let Some(owner) = seen.owner() else { return Ok(Some(())) };
+            let is_dead = !lives(self.shared, owner);
+            if moment == Moment::Expired && !is_dead {
+                return Err(Error::Timeout { operation: "lock_all", node: Some(owner.node()) });
+            }
             self.turn("lock_all")?;
-            if !lives(self.shared, owner) {
+            if is_dead {
                 self.key.bury(seen);
-            } else if let Some(most) = most {
-                self.key.words().sleep(heard, 0, most.min(self.longest_sleep()));
-                gear.slept();
+            } else if let Moment::Sleep(most) = moment {
+                words.sleep(heard, 0, most.min(self.longest_sleep()));
             }
-        }
+            Ok(None)
+        })
     }
 
     /// Turns the engine if no other thread does while this one waits. Fails if the wait has become pointless.
     fn turn(&self, operation: &'static str) -> Result<()> {
-        let me: Token = self.shared.check()?;
+        let me = self.shared.check()?;
         if self.shared.progress() == Progress::Inline && self.withdrawn.is_none() {
             self.shared.turn(me);
         }

@@ -1,7 +1,6 @@
 //! The requests, replies and notices that nodes exchange about locks.
 
-use doorbell_engine::error::{Circle, LockFault};
-use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_engine::kit::{Circle, LockFault, NodeId, PeerId};
 use doorbell_shm::domain::Key;
 use doorbell_shm::keys::{KeyFacts, KeyRef, OwnerId, Resource, ResourceError, Seen};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -24,23 +23,13 @@ pub const TERM_MAX: u64 = 1 << 48;
 /// knows none.
 pub const TERMS_AHEAD_MAX: u64 = 1 << 32;
 
-/// A node id and an incarnation.
-pub type Life = (u16, u32);
-
 /// The coordinator of the lock registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Home {
     /// How often the registry has moved.
     pub term: u64,
     /// The node that serves it.
-    pub at: Life,
-}
-
-impl Home {
-    /// The node and its incarnation.
-    pub fn node(&self) -> (NodeId, Incarnation) {
-        (NodeId(self.at.0), Incarnation(self.at.1))
-    }
+    pub at: PeerId,
 }
 
 /// A lock: named by its place if the registry has not moved since, and else by its name.
@@ -125,7 +114,7 @@ pub enum Tell {
 }
 
 /// What a node knows of a lock when the registry moves.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     pub name: String,
     pub resource: [u64; 4],
@@ -147,7 +136,7 @@ pub enum Answer {
     /// The coordinator, if known, and the other nodes that the sender knows.
     Home {
         home: Option<Home>,
-        knows: Vec<Life>,
+        knows: Vec<PeerId>,
     },
     Agreed {
         entries: Vec<Entry>,
@@ -200,7 +189,7 @@ impl Answer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
     resource: [u64; 4],
-    creator: Life,
+    creator: PeerId,
     seen: u64,
     dead: u64,
     users: Vec<u16>,
@@ -211,7 +200,7 @@ impl Facts {
     pub fn new(facts: &KeyFacts) -> Self {
         Self {
             resource: facts.resource.to_words(),
-            creator: (facts.creator.0.0, facts.creator.1.0),
+            creator: facts.creator.into(),
             seen: facts.seen.bits(),
             dead: facts.dead.map_or(0, OwnerId::bits),
             users: facts.users.iter().take(NAMED_MAX).map(|node| node.0).collect(),
@@ -224,7 +213,7 @@ impl Facts {
             key,
             name: name.to_owned(),
             resource: Resource::from_words(self.resource),
-            creator: (NodeId(self.creator.0), Incarnation(self.creator.1)),
+            creator: self.creator.into(),
             seen: Seen::from_bits(self.seen),
             dead: OwnerId::from_bits(self.dead),
             users: self.users.into_iter().map(NodeId).collect(),

@@ -1,12 +1,11 @@
 //! The packets between nodes about streams. A tag holds the kind of a packet and a number: the receiver's number of its end of
 //! the stream, except in `Open`.
 
-use doorbell_engine::message::words;
-
-pub use words::{read, words};
+pub use doorbell_engine::kit::words::{parse, read, tag, words};
+use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// The kinds of packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(u8)]
 pub enum Kind {
     /// A connecting node asks for a stream to the service of this name. The tag holds the sender's number. Payload: `[region,
@@ -32,19 +31,6 @@ pub enum Kind {
     Deaf = 10,
 }
 
-const KINDS: [Kind; 10] = [
-    Kind::Open,
-    Kind::Accepted,
-    Kind::Refused,
-    Kind::Wake,
-    Kind::Data,
-    Kind::Credit,
-    Kind::Fin,
-    Kind::Reset,
-    Kind::Cut,
-    Kind::Deaf,
-];
-
 /// No listener offers the service on this node.
 pub const NOT_HERE: u64 = 0;
 /// The backlog is full.
@@ -52,23 +38,16 @@ pub const BUSY: u64 = 1;
 /// The offered memory can't be used.
 pub const NO_MEMORY: u64 = 2;
 
-pub fn tag(kind: Kind, number: u32) -> u64 {
-    words::tag(kind as u8, number)
-}
-
-/// The kind and the number in a tag; `None` if the tag is not valid.
-pub fn parse(tag: u64) -> Option<(Kind, u32)> {
-    words::parse(&KINDS, tag)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn kinds_have_their_numbers() {
-        for kind in KINDS {
-            assert_eq!(parse(tag(kind, 7)), Some((kind, 7)));
+        for number in 0..=255_u64 {
+            let parsed = parse::<Kind>(number << 56 | 7);
+            assert_eq!(parsed.is_some(), (1..=Kind::Deaf as u64).contains(&number));
+            assert!(parsed.is_none_or(|(kind, of)| (kind as u64, of) == (number, 7) && tag(kind, of) == number << 56 | 7));
         }
     }
 }

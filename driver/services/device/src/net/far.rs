@@ -2,13 +2,10 @@
 //! another node can take over when the serving node dies.
 
 use super::wire::{self, HEADER, Kind};
-use doorbell_engine::error::DeviceFault;
-use doorbell_engine::sync::op::{Op, Outcome};
-use doorbell_fabric::world;
-use doorbell_fabric::{Incarnation, NodeId, Payload};
+use crate::sender::{Parts, length};
+use doorbell_engine::kit::{DeviceFault, Payload, PeerId, world};
 use doorbell_shm::device::{PACKET, lines};
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often all nodes are asked for the device while none serves it.
@@ -23,7 +20,7 @@ pub struct Far {
     pub stream: u32,
     pub name: String,
     /// The node that serves the device.
-    feeder: Option<(NodeId, Incarnation)>,
+    pub feeder: Option<PeerId>,
     /// When all nodes were asked last, and since when no message can reach the device because no node serves it.
     asked: Option<Instant>,
     lost: Instant,
@@ -32,26 +29,14 @@ pub struct Far {
     progressed: bool,
     stuck: Option<Instant>,
     /// Nodes that said that they do not serve it.
-    refused: BTreeSet<(NodeId, Incarnation)>,
+    refused: BTreeSet<PeerId>,
     /// The number of the device's lanes, if all are taken.
     no_lane: Option<usize>,
     /// The device's limit, once it was found, and its number: no other device of this name will do.
     pub message_max: Option<usize>,
     device: Option<u64>,
-    /// Messages not known to be in the device, and their bytes.
-    queue: VecDeque<Item>,
-    queued: usize,
-    /// How many of those have left.
-    pushed: usize,
-    /// The number of the latest message.
-    sequence: u64,
-    /// How many packets were used and how many granted since the stream was opened.
-    used: u64,
-    granted: u64,
-    /// An update was requested from the serving node.
-    asking: bool,
-    /// A caller wants to send more than is granted.
-    starves: bool,
+    messages: Messages,
+    credit: Credit,
     failed: Option<DeviceFault>,
     /// A caller waits for a serving node.
     wanted: bool,
@@ -59,7 +44,36 @@ pub struct Far {
     pub flushing: bool,
     /// The handle was dropped: the stream ends when all messages are in the device.
     pub closing: Option<Instant>,
-    waiter: Option<Arc<Op>>,
+}
+
+/// Messages not known to be in the device.
+#[derive(Default)]
+struct Messages {
+    queue: VecDeque<Item>,
+    /// Their bytes.
+    queued: usize,
+    /// How many of those have left.
+    pushed: usize,
+    /// The number of the latest message.
+    sequence: u64,
+}
+
+/// How many packets were used and how many granted since the stream was opened.
+#[derive(Default)]
+struct Credit {
+    used: u64,
+    granted: u64,
+    /// An update was requested from the serving node.
+    asking: bool,
+    /// A caller wants to send more than is granted.
+    starves: bool,
+}
+
+impl Credit {
+    /// Whether a message of this length may be sent.
+    fn covers(&self, len: usize) -> bool {
+        self.used + lines(len) < self.granted
+    }
 }
 
 struct Item {
@@ -69,13 +83,6 @@ struct Item {
     bytes: Vec<u8>,
     /// How many bytes have left; `None`: not even the header.
     gone: Option<usize>,
-}
-
-/// What a sender has to say.
-pub enum Say {
-    /// To all nodes: which of them serves this device?
-    Open,
-    Word(Kind, (NodeId, Incarnation)),
 }
 
 impl Far {
@@ -92,64 +99,58 @@ impl Far {
             no_lane: None,
             message_max: None,
             device: None,
-            queue: VecDeque::new(),
-            queued: 0,
-            pushed: 0,
-            sequence: 0,
-            used: 0,
-            granted: 0,
-            asking: false,
-            starves: false,
+            messages: Messages::default(),
+            credit: Credit::default(),
             failed: None,
             wanted: true,
             flushing: false,
             closing: None,
-            waiter: None,
         }
-    }
-
-    pub fn feeder(&self) -> Option<(NodeId, Incarnation)> {
-        self.feeder
     }
 
     /// Whether it has to be stepped: a serving node is sought, a message has to leave, or its end is awaited.
     pub fn is_active(&self) -> bool {
-        let is_sought = self.feeder.is_none() && (self.wanted || !self.queue.is_empty());
-        self.failed.is_none() && (is_sought || self.flushing || self.pushed < self.queue.len()) || self.closing.is_some()
+        let is_sought = self.feeder.is_none() && (self.wanted || !self.messages.queue.is_empty());
+        self.failed.is_none() && (is_sought || self.flushing || self.messages.pushed < self.messages.queue.len())
+            || self.closing.is_some()
     }
 
     /// Whether all messages have left for the serving node.
     pub fn has_gone(&self) -> bool {
-        self.pushed == self.queue.len()
+        self.messages.pushed == self.messages.queue.len()
     }
 
     /// Whether all messages are in the device.
     pub fn is_in(&self) -> bool {
-        self.queue.is_empty()
+        self.messages.queue.is_empty()
     }
 
     /// Whether a message of this length may be added now. No more messages wait than the device has room for.
-    pub fn has_room(&mut self, len: usize) -> bool {
+    fn has_room(&mut self, len: usize) -> bool {
         // Whatever the serving node grants, this node keeps no more than a lane of the device holds.
         let lane = 2 * (self.message_max.unwrap_or(0) + 2 * PACKET);
-        let is_granted = self.used + lines(len) < self.granted && self.queued + len <= lane;
-        self.starves = self.feeder.is_some() && self.has_gone() && !is_granted;
+        let is_granted = self.credit.covers(len) && self.messages.queued + len <= lane;
+        self.credit.starves = self.feeder.is_some() && self.has_gone() && !is_granted;
         self.feeder.is_some() && self.has_gone() && is_granted
     }
 
-    /// Adds a message.
-    pub fn give(&mut self, thread: u32, tag: u64, parts: &[&[u8]]) {
-        self.sequence = self.sequence.wrapping_add(1);
-        let bytes = parts.concat();
-        self.queued += bytes.len();
-        self.queue.push_back(Item { sequence: self.sequence, thread, tag, bytes, gone: None });
+    /// Adds a message, if it may be sent now.
+    pub fn try_give(&mut self, (thread, tag, parts): Parts<'_>) -> Option<()> {
+        if self.has_failed() || !self.has_room(length(parts)) {
+            return None;
+        }
+        let (messages, bytes) = (&mut self.messages, parts.concat());
+        messages.sequence = messages.sequence.wrapping_add(1);
+        messages.queued += bytes.len();
+        messages.queue.push_back(Item { sequence: messages.sequence, thread, tag, bytes, gone: None });
+        Some(())
     }
 
     /// Whether the stream has failed, so that messages on their way are lost. The next message begins it again.
     pub fn failed(&mut self) -> Option<DeviceFault> {
         let failed = self.failed.take()?;
-        self.queue.clear();
-        (self.queued, self.pushed, self.asked, self.flushing, self.wanted) = (0, 0, None, false, false);
+        self.messages = Messages { sequence: self.messages.sequence, ..Messages::default() };
+        (self.asked, self.flushing, self.wanted) = (None, false, false);
         (self.device, self.stuck, self.lost) = (None, None, world::now());
         Some(failed)
     }
@@ -161,69 +162,48 @@ impl Far {
 
     /// Notes that a caller waits for a serving node.
     pub fn want(&mut self) {
-        if self.feeder.is_none() && !self.wanted && self.queue.is_empty() {
+        if self.feeder.is_none() && !self.wanted && self.messages.queue.is_empty() {
             self.lost = world::now();
         }
         self.wanted = true;
     }
 
-    /// The operation that ends at the next change.
-    pub fn await_change(&mut self) -> Arc<Op> {
-        self.waiter.get_or_insert_with(Op::new).clone()
+    /// Whether all nodes are to be asked now which of them serves the device. `others` are the nodes that could.
+    pub fn asks_all(&mut self, now: Instant, others: impl Fn() -> Vec<PeerId>) -> bool {
+        let is_sought = self.failed.is_none() && self.feeder.is_none() && (self.wanted || !self.messages.queue.is_empty());
+        if !is_sought || self.asked.is_some_and(|asked| now - asked < ASK_EVERY) {
+            return false;
+        }
+        let is_first = self.asked.replace(now).is_none();
+        let nobody = others().iter().all(|other| self.refused.contains(other));
+        // A node that was not attached when it was asked may be attached by now.
+        if !is_first && nobody && (self.message_max.is_none() || now - self.lost > PATIENCE) {
+            self.failed = Some(self.no_lane.map_or(DeviceFault::Absent, |senders| DeviceFault::NoLane { senders }));
+            return false;
+        }
+        self.refused.clear();
+        self.no_lane = None;
+        true
     }
 
-    fn changed(&mut self) {
-        if let Some(op) = self.waiter.take() {
-            op.finish(Outcome::Sent);
-        }
-    }
-
-    /// The next thing to say, to find a serving node or to get more room. `others` are the nodes that could serve.
-    pub fn say(&mut self, now: Instant, others: impl Fn() -> Vec<(NodeId, Incarnation)>) -> Option<Say> {
-        if self.failed.is_some() {
-            return None;
-        }
-        let Some(feeder) = self.feeder else {
-            if !self.wanted && self.queue.is_empty() {
-                return None;
-            }
-            if self.asked.is_none_or(|asked| now - asked >= ASK_EVERY) {
-                let is_first = self.asked.is_none();
-                self.asked = Some(now);
-                let nobody = others().iter().all(|other| self.refused.contains(other));
-                // A node that was not attached when it was asked may be attached by now.
-                if !is_first && nobody && (self.message_max.is_none() || now - self.lost > PATIENCE) {
-                    self.fail(self.no_lane.map_or(DeviceFault::Absent, |senders| DeviceFault::NoLane { senders }));
-                    return None;
-                }
-                self.refused.clear();
-                self.no_lane = None;
-                return Some(Say::Open);
-            }
-            return None;
-        };
-        let stalls = self.queue.get(self.pushed).is_some_and(|item| self.used + lines(item.bytes.len()) >= self.granted);
-        let flushes = (self.flushing || self.closing.is_some()) && !self.queue.is_empty() && self.has_gone();
-        if !(stalls || flushes || self.starves) || self.asking {
-            return None;
-        }
-        self.asking = true;
-        Some(Say::Word(Kind::Ask, feeder))
-    }
-
-    fn fail(&mut self, why: DeviceFault) {
-        self.failed = Some(why);
-        self.changed();
+    /// The serving node, if it is to be asked now for more room.
+    pub fn asks(&mut self) -> Option<PeerId> {
+        let feeder = self.feeder.filter(|_| self.failed.is_none())?;
+        let stalls = self.messages.queue.get(self.messages.pushed).is_some_and(|item| !self.credit.covers(item.bytes.len()));
+        let flushes = (self.flushing || self.closing.is_some()) && !self.is_in() && self.has_gone();
+        let asks = (stalls || flushes || self.credit.starves) && !self.credit.asking;
+        self.credit.asking |= asks;
+        asks.then_some(feeder)
     }
 
     /// Puts the next packet for the serving node into `room`, at most `most` bytes, and returns its tag. Call
     /// [`sent`](Self::sent) if it left.
     pub fn next(&mut self, most: usize, room: &mut Vec<u8>) -> Option<u64> {
         self.feeder?;
-        let item = self.queue.get(self.pushed)?;
+        let item = self.messages.queue.get(self.messages.pushed)?;
         room.clear();
         let kind = match item.gone {
-            None if self.used + lines(item.bytes.len()) >= self.granted => return None,
+            None if !self.credit.covers(item.bytes.len()) => return None,
             None => {
                 let about = (item.thread as u64) << 32 | item.bytes.len() as u64;
                 [item.sequence, about, item.tag].iter().for_each(|word| room.extend(word.to_le_bytes()));
@@ -239,23 +219,20 @@ impl Far {
 
     /// The packet of [`next`](Self::next) has left, with `bytes` bytes including its header words.
     pub fn sent(&mut self, bytes: usize) {
-        let Some(item) = self.queue.get_mut(self.pushed) else { return };
+        let Some(item) = self.messages.queue.get_mut(self.messages.pushed) else { return };
         let gone = match item.gone {
             None => bytes - HEADER,
             Some(gone) => gone + bytes,
         };
         item.gone = Some(gone);
         if gone == item.bytes.len() {
-            self.used += lines(gone);
-            self.pushed += 1;
-            if self.has_gone() {
-                self.changed();
-            }
+            self.credit.used += lines(gone);
+            self.messages.pushed += 1;
         }
     }
 
     /// A node announces that it serves the device. False if another one does, and this one need not.
-    pub fn opened(&mut self, from: (NodeId, Incarnation), [published, granted, max, device]: [u64; 4]) -> bool {
+    pub fn opened(&mut self, from: PeerId, [published, granted, max, device]: [u64; 4]) -> bool {
         if self.feeder.is_some_and(|feeder| feeder != from) || self.failed.is_some() {
             return false;
         }
@@ -264,51 +241,48 @@ impl Far {
         }
         if self.device.is_some_and(|known| known != device) {
             // Another device of the same name. It is unknown what became of the messages on their way.
-            self.fail(DeviceFault::Absent);
+            self.failed = Some(DeviceFault::Absent);
             return false;
         }
         let max = max.min(MESSAGE_MAX) as usize;
-        if let Some(item) = self.queue.iter().find(|item| item.bytes.len() > max) {
-            self.fail(DeviceFault::TooLong { len: item.bytes.len(), max });
+        if let Some(item) = self.messages.queue.iter().find(|item| item.bytes.len() > max) {
+            self.failed = Some(DeviceFault::TooLong { len: item.bytes.len(), max });
             return false;
         }
         (self.feeder, self.device, self.message_max) = (Some(from), Some(device), Some(max));
         self.forget(published);
         // A node that takes over counts from where its lane stands, so the remaining messages get new numbers.
-        self.sequence = published;
-        for item in &mut self.queue {
-            self.sequence = self.sequence.wrapping_add(1);
-            (item.gone, item.sequence) = (None, self.sequence);
+        self.messages.sequence = published;
+        for item in &mut self.messages.queue {
+            self.messages.sequence = self.messages.sequence.wrapping_add(1);
+            (item.gone, item.sequence) = (None, self.messages.sequence);
         }
-        (self.pushed, self.used, self.granted, self.asking, self.wanted) = (0, 0, granted, false, false);
-        self.starves = false;
-        self.progressed = false;
-        self.changed();
+        self.credit = Credit { granted, ..Credit::default() };
+        (self.messages.pushed, self.wanted, self.progressed) = (0, false, false);
         true
     }
 
     /// Forgets messages that are in the device. A message that has not left can't be there, whatever the peer says.
     fn forget(&mut self, published: u64) {
         let is_in = |item: &Item| item.gone == Some(item.bytes.len()) && item.sequence <= published;
-        while self.queue.front().is_some_and(is_in)
-            && let Some(item) = self.queue.pop_front()
+        while self.messages.queue.front().is_some_and(is_in)
+            && let Some(item) = self.messages.queue.pop_front()
         {
-            self.queued -= item.bytes.len();
-            self.pushed = self.pushed.saturating_sub(1);
+            self.messages.queued -= item.bytes.len();
+            self.messages.pushed = self.messages.pushed.saturating_sub(1);
             (self.progressed, self.stuck) = (true, None);
         }
     }
 
-    pub fn acknowledged(&mut self, from: (NodeId, Incarnation), [published, granted]: [u64; 2]) {
+    pub fn acknowledged(&mut self, from: PeerId, [published, granted]: [u64; 2]) {
         if self.feeder == Some(from) {
             self.forget(published);
-            self.granted = self.granted.max(granted);
-            (self.asking, self.starves) = (false, false);
-            self.changed();
+            self.credit.granted = self.credit.granted.max(granted);
+            (self.credit.asking, self.credit.starves) = (false, false);
         }
     }
 
-    pub fn refused(&mut self, from: (NodeId, Incarnation), reason: u64, senders: u64) {
+    pub fn refused(&mut self, from: PeerId, reason: u64, senders: u64) {
         if self.feeder.is_none() {
             self.refused.insert(from);
             if reason == wire::NO_LANE {
@@ -318,27 +292,20 @@ impl Far {
     }
 
     /// The serving node ends the stream or is gone. Another one has to be found.
-    pub fn gone(&mut self, from: (NodeId, Incarnation)) {
+    pub fn gone(&mut self, from: PeerId) {
         if self.feeder != Some(from) {
             return;
         }
         let now = world::now();
-        (self.feeder, self.asked, self.asking) = (None, None, false);
-        if self.progressed || self.queue.is_empty() {
+        (self.feeder, self.asked, self.credit.asking) = (None, None, false);
+        if self.progressed || self.messages.queue.is_empty() {
             (self.lost, self.stuck) = (now, None);
         } else if self.stuck.is_some_and(|since| now - since > PATIENCE) {
             // Node after node has announced that it serves the device, and no message has reached it.
-            self.fail(DeviceFault::Damaged);
+            self.failed = Some(DeviceFault::Damaged);
         } else if self.stuck.is_none() {
             (self.lost, self.stuck) = (now, Some(now));
         }
-        self.changed();
-    }
-
-    /// Tells the waiting callers that the stream has ended.
-    pub fn end(&mut self) {
-        self.failed.get_or_insert(DeviceFault::Absent);
-        self.changed();
     }
 }
 

@@ -3,7 +3,7 @@
 use super::far::first;
 use super::wire::{self, Kind};
 use crate::attachment::Inner;
-use doorbell_fabric::{Incarnation, NodeId, Payload};
+use doorbell_engine::kit::{Payload, PeerId};
 use doorbell_shm::device::{Client, Writer};
 use doorbell_shm::domain::{DeviceSegment, Membership};
 use std::sync::{Arc, Weak};
@@ -13,7 +13,7 @@ const ACK_MESSAGES: u64 = 64;
 
 /// One sender that this node serves.
 pub struct Feed {
-    pub client: (NodeId, Incarnation),
+    pub client: PeerId,
     pub stream: u32,
     inner: Weak<Inner>,
     segment: Arc<DeviceSegment>,
@@ -23,7 +23,7 @@ pub struct Feed {
     ring: u64,
     said: [u64; 2],
     /// The sender waits for an update.
-    asked: bool,
+    pub asked: bool,
     part: Option<Part>,
 }
 
@@ -41,22 +41,15 @@ impl Feed {
         inner: Weak<Inner>,
         segment: Arc<DeviceSegment>,
         membership: &Membership,
-        client: (NodeId, Incarnation),
+        client: PeerId,
         stream: u32,
     ) -> Option<Self> {
-        let me = (membership.id(), membership.incarnation());
-        let on_behalf = Client { node: client.0, life: client.1, stream };
+        let on_behalf = Client { node: client.node, life: client.incarnation, stream };
+        let me = PeerId::from(membership).into();
         let writer = Writer::claim(&segment.view(), me, Some(on_behalf), |node, life| membership.is_living(node, life))?;
         let ring = (segment.geometry().lane_bytes / doorbell_shm::device::PACKET) as u64;
         let opened_at = writer.position();
         Some(Self { client, stream, inner, segment, writer, opened_at, ring, said: [0; 2], asked: false, part: None })
-    }
-
-    /// Begins again with the same sender, which has forgotten what it sent. Returns the answer for it.
-    pub fn reopen(&mut self) -> Vec<u8> {
-        (self.part, self.asked) = (None, false);
-        self.opened_at = self.writer.position();
-        self.welcome()
     }
 
     /// Ends a stream whose sender will not come back.
@@ -73,8 +66,10 @@ impl Feed {
         [self.writer.sequence(), granted.min(most)]
     }
 
-    /// The first answer to the sender.
+    /// The first answer to a sender, which has forgotten what it sent before.
     pub fn welcome(&mut self) -> Vec<u8> {
+        (self.part, self.asked) = (None, false);
+        self.opened_at = self.writer.position();
         self.said = self.now();
         wire::words(&[self.said[0], self.said[1], self.segment.geometry().message_max() as u64, self.segment.nonce()])
     }
@@ -93,21 +88,6 @@ impl Feed {
     /// The last update before the stream ends.
     pub fn last_words(&self) -> Vec<u8> {
         wire::words(&self.now())
-    }
-
-    /// Whether the sender waits for room, which the receiving threads make.
-    pub fn is_hungry(&self) -> bool {
-        self.asked
-    }
-
-    /// The sender asks for an update. `Some`: there is one already.
-    pub fn ask(&mut self) -> Option<Vec<u8>> {
-        self.asked = true;
-        let now = self.now();
-        (now != self.said).then(|| {
-            (self.said, self.asked) = (now, false);
-            wire::words(&now)
-        })
     }
 
     /// Whether this process is still attached to the device.

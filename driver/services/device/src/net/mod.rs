@@ -9,13 +9,10 @@ mod service;
 mod wire;
 
 use super::attachment::Inner;
-use doorbell_fabric::world;
-use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Priority, Verdict};
+use doorbell_engine::kit::{Payload, PeerId, Priority, SendQueue, Verdict, world};
 use doorbell_shm::domain::{DeviceSegment, Membership};
 pub(super) use far::Far;
-use far::Say;
 use feed::Feed;
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use wire::Kind;
@@ -28,15 +25,6 @@ const ANSWERS_MAX: usize = 256;
 const WORDS_MAX: usize = 4096;
 /// How long a dropped sender may take to get its messages into the device.
 const CLOSING: Duration = Duration::from_secs(5);
-
-type Life = (NodeId, Incarnation);
-
-/// A packet to be sent.
-pub(crate) struct Word {
-    pub to: Life,
-    pub tag: u64,
-    pub bytes: Vec<u8>,
-}
 
 /// Senders that were dropped inside a callback of the engine.
 pub(crate) type Dropped = Arc<Mutex<Vec<u32>>>;
@@ -57,7 +45,7 @@ impl Attached {
     /// Whether this process serves the device to the network. Takes the port if its holder is gone.
     fn holds_port(&self) -> bool {
         let (view, membership) = (self.segment.view(), &self.membership);
-        let me = (membership.id(), membership.incarnation());
+        let me = PeerId::from(&**membership).into();
         let is_its = match view.port() {
             Some(holder) if holder == me => true,
             Some(holder) if membership.is_living(holder.0, holder.1) => false,
@@ -80,7 +68,7 @@ pub struct Devices {
     fars: Vec<Far>,
     dropped: Dropped,
     /// Packets to be sent, in this order for each node.
-    pub(crate) out: VecDeque<Word>,
+    pub(crate) out: SendQueue,
     streams: u32,
     room: Vec<u8>,
 }
@@ -94,7 +82,7 @@ impl Devices {
 
     /// Whether there is work that no bell announces.
     pub fn is_active(&self) -> bool {
-        !self.out.is_empty() || self.fars.iter().any(Far::is_active) || self.feeds.iter().any(Feed::is_hungry)
+        !self.out.is_empty() || self.fars.iter().any(Far::is_active) || self.feeds.iter().any(|feed| feed.asked)
     }
 
     /// Releases the memory of devices that this process is no longer attached to.
@@ -129,61 +117,59 @@ impl Devices {
         }
     }
 
-    /// Takes a packet that came by a lane from this incarnation of a node.
+    /// Takes a packet from this incarnation of a node.
     #[cold]
-    pub fn take(&mut self, lane: usize, life: Incarnation, tag: u64, payload: Payload<'_>) -> Verdict {
-        let from = (NodeId((lane / PRIORITIES) as u16), life);
+    pub fn take(&mut self, from: PeerId, tag: u64, payload: Payload<'_>) -> Verdict {
         let Some((kind, stream)) = wire::parse(tag) else { return Verdict::Broken("a device packet with an unknown tag") };
+        const SHORT: Verdict = Verdict::Broken("a device packet that is too short");
+        let fed = self.feeds.iter().position(|feed| (feed.client, feed.stream) == (from, stream));
         let far = self.fars.iter_mut().find(|far| far.stream == stream);
-        match kind {
+        match (kind, fed, far) {
             // Answered at once: the packets behind it belong to the stream that it opens.
-            Kind::Open => self.answer(from, stream, &payload.to_vec()),
-            Kind::First | Kind::Next => {
-                // A sender that is not served any more has been told so.
-                if let Some(at) = self.fed(from, stream)
-                    && !self.feeds[at].take(kind, payload)
-                {
+            (Kind::Open, ..) => self.answer(from, stream, &payload.to_vec()),
+            (Kind::First | Kind::Next, Some(at), _) => {
+                if !self.feeds[at].take(kind, payload) {
                     tracing::debug!(
-                        node = from.0.0,
+                        node = from.node.0,
                         "a sender to a device is no longer served: its lane is damaged, or its packets break the rules"
                     );
                     self.drop_feed(at);
                 }
             }
-            Kind::Ask => {
-                if let Some(at) = self.fed(from, stream)
-                    && let Some(bytes) = self.feeds[at].ask()
-                {
-                    self.say(from, Kind::Ack, stream, bytes);
-                }
+            (Kind::Ask, Some(at), _) => {
+                self.feeds[at].asked = true;
+                self.tell_news(at);
             }
-            Kind::Close => {
-                if let Some(at) = self.fed(from, stream) {
-                    self.feeds.swap_remove(at).close();
-                }
-            }
-            Kind::Opened => {
-                let Some(said) = wire::read(&payload) else { return Verdict::Broken("a device packet that is too short") };
-                // The sender was dropped, or another node serves it.
+            (Kind::Close, Some(at), _) => self.feeds.swap_remove(at).close(),
+            // The sender was dropped, or another node serves it.
+            (Kind::Opened, _, far) => {
+                let Some(said) = wire::read(&payload) else { return SHORT };
                 if !far.is_some_and(|far| far.opened(from, said)) {
                     self.say(from, Kind::Close, stream, Vec::new());
                 }
             }
-            Kind::Refused | Kind::Ack | Kind::Gone => {
-                let Some(far) = far else { return Verdict::Taken };
-                match (kind, wire::read(&payload), wire::read(&payload)) {
-                    (Kind::Gone, _, _) => far.gone(from),
-                    (Kind::Refused, Some([reason, senders]), _) => far.refused(from, reason, senders),
-                    (Kind::Ack, _, Some(said)) => far.acknowledged(from, said),
-                    _ => return Verdict::Broken("a device packet that is too short"),
-                }
+            (Kind::Gone, _, Some(far)) => far.gone(from),
+            (Kind::Refused, _, Some(far)) => {
+                let Some([reason, senders]) = wire::read(&payload) else { return SHORT };
+                far.refused(from, reason, senders);
             }
+            (Kind::Ack, _, Some(far)) => {
+                let Some(said) = wire::read(&payload) else { return SHORT };
+                far.acknowledged(from, said);
+            }
+            // A sender that is not served any more has been told so.
+            (_, _, _) => {}
         }
         Verdict::Taken
     }
 
-    fn fed(&self, client: Life, stream: u32) -> Option<usize> {
-        self.feeds.iter().position(|feed| (feed.client, feed.stream) == (client, stream))
+    /// Tells a sender what became of its messages, if it is to know now.
+    fn tell_news(&mut self, at: usize) {
+        let feed = &mut self.feeds[at];
+        let (client, stream) = (feed.client, feed.stream);
+        if let Some(bytes) = feed.news() {
+            self.say(client, Kind::Ack, stream, bytes);
+        }
     }
 
     fn drop_feed(&mut self, at: usize) {
@@ -195,10 +181,10 @@ impl Devices {
 
     /// Queues a packet. A packet of the same kind for the same stream replaces one that has not left yet, so that little is
     /// kept for a node that takes nothing.
-    fn say(&mut self, to: Life, kind: Kind, stream: u32, bytes: Vec<u8>) {
+    fn say(&mut self, to: PeerId, kind: Kind, stream: u32, bytes: Vec<u8>) {
         let tag = wire::tag(kind, stream);
         let (mut waiting, mut latest) = (0, None);
-        for word in self.out.iter_mut().filter(|word| word.to == to) {
+        for word in self.out.to_mut(to) {
             waiting += 1;
             if word.tag as u32 == stream {
                 latest = Some(word);
@@ -209,12 +195,12 @@ impl Devices {
             _ if waiting >= ANSWERS_MAX && matches!(kind, Kind::Opened | Kind::Refused | Kind::Open) => {}
             // More than all streams of an honest node need.
             _ if waiting >= WORDS_MAX => {}
-            _ => self.out.push_back(Word { to, tag, bytes }),
+            _ => self.out.push(to, tag, bytes),
         }
     }
 
     /// Does the work of a turn, except sending. `others` are the nodes that could serve a device.
-    pub(crate) fn step(&mut self, others: impl Fn() -> Vec<Life>) -> usize {
+    pub(crate) fn step(&mut self, others: impl Fn() -> Vec<PeerId>) -> usize {
         let dropped = std::mem::take(&mut *self.dropped.lock().unwrap_or_else(PoisonError::into_inner));
         dropped.into_iter().for_each(|stream| self.close(stream));
         let mut at = 0;
@@ -223,27 +209,22 @@ impl Devices {
                 self.drop_feed(at);
                 continue;
             }
-            let feed = &mut self.feeds[at];
-            if let Some(bytes) = feed.news() {
-                let (client, stream) = (feed.client, feed.stream);
-                self.say(client, Kind::Ack, stream, bytes);
-            }
+            self.tell_news(at);
             at += 1;
         }
         if self.fars.iter().any(Far::is_active) { self.step_fars(&others) } else { 0 }
     }
 
-    fn step_fars(&mut self, others: &impl Fn() -> Vec<Life>) -> usize {
-        let (now, mut said) = (world::now(), Vec::new());
+    fn step_fars(&mut self, others: &impl Fn() -> Vec<PeerId>) -> usize {
+        let (now, mut said, mut ended) = (world::now(), Vec::new(), 0);
         self.fars.retain_mut(|far| {
-            match far.say(now, others) {
-                None => {}
-                Some(Say::Open) => {
-                    let name = far.name.as_bytes();
-                    said.extend(others().into_iter().map(|to| (to, Kind::Open, far.stream, name.to_vec())));
-                }
-                Some(Say::Word(kind, to)) => said.push((to, kind, far.stream, Vec::new())),
+            let could = !far.has_failed();
+            if far.asks_all(now, others) {
+                said.extend(others().into_iter().map(|to| (to, Kind::Open, far.stream, far.name.as_bytes().to_vec())));
+            } else if let Some(to) = far.asks() {
+                said.push((to, Kind::Ask, far.stream, Vec::new()));
             }
+            ended += usize::from(could && far.has_failed());
             let Some(since) = far.closing else { return true };
             if !(far.is_in() || far.has_failed() || now - since > CLOSING) {
                 return true;
@@ -251,45 +232,43 @@ impl Devices {
             if !far.is_in() {
                 tracing::warn!(device = far.name, "messages to a device were lost: no node serves it any more");
             }
-            if let Some(to) = far.feeder() {
+            if let Some(to) = far.feeder {
                 said.push((to, Kind::Close, far.stream, Vec::new()));
             }
-            far.end();
+            ended += 1;
             false
         });
-        let work = said.len();
+        let work = said.len() + ended;
         said.into_iter().for_each(|(to, kind, stream, bytes)| self.say(to, kind, stream, bytes));
         work
     }
 
     /// Answers a node that asks for a device.
-    fn answer(&mut self, client: Life, stream: u32, name: &[u8]) {
+    fn answer(&mut self, client: PeerId, stream: u32, name: &[u8]) {
         let attached = self.attached.iter().find(|attached| attached.is_there() && attached.segment.name().as_bytes() == name);
         let Some(attached) = attached.filter(|attached| attached.holds_port()) else {
             return self.say(client, Kind::Refused, stream, wire::words(&[wire::NOT_HERE, 0]));
         };
-        if let Some(feed) = self.feeds.iter_mut().find(|feed| (feed.client, feed.stream) == (client, stream))
-            && feed.is_of(&attached.inner)
-        {
-            let bytes = feed.reopen();
-            return self.say(client, Kind::Opened, stream, bytes);
-        }
-        let senders = attached.segment.geometry().senders as u64;
-        self.feeds.retain(|feed| (feed.client, feed.stream) != (client, stream));
-        match Feed::open(attached.inner.clone(), attached.segment.clone(), &attached.membership, client, stream) {
+        let former = self.feeds.iter().position(|feed| (feed.client, feed.stream) == (client, stream));
+        let former = former.map(|at| self.feeds.swap_remove(at)).filter(|feed| feed.is_of(&attached.inner));
+        let (inner, segment) = (attached.inner.clone(), attached.segment.clone());
+        match former.or_else(|| Feed::open(inner, segment, &attached.membership, client, stream)) {
             Some(mut feed) => {
                 let bytes = feed.welcome();
                 self.feeds.push(feed);
                 self.say(client, Kind::Opened, stream, bytes);
             }
-            None => self.say(client, Kind::Refused, stream, wire::words(&[wire::NO_LANE, senders])),
+            None => {
+                let senders = attached.segment.geometry().senders as u64;
+                self.say(client, Kind::Refused, stream, wire::words(&[wire::NO_LANE, senders]));
+            }
         }
     }
 
     /// Gives packets of all senders to this node to `push`, until it takes no more. Returns how many it took.
-    pub(crate) fn push(&mut self, to: Life, packet: usize, mut push: impl FnMut(u64, &[u8]) -> bool) -> usize {
+    pub(crate) fn push(&mut self, to: PeerId, packet: usize, mut push: impl FnMut(u64, &[u8]) -> bool) -> usize {
         let (mut pushed, room) = (0, &mut self.room);
-        for far in self.fars.iter_mut().filter(|far| far.feeder() == Some(to)) {
+        for far in self.fars.iter_mut().filter(|far| far.feeder == Some(to)) {
             while let Some(tag) = far.next(packet, room) {
                 if !push(tag, room) {
                     return pushed;
@@ -302,26 +281,22 @@ impl Devices {
     }
 
     /// The nodes that senders have packets for.
-    pub(crate) fn wanted(&self) -> Vec<Life> {
-        let mut to: Vec<Life> = self.fars.iter().filter(|far| !far.has_gone()).filter_map(Far::feeder).collect();
+    pub(crate) fn wanted(&self) -> Vec<PeerId> {
+        let mut to: Vec<PeerId> = self.fars.iter().filter(|far| !far.has_gone()).filter_map(|far| far.feeder).collect();
         to.dedup();
         to
     }
 
     /// An incarnation of a node has ended.
-    pub(crate) fn fail(&mut self, node: NodeId, life: Incarnation) {
-        let gone = (node, life);
-        while let Some(at) = self.feeds.iter().position(|feed| feed.client == gone) {
-            self.feeds.swap_remove(at).close();
-        }
+    pub(crate) fn fail(&mut self, gone: PeerId) {
+        self.feeds.extract_if(.., |feed| feed.client == gone).for_each(Feed::close);
         self.fars.iter_mut().for_each(|far| far.gone(gone));
-        self.out.retain(|word| word.to != gone);
+        self.out.retain(|packet| packet.to != gone);
     }
 
     /// Ends everything: the node leaves, or can't go on.
     pub(crate) fn end(&mut self) {
         self.feeds.clear();
-        self.fars.iter_mut().for_each(Far::end);
         self.fars.clear();
         self.out.clear();
         self.attached.clear();

@@ -1,9 +1,8 @@
 //! Devices over the network as a service of the engine.
 
 use super::{Devices, PRIORITY};
-use doorbell_engine::drive::install::Install;
-use doorbell_engine::message::service::{Class, CloseReason, Gone, Outbox, PeerId, Pushed, Service, Wants};
-use doorbell_fabric::{PRIORITIES, PacketKind, Payload, Priority, Verdict};
+use doorbell_engine::kit::{Class, CloseReason, Gone, Install, Outbox, PacketKind, Payload, PeerId, Priority, Pushed};
+use doorbell_engine::kit::{Service, Verdict, Wants};
 
 inventory::submit!(Install { order: Devices::CLASS as u8, install: |shared| shared.register(Devices::default()) });
 
@@ -12,17 +11,15 @@ impl Class for Devices {
 }
 
 impl Service for Devices {
-    fn receive(&mut self, from: PeerId, priority: Priority, tag: u64, payload: Payload<'_>) -> Verdict {
-        self.take(from.node.index() * PRIORITIES + priority.index(), from.incarnation, tag, payload)
+    fn receive(&mut self, from: PeerId, _: Priority, tag: u64, payload: Payload<'_>) -> Verdict {
+        self.take(from, tag, payload)
     }
 
     fn progress(&mut self, out: &mut Outbox<'_>) -> usize {
-        let mut work = self.step(|| out.apart().into_iter().map(Into::into).collect());
-        work += out.push_all(&mut self.out, PRIORITY, |word| (word.to.into(), word.tag, &word.bytes));
+        let mut work = self.step(|| out.apart()) + self.out.send(out, PRIORITY, |_| ());
         for to in self.wanted() {
-            let peer = PeerId::from(to);
-            if let Ok(packet) = out.packet_bytes(peer, PRIORITY) {
-                work += self.push(to, packet, |tag, bytes| out.push(peer, PRIORITY, tag, bytes) == Pushed::Done);
+            if let Ok(packet) = out.packet_bytes(to, PRIORITY) {
+                work += self.push(to, packet, |tag, bytes| out.push(to, PRIORITY, tag, bytes) == Pushed::Done);
             }
         }
         work
@@ -39,7 +36,7 @@ impl Service for Devices {
     }
 
     fn peer_gone(&mut self, peer: PeerId, _: Gone) {
-        self.fail(peer.node, peer.incarnation);
+        self.fail(peer);
     }
 
     fn close(&mut self, _: CloseReason) {

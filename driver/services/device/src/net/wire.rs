@@ -1,12 +1,11 @@
 //! The packets about devices between nodes that share no memory. A tag holds the kind of a packet and the number of the
 //! sender's stream.
 
-use doorbell_engine::message::words;
-
-pub use words::{read, words};
+pub use doorbell_engine::kit::words::{parse, read, tag, words};
+use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// The kinds of packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(u8)]
 pub enum Kind {
     /// Sender to all nodes: asks which of them serves the device of this name, and for a stream to it.
@@ -29,9 +28,6 @@ pub enum Kind {
     Gone = 9,
 }
 
-const KINDS: [Kind; 9] =
-    [Kind::Open, Kind::Opened, Kind::Refused, Kind::First, Kind::Next, Kind::Ack, Kind::Ask, Kind::Close, Kind::Gone];
-
 /// The asked node is not attached to a device of this name, or another node of its machine serves it.
 pub const NOT_HERE: u64 = 0;
 /// All lanes of the device are taken.
@@ -39,23 +35,16 @@ pub const NO_LANE: u64 = 1;
 /// The length of a header packet's words, in bytes.
 pub const HEADER: usize = 24;
 
-pub fn tag(kind: Kind, stream: u32) -> u64 {
-    words::tag(kind as u8, stream)
-}
-
-/// The kind and the number in a tag; `None` if the tag is not valid.
-pub fn parse(tag: u64) -> Option<(Kind, u32)> {
-    words::parse(&KINDS, tag)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn kinds_have_their_numbers() {
-        for kind in KINDS {
-            assert_eq!(parse(tag(kind, 7)), Some((kind, 7)));
+        for number in 0..=255_u64 {
+            let parsed = parse::<Kind>(number << 56 | 7);
+            assert_eq!(parsed.is_some(), (1..=Kind::Gone as u64).contains(&number));
+            assert!(parsed.is_none_or(|(kind, of)| (kind as u64, of) == (number, 7) && tag(kind, of) == number << 56 | 7));
         }
     }
 }
