@@ -5,18 +5,18 @@ use super::export::{self, Kind};
 use super::files::{Begun, Span};
 use super::wire::{AT_CURSOR, AT_END, EntryHead, HEAD, IN_MESSAGE, INLINE_MAX, Op, ROOM, Request};
 use super::worker::{Worker, add};
-use doorbell_engine::region::elements_of;
+use doorbell_engine::kit::elements_of;
 use io_uring::types::OpenHow;
-use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::fs::{FileType, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::IntoBytes;
-use zerocopy::byteorder::little_endian::U64;
 
 /// A request, from its arrival until its reply is sent.
+#[derive(Default)]
 pub(super) struct Job {
     /// The request and the bytes behind it; later the reply and the bytes behind that.
     pub room: Box<[u8]>,
@@ -44,24 +44,7 @@ pub(super) struct Job {
 impl Job {
     pub fn new() -> Self {
         // One more byte, for the NUL of a path.
-        let room = vec![0; ROOM + 1].into();
-        let (client, tag, op) = (0, 0, Op::Bye);
-        Self {
-            room,
-            how: Box::default(),
-            client,
-            tag,
-            op,
-            quiet: false,
-            in_message: false,
-            at_cursor: false,
-            was_plain: false,
-            looks_for: None,
-            tries: 0,
-            wanted: 0,
-            descriptor: 0,
-            reply: 0,
-        }
+        Self { room: vec![0; ROOM + 1].into(), ..Self::default() }
     }
 }
 
@@ -122,7 +105,7 @@ impl Worker {
             }
             Op::Open => {
                 let (flags, mode) = export.how(request.offset.get())?;
-                let (own, node) = (client.open(), client.name.who.0);
+                let (own, node) = (client.open(), client.name.who.node);
                 // Of the descriptors of the process a node gets another one only while more are free than it has.
                 let has = clients.of_node(node).map(|client| client.open()).sum::<usize>() as u64;
                 if own >= limits.descriptors || has >= limits.all.saturating_sub(shown.counts.descriptors.load(Relaxed)) {
@@ -149,8 +132,7 @@ impl Worker {
                 // SAFETY: owned until now.
                 let result = unsafe { libc::close(file.into_raw_fd()) };
                 add(&shown.counts.descriptors, u64::MAX);
-                let errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-                return Ok(Some(if result == 0 { 0 } else { -i64::from(errno()) }));
+                return Ok(Some(if result == 0 { 0 } else { Answer::from(last()).result }));
             }
             Op::Sync => {
                 let Descriptor { file, kind } = client.descriptor(request.descriptor.get())?;
@@ -305,7 +287,7 @@ fn list(directory: &OwnedFd, room: &mut [u8]) -> Result<i64, Errno> {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
-            let head = EntryHead { inode: U64::new(entry.ino()), kind: kind_number(entry.file_type()), len: name.len() as u8 };
+            let head = EntryHead { inode: entry.ino().into(), kind: kind_number(entry.file_type()), len: name.len() as u8 };
             for bytes in [head.as_bytes(), name] {
                 room.get_mut(at..at + bytes.len()).ok_or(Errno::OVERFLOW)?.copy_from_slice(bytes);
                 at += bytes.len();
@@ -318,16 +300,7 @@ fn list(directory: &OwnedFd, room: &mut [u8]) -> Result<i64, Errno> {
     Ok(at as i64)
 }
 
-fn kind_number(kind: rustix::fs::FileType) -> u8 {
-    use rustix::fs::FileType;
-    match kind {
-        FileType::RegularFile => libc::DT_REG,
-        FileType::Directory => libc::DT_DIR,
-        FileType::Symlink => libc::DT_LNK,
-        FileType::Fifo => libc::DT_FIFO,
-        FileType::Socket => libc::DT_SOCK,
-        FileType::CharacterDevice => libc::DT_CHR,
-        FileType::BlockDevice => libc::DT_BLK,
-        FileType::Unknown => libc::DT_UNKNOWN,
-    }
+/// A kind as `d_type` of the system.
+fn kind_number(kind: FileType) -> u8 {
+    if kind == FileType::Unknown { libc::DT_UNKNOWN } else { (kind.as_raw_mode() >> 12) as u8 }
 }

@@ -3,7 +3,7 @@
 use super::connection::Connection;
 use super::file::{IoEntry, IoFile, IoMetadata, entries, metadata};
 use super::wire::{Op, PATH_MAX, Request};
-use doorbell_engine::{Node, NodeId, Role};
+use doorbell_engine::kit::{Node, NodeId, Role};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::io;
@@ -12,7 +12,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
 /// The options of a new client. Made by [`IoClient::builder`]; nothing happens before [`connect`](Self::connect).
 #[derive(Clone, Debug)]
@@ -160,8 +159,7 @@ impl IoClient {
     }
 
     fn stat(&self, path: &Path, nofollow: u32) -> io::Result<IoMetadata> {
-        let mut request = Request::new(Op::Stat);
-        request.length = U32::new(nofollow);
+        let request = Request { length: nofollow.into(), ..Request::new(Op::Stat) };
         let mut connection = self.link.enter();
         let (_, bytes) = connection.call(request, checked(path)?)?;
         metadata(bytes)
@@ -175,10 +173,8 @@ impl IoClient {
         let directory = self.options().read(true).custom_flags(OFlags::DIRECTORY.bits()).open(path)?;
         let mut all = Vec::new();
         loop {
-            let mut request = Request::new(Op::List);
-            request.descriptor = U16::new(directory.descriptor());
             let mut connection = self.link.enter();
-            let (_, bytes) = connection.call(request, &[])?;
+            let (_, bytes) = connection.call(directory.request(Op::List), &[])?;
             if bytes.is_empty() {
                 return Ok(all);
             }
@@ -291,8 +287,8 @@ impl IoOpenOptions<'_> {
             return Err(Errno::INVAL.into());
         }
         let appends = if append { OFlags::APPEND } else { OFlags::empty() };
-        let mut request = Request::new(Op::Open);
-        request.offset = U64::new(u64::from((flags | access | appends).bits()) | u64::from(mode) << 32);
+        let how = u64::from((flags | access | appends).bits()) | u64::from(mode) << 32;
+        let request = Request { offset: how.into(), ..Request::new(Op::Open) };
         let result = client.link.enter().call(request, checked(path.as_ref())?)?.0.result;
         let descriptor = u16::try_from(result.get()).map_err(|_| io::Error::from(Errno::PROTO))?;
         Ok(IoFile::new(client.link.clone(), descriptor, append))

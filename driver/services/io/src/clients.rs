@@ -3,12 +3,12 @@
 use super::export::Kind;
 use super::way::{Letter, Outlet};
 use super::wire::{HEAD, Reply, Request, VERSION, Welcome, thread_of};
-use doorbell_engine::{Incarnation, NodeId, Region};
+use doorbell_engine::kit::{NodeId, PeerId, Region};
 use rustix::io::Errno;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use zerocopy::IntoBytes;
-use zerocopy::byteorder::little_endian::U32;
 
 /// A file or directory that a client has open.
 pub(super) struct Descriptor {
@@ -20,7 +20,7 @@ pub(super) struct Descriptor {
 /// contains. Also the lane of all its requests, since other processes can read that number in the memory of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Name {
-    pub who: (NodeId, Incarnation),
+    pub who: PeerId,
     thread: u32,
     token: u64,
     lane: usize,
@@ -30,7 +30,7 @@ impl Name {
     /// The client that sent this request.
     #[inline]
     pub(super) fn of(letter: &Letter, request: &Request) -> Self {
-        let who = (letter.source, letter.incarnation);
+        let who = (letter.source, letter.incarnation).into();
         Self { who, thread: thread_of(letter.tag), token: request.token.get(), lane: letter.lane() }
     }
 }
@@ -61,7 +61,7 @@ impl Client {
     /// Welcomes the client. If it takes no message now, it asks again, or is gone by the next sweep.
     pub(super) fn welcome(&self, number: u32, tag: u64) {
         let key = self.staging.as_ref().map_or([0; _], |region| region.key().to_bytes());
-        let welcome = Welcome { client: U32::new(number), staging: U32::new(self.staging_bytes() as u32), key };
+        let welcome = Welcome { client: number.into(), staging: (self.staging_bytes() as u32).into(), key };
         let mut room = [0; HEAD + size_of::<Welcome>()];
         room[..HEAD].copy_from_slice(Reply::new(0, VERSION.into()).as_bytes());
         room[HEAD..].copy_from_slice(welcome.as_bytes());
@@ -102,23 +102,17 @@ impl Client {
     }
 }
 
-/// All clients. A client's number is its place and how often that place was used.
+/// All clients, by their numbers.
 #[derive(Default)]
 pub(super) struct Clients {
-    places: Vec<Place>,
-}
-
-#[derive(Default)]
-struct Place {
-    generation: u16,
-    client: Option<Client>,
+    all: BTreeMap<u32, Client>,
+    latest: u32,
 }
 
 impl Clients {
     /// All clients, with their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Client)> {
-        let number = |at: usize, place: &Place| u32::from(place.generation) << 16 | at as u32;
-        self.places.iter().enumerate().filter_map(move |(at, place)| Some((number(at, place), place.client.as_ref()?)))
+        self.all.iter().map(|(number, client)| (*number, client))
     }
 
     /// The number of a client.
@@ -128,33 +122,29 @@ impl Clients {
 
     /// The clients of a node, of any incarnation.
     pub(super) fn of_node(&self, node: NodeId) -> impl Iterator<Item = &Client> {
-        self.iter().map(|(_, client)| client).filter(move |client| client.name.who.0 == node)
+        self.all.values().filter(move |client| client.name.who.node == node)
     }
 
     pub(super) fn len(&self) -> usize {
-        self.places.iter().filter(|place| place.client.is_some()).count()
+        self.all.len()
     }
 
+    /// Adds a client under a number that none had for long. 0 is no client's number.
     pub(super) fn add(&mut self, client: Client) -> u32 {
-        let at = self.places.iter().position(|place| place.client.is_none()).unwrap_or_else(|| {
-            self.places.push(Place::default());
-            self.places.len() - 1
-        });
-        let place = &mut self.places[at];
-        // Never 0, which is no client's number.
-        place.generation = place.generation.wrapping_add(1).max(1);
-        place.client = Some(client);
-        u32::from(place.generation) << 16 | at as u32
+        self.latest = self.latest.wrapping_add(1).max(1);
+        while self.all.contains_key(&self.latest) {
+            self.latest = self.latest.wrapping_add(1).max(1);
+        }
+        self.all.insert(self.latest, client);
+        self.latest
     }
 
     #[inline]
     pub(super) fn get(&mut self, number: u32) -> Option<&mut Client> {
-        let place = self.places.get_mut((number & 0xffff) as usize)?;
-        if place.generation == (number >> 16) as u16 { place.client.as_mut() } else { None }
+        self.all.get_mut(&number)
     }
 
     pub(super) fn remove(&mut self, number: u32) -> Option<Client> {
-        self.get(number)?;
-        self.places[(number & 0xffff) as usize].client.take()
+        self.all.remove(&number)
     }
 }

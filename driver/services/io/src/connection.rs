@@ -2,15 +2,12 @@
 
 use super::way::{Got, Letter, Mailbox, Outlet};
 use super::wire::{AT_END, HEAD, IN_MESSAGE, INLINE_MAX, Op, ROOM, Reply, Request, VERSION, Welcome, tag};
-use doorbell_engine::error::{DeviceFault, Error, KeyFault};
-use doorbell_engine::node::shared_of;
-use doorbell_engine::sync::baton::Token;
-use doorbell_engine::{Incarnation, Key, Node, NodeId, Peer, ReadWrite, Result};
-use doorbell_fabric::world;
+use doorbell_engine::kit::{
+    DeviceFault, Error, Key, KeyFault, Node, NodeId, Peer, PeerId, ReadWrite, Result, Token, shared_of, world,
+};
 use rustix::io::Errno;
 use std::io;
 use std::time::{Duration, Instant};
-use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The most requests in progress.
@@ -33,11 +30,10 @@ const PING_EVERY: u32 = 20;
 /// A connection to a server, used by one thread at a time.
 pub(super) struct Connection {
     node: Node,
-    server: NodeId,
+    server: PeerId,
     outlet: Outlet,
     peer: Peer,
     mailbox: Mailbox,
-    life: Incarnation,
     thread: u32,
     client: u32,
     /// A random number by which the server identifies this client.
@@ -84,16 +80,15 @@ impl Connection {
     ) -> io::Result<Self> {
         let peer = node.peer(server)?;
         let outlet = Outlet::to_server(node, server).map_err(|error| no_server(server, error))?;
-        let life = peer.incarnation();
-        let mailbox = Mailbox::of_thread(node, server, life, thread).map_err(|error| no_server(server, error))?;
+        let who = PeerId { node: server, incarnation: peer.incarnation() };
+        let mailbox = Mailbox::of_thread(node, who, thread).map_err(|error| no_server(server, error))?;
         let is_near = shared_of(node).is_near(Token::current(), server);
         let mut this = Self {
             node: node.clone(),
-            server,
+            server: who,
             outlet,
             peer,
             mailbox,
-            life,
             thread,
             client: 0,
             token: token_of(thread),
@@ -106,17 +101,10 @@ impl Connection {
             broken: false,
             room: vec![0; ROOM].into(),
         };
-        let mut request = Request::new(Op::Hello);
-        request.offset = U64::new(VERSION.into());
-        request.length = U32::new(u32::try_from(staging).unwrap_or(u32::MAX));
-        let welcome = match this.hello(request) {
-            Ok(welcome) => welcome,
-            Err(error) => {
-                // The server may have made it a client nevertheless.
-                this.tell(Request::new(Op::Bye));
-                return Err(error);
-            }
-        };
+        let length = u32::try_from(staging).unwrap_or(u32::MAX).into();
+        let request = Request { offset: u64::from(VERSION).into(), length, ..Request::new(Op::Hello) };
+        // The server may have made it a client even if that failed.
+        let welcome = this.hello(request).inspect_err(|_| this.tell(Request::new(Op::Bye)))?;
         this.patience = patience;
         this.client = welcome.client.get();
         let bytes = welcome.staging.get() as usize;
@@ -172,12 +160,10 @@ impl Connection {
     }
 
     /// Sends a request that gets no reply.
-    pub(super) fn tell(&mut self, mut request: Request) {
-        request.quiet = 1;
-        self.sign(&mut request);
-        self.number = self.number.wrapping_add(1);
+    pub(super) fn tell(&mut self, request: Request) {
+        let (tag, request) = self.signed(Request { quiet: 1, ..request });
         // A server that can't be reached learns of this node's death, or is dead itself.
-        let _ = self.outlet.tell(tag(self.thread, self.number), request.as_bytes());
+        let _ = self.outlet.tell(tag, request.as_bytes());
     }
 
     /// Reads until `into` is full or the file ends. Returns how many bytes were read.
@@ -335,10 +321,12 @@ impl Connection {
         }
     }
 
-    /// Adds this client's number and token to a request.
+    /// Adds this client's number and token to a request. Also returns the tag of the request, which has the next number.
     #[inline]
-    fn sign(&self, request: &mut Request) {
-        (request.client, request.token) = (U32::new(self.client), U64::new(self.token));
+    fn signed(&mut self, request: Request) -> (u64, Request) {
+        self.number = self.number.wrapping_add(1);
+        let request = Request { client: self.client.into(), token: self.token.into(), ..request };
+        (tag(self.thread, self.number), request)
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -346,13 +334,11 @@ impl Connection {
     }
 
     #[inline]
-    fn send(&mut self, mut request: Request, follows: &[u8]) -> io::Result<u32> {
+    fn send(&mut self, request: Request, follows: &[u8]) -> io::Result<u32> {
         if self.broken {
-            return Err(broken(self.server));
+            return Err(over(self.server.node, Over::GivenUp));
         }
-        self.sign(&mut request);
-        self.number = self.number.wrapping_add(1);
-        let tag = tag(self.thread, self.number);
+        let (tag, request) = self.signed(request);
         let deadline = self.deadline();
         self.outlet.send(tag, request.as_bytes(), follows, deadline).map(|()| self.number).map_err(|error| self.fail(error))
     }
@@ -365,7 +351,7 @@ impl Connection {
             let now = world::now();
             if wasted && deadline.is_some_and(|deadline| now >= deadline) {
                 // A flood of other messages must not hide that the time is over.
-                return Err(self.fail(Error::Timeout { operation: "a request to an I/O node", node: Some(self.server) }));
+                return Err(self.fail(Error::Timeout { operation: "a request to an I/O node", node: Some(self.server.node) }));
             }
             let ask = now + ASK;
             let until = deadline.map_or(ask, |deadline| deadline.min(ask));
@@ -378,7 +364,7 @@ impl Connection {
                 Ok(Got::Letter(letter)) => return Ok(letter),
                 Ok(Got::TooLong) => wasted = true,
                 Ok(Got::Nothing) if deadline.is_some_and(|deadline| world::now() >= deadline) => {
-                    return Err(self.fail(Error::Timeout { operation: "a request to an I/O node", node: Some(self.server) }));
+                    return Err(self.fail(Error::Timeout { operation: "a request to an I/O node", node: Some(self.server.node) }));
                 }
                 Ok(Got::Nothing) => {
                     asked += 1;
@@ -401,19 +387,16 @@ impl Connection {
     /// Fails if the server is gone.
     #[cold]
     fn check_there(&self) -> Result<()> {
-        shared_of(&self.node).why_over(self.server, self.life).map_or(Ok(()), Err)?;
+        shared_of(&self.node).why_over(self.server.node, self.server.incarnation).map_or(Ok(()), Err)?;
         self.outlet.check_there()
     }
 
     /// Asks whether the server still knows this client. Returns the number of the request.
     #[cold]
     fn ping(&mut self) -> Option<u32> {
-        let mut request = Request::new(Op::Ping);
-        self.sign(&mut request);
-        self.number = self.number.wrapping_add(1);
+        let (tag, request) = self.signed(Request::new(Op::Ping));
         // If there is no room now, the next `Ping` will do.
-        let sent = self.outlet.try_send(tag(self.thread, self.number), request.as_bytes());
-        matches!(sent, Ok(true)).then_some(self.number)
+        matches!(self.outlet.try_send(tag, request.as_bytes()), Ok(true)).then_some(tag as u32)
     }
 
     /// Handles the reply to a `Ping`, which comes after all earlier replies. A request that it does not count is lost.
@@ -424,8 +407,8 @@ impl Connection {
         }
         self.broken = true;
         Err(match under_way {
-            0 => lost(self.server),
-            errno if errno == -i64::from(libc::ENOTCONN) => forgotten(self.server),
+            0 => over(self.server.node, Over::Lost),
+            errno if errno == -i64::from(libc::ENOTCONN) => over(self.server.node, Over::Forgotten),
             errno => of_errno(errno),
         })
     }
@@ -437,7 +420,7 @@ impl Connection {
             Err(gone) => self.fail(gone),
             Ok(()) if matches!(&error, Error::Key { why: KeyFault::Stale | KeyFault::Unknown, .. }) => {
                 self.broken = true;
-                forgotten(self.server)
+                over(self.server.node, Over::Forgotten)
             }
             Ok(()) => self.fail(error),
         }
@@ -448,7 +431,7 @@ impl Connection {
     fn fail(&mut self, error: Error) -> io::Error {
         self.broken = true;
         match error {
-            Error::Device { ref why, .. } if matches!(**why, DeviceFault::Absent) => no_more(self.server),
+            Error::Device { ref why, .. } if matches!(**why, DeviceFault::Absent) => over(self.server.node, Over::NoMore),
             error => error.into(),
         }
     }
@@ -474,12 +457,13 @@ fn reply(room: &[u8]) -> Reply {
 }
 
 fn span(op: Op, descriptor: u16, offset: u64, len: usize, place: u32) -> Request {
-    let mut request = Request::new(op);
-    request.descriptor = U16::new(descriptor);
-    request.offset = U64::new(offset);
-    request.length = U32::new(len as u32);
-    request.place = U32::new(place);
-    request
+    Request {
+        descriptor: descriptor.into(),
+        offset: offset.into(),
+        length: (len as u32).into(),
+        place: place.into(),
+        ..Request::new(op)
+    }
 }
 
 /// An offset plus a length. Beyond the system's range there is no byte.
@@ -487,9 +471,28 @@ fn place(offset: u64, more: usize) -> io::Result<u64> {
     offset.checked_add(more as u64).filter(|at| *at <= i64::MAX as u64).ok_or_else(|| Errno::INVAL.into())
 }
 
+/// Why a connection is of no use any more.
+enum Over {
+    GivenUp,
+    NoMore,
+    Lost,
+    Forgotten,
+}
+
 #[cold]
-fn broken(server: NodeId) -> io::Error {
-    let what = format!("an earlier request to node {server} was given up and may still take effect; connect again");
+fn over(server: NodeId, why: Over) -> io::Error {
+    let what = match why {
+        Over::GivenUp => format!("an earlier request to node {server} was given up and may still take effect; connect again"),
+        Over::NoMore => {
+            format!("node {server} does not serve files any more; start `doorbell io serve` there, and connect again")
+        }
+        Over::Lost => format!(
+            "a reply of node {server} was lost, so it is unknown what was done: the network failed, or this thread was stopped for too long; connect again"
+        ),
+        Over::Forgotten => format!(
+            "node {server} does not know this client any more: it was restarted, or this client did not take its replies; connect again"
+        ),
+    };
     io::Error::new(io::ErrorKind::NotConnected, what)
 }
 
@@ -507,28 +510,6 @@ fn no_server(server: NodeId, error: Error) -> io::Error {
         DeviceFault::NoLane { .. } | DeviceFault::Crowded { .. } => Errno::USERS.into(),
         _ => error.into(),
     }
-}
-
-#[cold]
-fn no_more(server: NodeId) -> io::Error {
-    let what = format!("node {server} does not serve files any more; start `doorbell io serve` there, and connect again");
-    io::Error::new(io::ErrorKind::NotConnected, what)
-}
-
-#[cold]
-fn lost(server: NodeId) -> io::Error {
-    let what = format!(
-        "a reply of node {server} was lost, so it is unknown what was done: the network failed, or this thread was stopped for too long; connect again"
-    );
-    io::Error::new(io::ErrorKind::NotConnected, what)
-}
-
-#[cold]
-fn forgotten(server: NodeId) -> io::Error {
-    let what = format!(
-        "node {server} does not know this client any more: it was restarted, or this client did not take its replies; connect again"
-    );
-    io::Error::new(io::ErrorKind::NotConnected, what)
 }
 
 /// The error for a server's negative result. A number that is no errno breaks the protocol.

@@ -13,7 +13,6 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
-use zerocopy::byteorder::little_endian::{I64, U32, U64};
 
 const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 /// How often a path is tried again if another process renames a directory on the way.
@@ -207,20 +206,20 @@ pub(super) fn facts(file: impl AsFd) -> Result<Facts, Errno> {
     let stat = rustix::fs::fstat(file)?;
     let Stat { st_size, st_blocks, st_ino, st_mode, st_nlink, st_uid, st_gid, .. } = stat;
     Ok(Facts {
-        size: U64::new(st_size as u64),
-        blocks: U64::new(st_blocks as u64),
-        inode: U64::new(st_ino),
-        mode: U32::new(st_mode),
-        links: U32::new(u32::try_from(st_nlink).unwrap_or(u32::MAX)),
-        user: U32::new(st_uid),
-        group: U32::new(st_gid),
-        modified_s: I64::new(stat.st_mtime),
-        accessed_s: I64::new(stat.st_atime),
-        changed_s: I64::new(stat.st_ctime),
-        modified_ns: U32::new(stat.st_mtime_nsec as u32),
-        accessed_ns: U32::new(stat.st_atime_nsec as u32),
-        changed_ns: U32::new(stat.st_ctime_nsec as u32),
-        spare: U32::new(0),
+        size: (st_size as u64).into(),
+        blocks: (st_blocks as u64).into(),
+        inode: st_ino.into(),
+        mode: st_mode.into(),
+        links: u32::try_from(st_nlink).unwrap_or(u32::MAX).into(),
+        user: st_uid.into(),
+        group: st_gid.into(),
+        modified_s: stat.st_mtime.into(),
+        accessed_s: stat.st_atime.into(),
+        changed_s: stat.st_ctime.into(),
+        modified_ns: (stat.st_mtime_nsec as u32).into(),
+        accessed_ns: (stat.st_atime_nsec as u32).into(),
+        changed_ns: (stat.st_ctime_nsec as u32).into(),
+        spare: 0.into(),
     })
 }
 

@@ -10,7 +10,6 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use zerocopy::FromBytes;
-use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
 /// A file that an I/O node has open for this one. Dropping it closes the file. `Send` and `Sync`; calls of several threads take
 /// turns.
@@ -36,10 +35,13 @@ impl IoFile {
         self.descriptor
     }
 
-    fn request(&self, op: Op) -> Request {
-        let mut request = Request::new(op);
-        request.descriptor = U16::new(self.descriptor);
-        request
+    pub(super) fn request(&self, op: Op) -> Request {
+        Request { descriptor: self.descriptor.into(), ..Request::new(op) }
+    }
+
+    /// Sends a request, and waits for its reply. Returns the result.
+    fn call(&self, request: Request) -> io::Result<u64> {
+        Ok(self.link.enter().call(request, &[])?.0.result.get() as u64)
     }
 
     fn at(&self, offset: u64) -> At {
@@ -113,9 +115,7 @@ impl IoFile {
     /// # Errors
     /// As `ftruncate(2)`.
     pub fn set_len(&self, len: u64) -> io::Result<()> {
-        let mut request = self.request(Op::Resize);
-        request.offset = U64::new(len);
-        self.link.enter().call(request, &[]).map(drop)
+        self.call(Request { offset: len.into(), ..self.request(Op::Resize) }).map(drop)
     }
 
     /// Waits until all that was written is on the server's medium.
@@ -123,7 +123,7 @@ impl IoFile {
     /// # Errors
     /// As `fsync(2)`.
     pub fn sync_all(&self) -> io::Result<()> {
-        self.link.enter().call(self.request(Op::Sync), &[]).map(drop)
+        self.call(self.request(Op::Sync)).map(drop)
     }
 
     /// As [`sync_all`](Self::sync_all), but leaves out metadata such as times.
@@ -131,9 +131,7 @@ impl IoFile {
     /// # Errors
     /// As `fdatasync(2)`.
     pub fn sync_data(&self) -> io::Result<()> {
-        let mut request = self.request(Op::Sync);
-        request.length = U32::new(1);
-        self.link.enter().call(request, &[]).map(drop)
+        self.call(Request { length: 1.into(), ..self.request(Op::Sync) }).map(drop)
     }
 
     /// Closes the file and returns the system's error, which a drop ignores.
@@ -142,8 +140,7 @@ impl IoFile {
     /// As `close(2)`. The file is closed nevertheless.
     pub fn close(mut self) -> io::Result<()> {
         self.open = false;
-        let request = self.request(Op::Close);
-        self.link.enter().call(request, &[]).map(drop)
+        self.call(self.request(Op::Close)).map(drop)
     }
 }
 
@@ -188,10 +185,8 @@ impl Seek for IoFile {
             SeekFrom::Start(at) => Some(at),
             SeekFrom::Current(by) => self.cursor.checked_add_signed(by),
             SeekFrom::End(by) => {
-                let mut request = self.request(Op::Seek);
-                (request.offset, request.length) = (U64::new(by as u64), U32::new(libc::SEEK_END as u32));
-                let result = self.link.enter().call(request, &[])?.0.result;
-                Some(result.get() as u64)
+                let whence = libc::SEEK_END as u32;
+                Some(self.call(Request { offset: (by as u64).into(), length: whence.into(), ..self.request(Op::Seek) })?)
             }
         };
         self.cursor = to.filter(|to| *to <= i64::MAX as u64).ok_or_else(|| io::Error::from(Errno::INVAL))?;
@@ -346,7 +341,7 @@ mod tests {
     #[test]
     fn entries_that_are_cut_or_lead_elsewhere_are_refused() {
         let entry = |name: &[u8]| {
-            let head = EntryHead { inode: U64::new(7), kind: libc::DT_REG, len: name.len() as u8 };
+            let head = EntryHead { inode: 7.into(), kind: libc::DT_REG, len: name.len() as u8 };
             [head.as_bytes(), name].concat()
         };
         let good = [entry(b"a"), entry("ü".as_bytes())].concat();

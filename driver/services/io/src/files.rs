@@ -5,7 +5,7 @@
 //! data (`RWF_NOWAIT`), and writes while there is only one client. If io_uring is not available, all operations are plain
 //! calls, and all clients wait for each other's medium.
 
-use doorbell_fabric::world;
+use doorbell_engine::kit::world;
 use io_uring::types::{Fd, FsyncFlags, OpenHow, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use std::ffi::CStr;
@@ -101,16 +101,7 @@ impl Files {
     /// The memory is writable for `len` bytes, and stays so until the operation is over.
     pub(super) unsafe fn read(&mut self, file: RawFd, span: Span, job: u64) -> Begun {
         let Span { memory, len, offset, is_plain } = span;
-        if self.ring.is_none() || is_plain {
-            // SAFETY: caller.
-            return Begun::Over(again(|| unsafe {
-                match offset {
-                    Some(offset) => libc::pread(file, memory.cast(), len, offset as i64),
-                    None => libc::read(file, memory.cast(), len),
-                }
-            }));
-        }
-        if let Some(offset) = offset {
+        if let (Some(offset), Some(_), false) = (offset, &self.ring, is_plain) {
             let part = libc::iovec { iov_base: memory.cast(), iov_len: len };
             // SAFETY: caller.
             let got = unsafe { libc::preadv2(file, &part, 1, offset as i64, libc::RWF_NOWAIT) };
@@ -119,9 +110,16 @@ impl Files {
                 return Begun::Over(got as i64);
             }
         }
+        // SAFETY: caller.
+        let read = || unsafe {
+            match offset {
+                Some(offset) => libc::pread(file, memory.cast(), len, offset as i64),
+                None => libc::read(file, memory.cast(), len),
+            }
+        };
         let entry = opcode::Read::new(Fd(file), memory, len as u32).offset(offset.unwrap_or(u64::MAX)).build();
         // SAFETY: caller.
-        unsafe { self.push(entry.user_data(job)) }
+        unsafe { self.begin(is_plain, read, entry, job) }
     }
 
     /// Writes from memory.
@@ -130,31 +128,25 @@ impl Files {
     /// The memory is readable for `len` bytes, and stays so until the operation is over.
     pub(super) unsafe fn write(&mut self, file: RawFd, span: Span, job: u64) -> Begun {
         let Span { memory, len, offset, is_plain } = span;
-        if self.ring.is_none() || is_plain {
-            // SAFETY: caller.
-            return Begun::Over(again(|| unsafe {
-                match offset {
-                    Some(offset) => libc::pwrite(file, memory.cast(), len, offset as i64),
-                    None => libc::write(file, memory.cast(), len),
-                }
-            }));
-        }
+        // SAFETY: caller.
+        let write = || unsafe {
+            match offset {
+                Some(offset) => libc::pwrite(file, memory.cast(), len, offset as i64),
+                None => libc::write(file, memory.cast(), len),
+            }
+        };
         let entry = opcode::Write::new(Fd(file), memory, len as u32).offset(offset.unwrap_or(u64::MAX)).build();
         // SAFETY: caller.
-        unsafe { self.push(entry.user_data(job)) }
+        unsafe { self.begin(is_plain, write, entry, job) }
     }
 
     /// Syncs a file to the medium.
     pub(super) fn sync(&mut self, file: RawFd, data_only: bool, in_memory: bool, job: u64) -> Begun {
-        if self.ring.is_none() || in_memory {
-            // SAFETY: names no memory.
-            return Begun::Over(again(|| unsafe {
-                (if data_only { libc::fdatasync(file) } else { libc::fsync(file) }) as isize
-            }));
-        }
+        // SAFETY: names no memory.
+        let sync = || unsafe { (if data_only { libc::fdatasync(file) } else { libc::fsync(file) }) as isize };
         let flags = if data_only { FsyncFlags::DATASYNC } else { FsyncFlags::empty() };
         // SAFETY: names no memory.
-        unsafe { self.push(opcode::Fsync::new(Fd(file)).flags(flags).build().user_data(job)) }
+        unsafe { self.begin(in_memory, sync, opcode::Fsync::new(Fd(file)).flags(flags).build(), job) }
     }
 
     /// Opens a path beneath a directory.
@@ -162,22 +154,21 @@ impl Files {
     /// # Safety
     /// `path` and `how` stay where they are until the operation is over.
     pub(super) unsafe fn open(&mut self, root: RawFd, path: &CStr, how: &OpenHow, job: u64) -> Begun {
-        if self.ring.is_none() {
-            let (how, path) = (std::ptr::from_ref(how), path.as_ptr());
-            // SAFETY: a path, and a structure with its size.
-            let open = || unsafe { libc::syscall(libc::SYS_openat2, root, path, how, size_of::<OpenHow>()) as isize };
-            return Begun::Over(again(open));
-        }
+        let entry = opcode::OpenAt2::new(Fd(root), path.as_ptr(), how).build();
+        let (how, path) = (std::ptr::from_ref(how), path.as_ptr());
+        // SAFETY: a path, and a structure with its size.
+        let open = || unsafe { libc::syscall(libc::SYS_openat2, root, path, how, size_of::<OpenHow>()) as isize };
         // SAFETY: caller.
-        unsafe { self.push(opcode::OpenAt2::new(Fd(root), path.as_ptr(), how).build().user_data(job)) }
+        unsafe { self.begin(false, open, entry, job) }
     }
 
-    /// Queues a request.
+    /// Makes a plain call, if that is best or there is no ring; else queues the same operation for the ring.
     ///
     /// # Safety
-    /// The memory it names lives until it is over.
-    unsafe fn push(&mut self, entry: squeue::Entry) -> Begun {
-        let Some(ring) = &mut self.ring else { return Begun::Over(-i64::from(libc::ENOSYS)) };
+    /// The memory that the entry names lives until the operation is over.
+    unsafe fn begin(&mut self, is_plain: bool, call: impl FnMut() -> isize, entry: squeue::Entry, job: u64) -> Begun {
+        let Some(ring) = self.ring.as_mut().filter(|_| !is_plain) else { return Begun::Over(again(call)) };
+        let entry = entry.user_data(job);
         // SAFETY: caller.
         while unsafe { ring.submission().push(&entry) }.is_err() {
             match ring.submit() {

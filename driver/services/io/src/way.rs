@@ -5,11 +5,7 @@
 
 use super::wire::{ROOM, thread_of};
 use doorbell_device::{Device, DeviceEnvelope, DeviceSender, DeviceThread};
-use doorbell_engine::error::{DeviceFault, Error};
-use doorbell_engine::node::shared_of;
-use doorbell_engine::sync::baton::Token;
-use doorbell_engine::{Incarnation, Node, NodeId, Result};
-use doorbell_fabric::world;
+use doorbell_engine::kit::{DeviceFault, Error, Node, NodeId, PeerId, Result, Token, shared_of, world};
 use std::time::{Duration, Instant};
 
 /// The thread id of a server.
@@ -30,8 +26,8 @@ fn of_server(server: NodeId) -> String {
     format!("io.{server}")
 }
 
-fn of_client(client: NodeId, life: Incarnation) -> String {
-    format!("io.{client}.{life}")
+fn of_client(PeerId { node, incarnation }: PeerId) -> String {
+    format!("io.{node}.{incarnation}")
 }
 
 /// A message that has arrived.
@@ -50,7 +46,7 @@ pub(super) enum Got {
 pub(super) struct Mailbox {
     thread: DeviceThread,
     /// The server that a client expects messages from.
-    server: Option<(NodeId, Incarnation)>,
+    server: Option<PeerId>,
     _device: Device,
 }
 
@@ -62,11 +58,11 @@ impl Mailbox {
     }
 
     /// The mailbox of a client's thread, for messages of one server.
-    pub(super) fn of_thread(node: &Node, server: NodeId, life: Incarnation, thread: u32) -> Result<Self> {
-        let name = of_client(node.id(), node.incarnation());
+    pub(super) fn of_thread(node: &Node, server: PeerId, thread: u32) -> Result<Self> {
+        let name = of_client(shared_of(node).membership().into());
         let device =
             Device::builder(node, &name).threads(THREADS).senders(SERVERS).message_max(ROOM).fetch_within(FETCH).attach()?;
-        Ok(Self { thread: device.thread(thread)?.conversing(), server: Some((server, life)), _device: device })
+        Ok(Self { thread: device.thread(thread)?.conversing(), server: Some(server), _device: device })
     }
 
     /// Waits for the next message until `deadline`.
@@ -74,7 +70,7 @@ impl Mailbox {
     pub(super) fn receive_by(&mut self, buf: &mut [u8], deadline: Instant) -> Result<Got> {
         loop {
             match self.thread.receive_by(buf, deadline) {
-                Ok(envelope) if self.server.is_some_and(|server| server != (envelope.source, envelope.incarnation)) => {
+                Ok(envelope) if self.server.is_some_and(|server| server != (envelope.source, envelope.incarnation).into()) => {
                     // A flood of other messages must not hide that the time is over.
                     if world::now() >= deadline {
                         return Ok(Got::Nothing);
@@ -130,8 +126,8 @@ impl Outlet {
     }
 
     /// A way to the threads of this incarnation of a node.
-    pub(super) fn to_client(node: &Node, client: NodeId, life: Incarnation) -> Result<Self> {
-        Ok(Self { sender: DeviceSender::open(node, &of_client(client, life))?, to: client, is_of_server: false })
+    pub(super) fn to_client(node: &Node, client: PeerId) -> Result<Self> {
+        Ok(Self { sender: DeviceSender::open(node, &of_client(client))?, to: client.node, is_of_server: false })
     }
 
     /// Whether ending it may take time.

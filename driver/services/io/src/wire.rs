@@ -5,9 +5,8 @@
 //! (low half). Each side checks everything that comes from the other before it uses it.
 
 use doorbell_engine::KEY_BYTES;
-use zerocopy::byteorder::little_endian::I64;
-use zerocopy::byteorder::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// The version of the protocol; other versions are refused.
 pub(super) const VERSION: u32 = 3;
@@ -27,12 +26,13 @@ pub(super) const AT_END: u64 = 1;
 pub(super) const IN_MESSAGE: u32 = u32::MAX;
 
 /// The operation that a client asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub(super) enum Op {
     /// Become a client, with `length` bytes of staging memory. `offset` is the version. The reply is a [`Welcome`].
     Hello = 1,
     /// End as a client. No reply.
+    #[default]
     Bye = 2,
     /// Open the path that follows, with the flags and mode in `offset`. The result is a descriptor.
     Open = 3,
@@ -63,14 +63,12 @@ pub(super) enum Op {
 
 impl Op {
     pub(super) fn from_number(number: u8) -> Option<Self> {
-        use Op::*;
-        let all = [Hello, Bye, Open, Close, Read, Write, Seek, Stat, Inspect, Sync, List, Remove, Resize, Ping];
-        all.into_iter().find(|op| *op as u8 == number)
+        Self::try_read_from_bytes(&[number]).ok()
     }
 }
 
 /// A request as it travels.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Request {
     pub op: u8,
@@ -89,17 +87,7 @@ pub(super) struct Request {
 
 impl Request {
     pub(super) fn new(op: Op) -> Self {
-        let (zero, none) = (U32::new(0), U32::new(IN_MESSAGE));
-        Self {
-            op: op as u8,
-            quiet: 0,
-            descriptor: U16::new(0),
-            client: zero,
-            offset: U64::new(0),
-            length: zero,
-            place: none,
-            token: U64::new(0),
-        }
+        Self { op: op as u8, place: IN_MESSAGE.into(), ..Self::default() }
     }
 }
 
@@ -116,7 +104,7 @@ pub(super) struct Reply {
 
 impl Reply {
     pub(super) fn new(result: i64, value: u64) -> Self {
-        Self { result: I64::new(result), value: U64::new(value), spare: [0; 16] }
+        Self { result: result.into(), value: value.into(), spare: [0; 16] }
     }
 }
 

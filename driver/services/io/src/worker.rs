@@ -7,11 +7,7 @@ use super::files::{Files, IoEngine};
 use super::introduce::{Introductions, Newcomer};
 use super::way::{Got, Letter, Mailbox, Outlet};
 use super::wire::{HEAD, Op, ROOM, Reply, Request, VERSION};
-use doorbell_engine::error::Error;
-use doorbell_engine::node::shared_of;
-use doorbell_engine::sync::baton::Token;
-use doorbell_engine::{Node, Result};
-use doorbell_fabric::world;
+use doorbell_engine::kit::{Error, Node, Result, Token, shared_of, world};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -139,7 +135,9 @@ impl Worker {
             match got {
                 Ok(Got::Letter(letter)) => {
                     (handled, nap) = (handled.wrapping_add(1), NAP);
-                    self.begin(job, letter, &mailbox);
+                    if !self.begin(job, letter, &mailbox) {
+                        self.free.push(job);
+                    }
                     // However busy the server is, pending work of others gets a turn.
                     if handled.is_multiple_of(BATCH) {
                         self.see_to_others();
@@ -211,15 +209,11 @@ impl Worker {
         }
     }
 
-    /// Begins what a request asks for.
-    fn begin(&mut self, job: usize, letter: Letter, mailbox: &Mailbox) {
-        let Ok((request, _)) = Request::read_from_prefix(&self.jobs[job].room[..letter.len.min(ROOM)]) else {
-            self.free.push(job);
-            return;
-        };
-        let Some(op) = Op::from_number(request.op) else {
-            self.free.push(job);
-            return;
+    /// Begins what a request asks for. False if the job is not needed: the request is for no client, or no valid one.
+    fn begin(&mut self, job: usize, letter: Letter, mailbox: &Mailbox) -> bool {
+        let request = Request::read_from_prefix(&self.jobs[job].room[..letter.len.min(ROOM)]);
+        let Some((request, op)) = request.ok().and_then(|(request, _)| Some((request, Op::from_number(request.op)?))) else {
+            return false;
         };
         let to = &mut self.jobs[job];
         (to.client, to.tag, to.op, to.quiet) = (request.client.get(), letter.tag, op, request.quiet != 0);
@@ -227,44 +221,39 @@ impl Worker {
         to.looks_for = None;
         to.descriptor = request.descriptor.get();
         add(&self.shown.counts.requests, 1);
+        let (name, number) = (Name::of(&letter, &request), request.client.get());
         if op == Op::Hello {
-            self.free.push(job);
             // Later requests must come by the same lane, so this check settles which node they come from.
             if mailbox.is_from(&letter) {
-                self.hello(letter, &request);
+                self.hello(name, letter.tag, &request);
             }
-            return;
+            return false;
         }
-        let (name, number) = (Name::of(&letter, &request), request.client.get());
         if op == Op::Bye && number == 0 {
             // The client gave up before it had its number.
-            self.free.push(job);
             self.introductions.forget(name);
             if let Some(number) = self.clients.of(name) {
                 self.dismiss(number);
             }
-            return;
+            return false;
         }
         let found = self.clients.get(number).filter(|client| client.name == name && !client.gone);
         let Some(client) = found else {
-            // Not a client, or one that was dropped.
-            self.free.push(job);
-            // A client that waits for long asks with `Ping`.
+            // Not a client, or one that was dropped. A client that waits for long asks with `Ping`.
             if op == Op::Ping && self.introductions.has_room_for(name) {
                 self.answer_newcomer(name, letter.tag, Err(Errno::NOTCONN));
             }
-            return;
+            return false;
         };
         client.jobs += 1;
-        if client.jobs > JOBS_OF_ONE {
-            self.lose(number);
+        if client.jobs > JOBS_OF_ONE || op == Op::Bye {
+            if op == Op::Bye {
+                self.dismiss(number)
+            } else {
+                self.lose(number)
+            }
             self.let_go(job);
-            return;
-        }
-        if op == Op::Bye {
-            self.dismiss(number);
-            self.let_go(job);
-            return;
+            return true;
         }
         match self.carry_out(job, op, &request, letter.len - HEAD) {
             Ok(Some(result)) => {
@@ -274,6 +263,7 @@ impl Worker {
             Ok(None) => {}
             Err(errno) => self.answer(job, errno.into()),
         }
+        true
     }
 
     /// Sends the reply, and frees the job once it is sent.
@@ -338,14 +328,13 @@ impl Worker {
 
     /// Handles a node's request to become a client.
     #[cold]
-    fn hello(&mut self, letter: Letter, request: &Request) {
-        let name = Name::of(&letter, request);
+    fn hello(&mut self, name: Name, tag: u64, request: &Request) {
         // A client that asks again did not get the welcome.
         if let Some(number) = self.clients.of(name)
             && let Some(client) = self.clients.get(number)
         {
             if client.outlet.check_there().is_ok() {
-                client.welcome(number, letter.tag);
+                client.welcome(number, tag);
             } else {
                 // The way to the client is gone. It will ask again, and gets another.
                 self.lose(number);
@@ -364,20 +353,20 @@ impl Worker {
             // Whole pages; less than one counts as none.
             Ok(wanted & !4095)
         };
-        self.answer_newcomer(name, letter.tag, answer);
+        self.answer_newcomer(name, tag, answer);
     }
 
     /// Whether one more thread of a node can be a client: only while more places are free than that node has, so that no node
     /// takes all.
     fn has_place_for(&self, name: Name) -> bool {
-        let [of_node, all] = self.introductions.clients(name.who.0);
+        let [of_node, all] = self.introductions.clients(name.who.node);
         let free = self.limits.clients.saturating_sub(self.clients.len() + all);
-        self.clients.of_node(name.who.0).count() + of_node < free
+        self.clients.of_node(name.who.node).count() + of_node < free
     }
 
     /// The staging memory for one more client of a node. As much is left as the node has then.
     fn staging_for(&self, name: Name) -> usize {
-        let node = name.who.0;
+        let node = name.who.node;
         let has = self.clients.of_node(node).map(Client::staging_bytes).sum::<usize>() + self.introductions.staging(node);
         (self.limits.staging - self.staging).saturating_sub(has) / 2
     }
@@ -445,7 +434,7 @@ impl Worker {
     fn sweep(&mut self) {
         let shared = shared_of(&self.node);
         let me = Token::current();
-        let gone = |client: &Client| !client.gone && shared.is_over(me, client.name.who.0, client.name.who.1);
+        let gone = |client: &Client| !client.gone && shared.is_over(me, client.name.who.node, client.name.who.incarnation);
         let lost: Vec<u32> = self.clients.iter().filter(|(_, client)| gone(client)).map(|(number, _)| number).collect();
         for number in lost {
             self.lose(number);

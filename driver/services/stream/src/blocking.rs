@@ -1,12 +1,8 @@
 //! Reading and writing a stream from a thread.
 
 use super::end::{Carrier, Side};
-use super::handle::{Stream, lock};
-use doorbell_engine::drive::poller::Progress;
-use doorbell_engine::error::Error;
-use doorbell_engine::sync::baton::Token;
-use doorbell_engine::sync::wait::Step;
-use doorbell_fabric::world;
+use super::handle::{Stream, lock, lost};
+use doorbell_engine::kit::{Error, Moment, Progress, Token, world};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -41,47 +37,36 @@ impl Stream {
             }
             return attempt(self, me, half).unwrap_or_else(|| Err(ErrorKind::WouldBlock.into()));
         }
-        let deadline = self.deadline(side);
-        let (mut gear, mut rounds) = (self.shared.gear(deadline), 0_u32);
-        loop {
-            for _ in 0..LOOKS {
-                if is_ready(self, half)
-                    && let Some(done) = attempt(self, me, half)
-                {
-                    return done;
-                }
-                std::hint::spin_loop();
-            }
-            rounds += 1;
-            if rounds.is_multiple_of(TURN_EVERY) && self.shared.progress() != Progress::Poller {
-                self.shared.turn(me);
-            }
-            match gear.step() {
-                Step::Again => {}
-                Step::Check => {
-                    self.shared.check()?;
-                    if self.shared.progress() != Progress::Poller {
-                        self.shared.check_peers(me);
+        let gear = self.shared.gear(self.deadline(side));
+        self.shared.wait_for(me, gear, TURN_EVERY, |moment| {
+            match moment {
+                Moment::Look => {
+                    for _ in 0..LOOKS {
+                        if is_ready(self, half)
+                            && let Some(done) = attempt(self, me, half)
+                        {
+                            return Ok(Some(done));
+                        }
+                        std::hint::spin_loop();
                     }
+                    return Ok(attempt(self, me, half));
                 }
-                Step::Park(most) => {
+                Moment::Check => self.shared.check_long_wait(me)?,
+                Moment::Sleep(most) => {
                     let op = self.end.wait_for(side);
                     let most = if arm(self, half) { most.min(SLEEP) } else { most.min(SLEEP_UNSURE) };
                     // The other thread sets the mark first and then ends this operation, so at least one of the two is seen here.
-                    if !is_ready(self, half) && self.lost(side).is_none() && !self.is_over(side) {
+                    if !is_ready(self, half) && lost(self.end.state(), side).is_none() && !self.is_over(side) {
                         self.shared.drive(me, &op, Some(world::now() + most), |_| false)?;
                     }
-                    gear.slept();
                 }
-                Step::Expired => {
+                Moment::Expired => {
                     let operation = if side == Side::Read { "read from a stream" } else { "write to a stream" };
-                    return Err(Error::Timeout { operation, node: Some(self.end.peer.0) }.into());
+                    return Err(Error::Timeout { operation, node: Some(self.end.peer.node) });
                 }
             }
-            if let Some(done) = attempt(self, me, half) {
-                return done;
-            }
-        }
+            Ok(None)
+        })?
     }
 
     fn read_some(&self, into: &mut [u8]) -> io::Result<usize> {

@@ -7,13 +7,8 @@ use super::near::{Near, RING_LEAST, RING_MOST};
 use super::table::{Streams, WINDOW, WINDOW_FIRST};
 use super::wire;
 #[cfg(feature = "tokio")]
-use doorbell_engine::drive::Begun;
-use doorbell_engine::drive::Shared;
-use doorbell_engine::error::Error;
-use doorbell_engine::node::shared_of;
-use doorbell_engine::sync::baton::Token;
-use doorbell_engine::{Incarnation, Node, NodeId};
-use doorbell_fabric::world;
+use doorbell_engine::kit::Begun;
+use doorbell_engine::kit::{Error, Node, NodeId, PeerId, Shared, Token, shared_of, world};
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -88,25 +83,22 @@ impl StreamBuilder {
         loop {
             let me = shared.check()?;
             let mut why = State::NotHere;
-            for (node, life) in self.candidates(shared, me)? {
-                let Some(stream) = self.ask(shared, me, (node, life))? else {
+            for peer in self.candidates(shared, me) {
+                let Some(stream) = self.ask(shared, me, peer)? else {
                     why = better(why, State::Opening);
                     continue;
                 };
                 let end = stream.end();
                 let until = self.ask_until(deadline);
-                while end.state() == State::Opening {
+                while end.state() == State::Opening && world::now() < until {
                     let op = end.wait_for(Side::Read);
-                    if end.state() != State::Opening {
-                        break;
+                    if end.state() == State::Opening {
+                        shared.drive(me, &op, Some(until), |_| false)?;
                     }
-                    if !shared.drive(me, &op, Some(until), |_| false)? && !op.is_done() && end.state() == State::Opening {
-                        if until < deadline {
-                            // Another node may answer.
-                            break;
-                        }
-                        return Err(Error::Timeout { operation: "connect a stream", node: Some(node) }.into());
-                    }
+                }
+                // Before the deadline another node may answer.
+                if end.state() == State::Opening && until >= deadline {
+                    return Err(Error::Timeout { operation: "connect a stream", node: Some(peer.node) }.into());
                 }
                 match Self::answered(stream) {
                     Ok(stream) => return Ok(stream),
@@ -117,7 +109,7 @@ impl StreamBuilder {
                 return Err(self.refused(why));
             }
             // A node may begin to offer the service.
-            shared.drive(me, &doorbell_engine::sync::op::Op::new(), Some(deadline.min(world::now() + AGAIN)), |_| false)?;
+            shared.pause(me, deadline.min(world::now() + AGAIN))?;
         }
     }
 
@@ -136,15 +128,15 @@ impl StreamBuilder {
         let deadline = world::now() + self.patience;
         loop {
             let mut why = State::NotHere;
-            for (node, life) in self.candidates(shared, shared.check()?)? {
-                let Some(stream) = self.ask(shared, shared.check()?, (node, life))? else {
+            for peer in self.candidates(shared, shared.check()?) {
+                let Some(stream) = self.ask(shared, shared.check()?, peer)? else {
                     why = better(why, State::Opening);
                     continue;
                 };
                 let answer = std::future::poll_fn(|context| stream.poll_answered(context));
                 let until = self.ask_until(deadline);
                 if tokio::time::timeout_at(until.into(), answer).await.is_err() && until >= deadline {
-                    return Err(Error::Timeout { operation: "connect a stream", node: Some(node) }.into());
+                    return Err(Error::Timeout { operation: "connect a stream", node: Some(peer.node) }.into());
                 }
                 match Self::answered(stream) {
                     Ok(stream) => return Ok(stream),
@@ -164,37 +156,30 @@ impl StreamBuilder {
         if self.to.is_some() { deadline } else { deadline.min(world::now() + ASK_MOST) }
     }
 
-    fn candidates(&self, shared: &Shared, me: Token) -> io::Result<Vec<(NodeId, Incarnation)>> {
-        let members = shared.living_members(me);
-        let all = members.into_iter().map(|member| (member.id, member.incarnation));
+    fn candidates(&self, shared: &Shared, me: Token) -> Vec<PeerId> {
         let own = shared.membership().id();
-        let found: Vec<_> = all.filter(|(node, _)| *node != own && self.to.is_none_or(|to| to == *node)).collect();
-        Ok(found)
+        let members = shared.living_members(me).into_iter().map(|member| PeerId::from((member.id, member.incarnation)));
+        members.filter(|peer| peer.node != own && self.to.is_none_or(|to| to == peer.node)).collect()
     }
 
     /// Asks one node for a stream. An error concerns this node; a refusal arrives later as the stream's state. `None`: the node
     /// has too many unanswered requests.
-    fn ask(&self, shared: &Arc<Shared>, me: Token, peer: (NodeId, Incarnation)) -> io::Result<Option<Stream>> {
+    fn ask(&self, shared: &Arc<Shared>, me: Token, peer: PeerId) -> io::Result<Option<Stream>> {
         if !shared.enter(me, "connect")?.service::<Streams>().may_ask(peer) {
             return Ok(None);
         }
-        let (carrier, offer) = if shared.is_near(me, peer.0) {
+        let (carrier, offer) = if shared.is_near(me, peer.node) {
             let (near, [region, offset]) = Near::make(shared, peer, self.ring)?;
             (Carrier::Near(near), [region, offset, self.ring as u64])
         } else {
-            (Carrier::Far(Box::new(Mutex::new(Far::new(WINDOW_FIRST, WINDOW)))), [0, 0, WINDOW])
+            (Carrier::Far(Mutex::new(Far::new(WINDOW_FIRST, WINDOW))), [0, 0, WINDOW])
         };
-        let end = {
-            let mut engine = shared.enter(me, "connect")?;
-            let streams = engine.service::<Streams>();
+        let end = shared.call("connect", |streams: &mut Streams| {
             let end = End::new(streams.next_number(), peer, 0, carrier, State::Opening);
             streams.enter(&end);
-            let bytes = [&wire::words(&offer)[..], self.service.as_bytes()].concat();
-            streams.ask(&end, bytes);
-            engine.push(me);
+            streams.ask(&end, [&wire::words(&offer)[..], self.service.as_bytes()].concat());
             end
-        };
-        shared.hand_over();
+        })?;
         Ok(Some(Stream::new(&self.node, end)))
     }
 

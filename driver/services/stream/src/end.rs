@@ -1,17 +1,17 @@
 //! One end of a stream: the state that its thread and the engine share.
 
 use super::near::Near;
-use doorbell_engine::sync::op::{Op, Outcome};
+use doorbell_engine::kit::{Locality, Op, Outcome, PeerId};
 pub use doorbell_engine::sync::reactor::{Pipe, Side};
-use doorbell_fabric::{Incarnation, NodeId};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
+use zerocopy::TryFromBytes;
 
 /// The state of an end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
+#[repr(u8)]
 pub enum State {
     /// The other side has not answered yet.
     Opening = 0,
@@ -27,9 +27,6 @@ pub enum State {
     /// This node has left.
     Closed = 7,
 }
-
-const STATES: [State; 8] =
-    [State::Opening, State::Open, State::NotHere, State::Busy, State::NoMemory, State::Reset, State::Died, State::Closed];
 
 /// The state of a stream whose bytes go by packets.
 #[derive(Default)]
@@ -64,20 +61,17 @@ impl Far {
 }
 
 /// How the bytes move.
-pub enum Carrier {
-    Near(Near),
-    Far(Box<Mutex<Far>>),
-}
+pub type Carrier = Locality<Near, Mutex<Far>>;
 
 /// One end of a stream.
 pub struct End {
     /// This node's number of the end.
     pub number: u32,
-    pub peer: (NodeId, Incarnation),
+    pub peer: PeerId,
     /// The other node's number of its end, once it is known.
     pub there: AtomicU32,
     pub carrier: Carrier,
-    state: AtomicU32,
+    state: AtomicU8,
     /// Whether the other side asked for the stream.
     pub asked_for: bool,
     /// Whether it is counted among the given-up requests without an answer. Only the engine changes it.
@@ -92,8 +86,6 @@ pub struct End {
     dropped: AtomicBool,
     /// Whether it is in the table's list of ends that have something to send. Only the engine changes it.
     pub active: AtomicBool,
-    /// Whether a wake-up for the other side is queued. Only the engine changes it.
-    pub wakes: AtomicBool,
 }
 
 /// The thread and the task that wait for a side.
@@ -104,10 +96,10 @@ struct Waits {
 }
 
 impl End {
-    pub fn new(number: u32, peer: (NodeId, Incarnation), there: u32, carrier: Carrier, state: State) -> Arc<Self> {
+    pub fn new(number: u32, peer: PeerId, there: u32, carrier: Carrier, state: State) -> Arc<Self> {
         // An end of this node's own begins with a request, so in `Opening`.
         let asked_for = state != State::Opening;
-        let (there, state) = (AtomicU32::new(there), AtomicU32::new(state as u32));
+        let (there, state) = (AtomicU32::new(there), AtomicU8::new(state as u8));
         Arc::new(Self {
             number,
             peer,
@@ -121,7 +113,6 @@ impl End {
             at: Default::default(),
             dropped: false.into(),
             active: false.into(),
-            wakes: false.into(),
         })
     }
 
@@ -143,12 +134,12 @@ impl End {
 
     #[inline]
     pub fn state(&self) -> State {
-        STATES[self.state.load(Ordering::Acquire) as usize % STATES.len()]
+        State::try_read_from_bytes(&[self.state.load(Ordering::Acquire)]).unwrap_or(State::Closed)
     }
 
     /// Changes the state, if it is still `Opening` or `Open`.
     pub fn become_so(&self, state: State) {
-        let change = |was| (was < State::NotHere as u32).then_some(state as u32);
+        let change = |was| (was < State::NotHere as u8).then_some(state as u8);
         if self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok() {
             self.wake(Side::Read);
             self.wake(Side::Write);
@@ -156,10 +147,7 @@ impl End {
     }
 
     pub fn far(&self) -> Option<MutexGuard<'_, Far>> {
-        match &self.carrier {
-            Carrier::Near(_) => None,
-            Carrier::Far(far) => Some(far.lock().unwrap_or_else(PoisonError::into_inner)),
-        }
+        self.carrier.far().map(|far| far.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The operation that ends when something changes for this side.

@@ -2,21 +2,24 @@
 //! [`tasks`](super::tasks) for tasks.
 
 use super::end::{Carrier, End, State};
-use super::near::Arenas;
+use super::near::{Arenas, Near};
 use super::table::{Streams, WINDOW};
-use doorbell_engine::drive::Shared;
-use doorbell_engine::error::Error;
-use doorbell_engine::node::shared_of;
-use doorbell_engine::sync::baton::Token;
+use doorbell_engine::kit::{Error, Incarnation, Node, NodeId, Shared, Token, shared_of, world};
 use doorbell_engine::sync::reactor::{Pipe, Side};
-use doorbell_engine::{Incarnation, Node, NodeId};
-use doorbell_fabric::world;
-use doorbell_shm::pipe::{NoRead, NoWrite, Reader, Writer};
+use doorbell_shm::pipe::{Moved, NoRead, NoWrite, Reader, Writer};
 use std::io::{self, ErrorKind, IoSlice, Read};
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Why reading or writing fails.
+type Fault = (ErrorKind, &'static str);
+
+const UNREAD: Fault = (ErrorKind::BrokenPipe, "the other side does not read any more");
+const SHUT_DOWN: Fault = (ErrorKind::BrokenPipe, "this side has shut down writing");
+const ABORTED: Fault = (ErrorKind::ConnectionReset, "the other side aborted it");
+const DAMAGED: Fault = (ErrorKind::InvalidData, "its memory was overwritten or truncated; connect again");
 
 /// The stored form of no timeout.
 const NONE: u64 = u64::MAX;
@@ -100,12 +103,12 @@ impl Stream {
 
     /// The node at the other end.
     pub fn peer(&self) -> NodeId {
-        self.end.peer.0
+        self.end.peer.node
     }
 
     /// The incarnation of that node.
     pub fn incarnation(&self) -> Incarnation {
-        self.end.peer.1
+        self.end.peer.incarnation
     }
 
     /// Sets how long reading may wait before it fails with [`TimedOut`](ErrorKind::TimedOut) [default: without limit].
@@ -206,7 +209,7 @@ impl Stream {
             match &self.end.carrier {
                 Carrier::Near(near) => !was_over && lock(&self.writes).cut(&near.writes()),
                 Carrier::Far(far) => {
-                    let mut far = far.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut far = lock(far);
                     // Nothing more is sent, not even the end of the stream.
                     far.goes.clear();
                     (far.said_end, far.cuts) = (true, !far.said_end);
@@ -266,32 +269,17 @@ impl Stream {
         }
     }
 
-    /// The error if the stream can't go on, since the other side or this node is gone.
-    pub(super) fn lost(&self, side: Side) -> Option<io::Error> {
-        let (kind, what) = match (self.end.state(), side) {
-            (State::Opening | State::Open, _) => return None,
-            (State::Reset, Side::Read) => return None,
-            (State::Reset, Side::Write) => (ErrorKind::BrokenPipe, "the other side does not read any more"),
-            (State::Died, _) => (ErrorKind::ConnectionReset, "the other side's node died"),
-            (State::Closed, _) => (ErrorKind::NotConnected, "this node has left"),
-            (State::NotHere | State::Busy | State::NoMemory, _) => (ErrorKind::NotConnected, "the other side refused it"),
-        };
-        Some(io::Error::new(kind, format!("a stream with node {}: {what}", self.end.peer.0)))
+    fn error(&self, (kind, what): Fault) -> io::Error {
+        io::Error::new(kind, format!("a stream with node {}: {what}", self.end.peer.node))
     }
 
-    fn shut_down(&self) -> io::Error {
-        let what = format!("a stream with node {}: this side has shut down writing", self.end.peer.0);
-        io::Error::new(ErrorKind::BrokenPipe, what)
-    }
-
-    fn cut(&self) -> io::Error {
-        let what = format!("a stream with node {}: the other side aborted it", self.end.peer.0);
-        io::Error::new(ErrorKind::ConnectionReset, what)
-    }
-
-    fn damaged(&self) -> io::Error {
-        let what = format!("a stream with node {}: its memory was overwritten or truncated; connect again", self.end.peer.0);
-        io::Error::new(ErrorKind::InvalidData, what)
+    /// One attempt near the other side: `try_read` and `try_write` of a half moved so many bytes.
+    #[inline]
+    fn moved(&self, me: Token, near: &Near, moved: Moved) -> Result<usize, Fault> {
+        if moved.wake {
+            self.wake_other(me);
+        }
+        if near.is_cut() { Err(DAMAGED) } else { Ok(moved.bytes) }
     }
 
     /// Reads once. `None`: the caller has to wait.
@@ -299,27 +287,21 @@ impl Stream {
         if self.is_over(Side::Read) || into.is_empty() {
             return Some(Ok(0));
         }
-        match &self.end.carrier {
+        let done = match &self.end.carrier {
             Carrier::Near(near) => match half.try_read(&near.reads(), into) {
-                Ok(moved) => {
-                    if moved.wake {
-                        self.wake_other(me);
-                    }
-                    if near.is_cut() { Some(Err(self.damaged())) } else { Some(Ok(moved.bytes)) }
-                }
-                Err(NoRead::End) => Some(Ok(0)),
-                Err(NoRead::Cut) => Some(Err(self.cut())),
-                Err(NoRead::Broken) => Some(Err(self.damaged())),
-                Err(NoRead::Empty) => match self.lost(Side::Read) {
+                Ok(moved) => self.moved(me, near, moved),
+                Err(NoRead::End) => Ok(0),
+                Err(NoRead::Cut) => Err(ABORTED),
+                Err(NoRead::Broken) => Err(DAMAGED),
+                Err(NoRead::Empty) => match self.end.state() {
                     // The other side may have written before it went.
-                    Some(_) if half.is_ready(&near.reads()) => None,
-                    Some(error) => Some(Err(error)),
-                    None if self.end.state() == State::Reset && !half.is_ready(&near.reads()) => Some(Ok(0)),
-                    None => None,
+                    _ if half.is_ready(&near.reads()) => return None,
+                    State::Reset => Ok(0),
+                    state => Err(lost(state, Side::Read)?),
                 },
             },
-            Carrier::Far(_) => {
-                let mut far = self.end.far()?;
+            Carrier::Far(far) => {
+                let mut far = lock(far);
                 let len = far.came.len().min(into.len());
                 if len > 0 {
                     // Each call reads one of the two contiguous parts of the queue.
@@ -333,65 +315,52 @@ impl Stream {
                     }
                     return Some(Ok(len));
                 }
-                if far.ended {
-                    return Some(Ok(0));
+                match (far.ended, far.was_cut) {
+                    (true, _) => Ok(0),
+                    (_, true) => Err(ABORTED),
+                    _ => Err(lost(self.end.state(), Side::Read)?),
                 }
-                if far.was_cut {
-                    return Some(Err(self.cut()));
-                }
-                drop(far);
-                self.lost(Side::Read).map(Err)
             }
-        }
+        };
+        Some(done.map_err(|fault| self.error(fault)))
     }
 
     /// Writes once. `None`: the caller has to wait.
     pub(super) fn try_write(&self, me: Token, half: &mut Writer, from: &[u8]) -> Option<io::Result<usize>> {
-        if self.is_over(Side::Write) {
-            return Some(Err(self.shut_down()));
-        }
-        if let Some(error) = self.lost(Side::Write) {
-            return Some(Err(error));
-        }
-        match &self.end.carrier {
-            Carrier::Near(near) => match half.try_write(&near.writes(), from) {
-                Ok(moved) => {
-                    if moved.wake {
-                        self.wake_other(me);
+        let done = if self.is_over(Side::Write) {
+            Err(SHUT_DOWN)
+        } else if let Some(fault) = lost(self.end.state(), Side::Write) {
+            Err(fault)
+        } else {
+            match &self.end.carrier {
+                Carrier::Near(near) => match half.try_write(&near.writes(), from) {
+                    Ok(moved) => self.moved(me, near, moved),
+                    Err(NoWrite::Full) => return None,
+                    Err(NoWrite::Gone) => Err(UNREAD),
+                    Err(NoWrite::Broken) => Err(DAMAGED),
+                },
+                Carrier::Far(_) if from.is_empty() => Ok(0),
+                Carrier::Far(far) => {
+                    let mut far = lock(far);
+                    let room = usize::try_from(far.credit).unwrap_or(usize::MAX).saturating_sub(far.goes.len());
+                    let len = room.min(from.len());
+                    if far.ends || far.said_end {
+                        // Shut down just now by another thread: no byte may follow the end.
+                        Err(SHUT_DOWN)
+                    } else if far.unheard {
+                        Err(UNREAD)
+                    } else if len == 0 {
+                        return None;
+                    } else {
+                        far.goes.extend(&from[..len]);
+                        drop(far);
+                        self.activate(me);
+                        Ok(len)
                     }
-                    if near.is_cut() { Some(Err(self.damaged())) } else { Some(Ok(moved.bytes)) }
                 }
-                Err(NoWrite::Full) => None,
-                Err(NoWrite::Gone) => {
-                    let what = format!("a stream with node {}: the other side does not read any more", self.end.peer.0);
-                    Some(Err(io::Error::new(ErrorKind::BrokenPipe, what)))
-                }
-                Err(NoWrite::Broken) => Some(Err(self.damaged())),
-            },
-            Carrier::Far(_) => {
-                if from.is_empty() {
-                    return Some(Ok(0));
-                }
-                let mut far = self.end.far()?;
-                if far.ends || far.said_end {
-                    // Shut down just now by another thread: no byte may follow the end.
-                    return Some(Err(self.shut_down()));
-                }
-                if far.unheard {
-                    let what = format!("a stream with node {}: the other side does not read any more", self.end.peer.0);
-                    return Some(Err(io::Error::new(ErrorKind::BrokenPipe, what)));
-                }
-                let room = usize::try_from(far.credit).unwrap_or(usize::MAX).saturating_sub(far.goes.len());
-                let len = room.min(from.len());
-                if len == 0 {
-                    return None;
-                }
-                far.goes.extend(&from[..len]);
-                drop(far);
-                self.activate(me);
-                Some(Ok(len))
             }
-        }
+        };
+        Some(done.map_err(|fault| self.error(fault)))
     }
 
     pub(super) fn try_write_vectored(&self, me: Token, half: &mut Writer, from: &[IoSlice<'_>]) -> Option<io::Result<usize>> {
@@ -428,6 +397,17 @@ impl Stream {
     }
 }
 
+/// Why a stream in this state can't go on, if so: the other side or this node is gone.
+pub(super) fn lost(state: State, side: Side) -> Option<Fault> {
+    match (state, side) {
+        (State::Opening | State::Open, _) | (State::Reset, Side::Read) => None,
+        (State::Reset, Side::Write) => Some(UNREAD),
+        (State::Died, _) => Some((ErrorKind::ConnectionReset, "the other side's node died")),
+        (State::Closed, _) => Some((ErrorKind::NotConnected, "this node has left")),
+        (State::NotHere | State::Busy | State::NoMemory, _) => Some((ErrorKind::NotConnected, "the other side refused it")),
+    }
+}
+
 impl Drop for Stream {
     fn drop(&mut self) {
         if doorbell_shm::space::forked() {
@@ -440,7 +420,7 @@ impl Drop for Stream {
         self.settle(Side::Write);
         let end = self.end.clone();
         self.shared.have_done(me, move |engine| engine.service::<Streams>().let_go(&end));
-        if matches!(self.end.carrier, Carrier::Near(_)) {
+        if self.end.carrier.is_near() {
             self.shared.kept::<Arenas>().tidy();
         }
     }
@@ -448,6 +428,6 @@ impl Drop for Stream {
 
 impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stream").field("peer", &self.end.peer.0).field("state", &self.end.state()).finish_non_exhaustive()
+        f.debug_struct("Stream").field("peer", &self.end.peer.node).field("state", &self.end.state()).finish_non_exhaustive()
     }
 }

@@ -4,12 +4,7 @@ use super::check_service;
 use super::end::End;
 use super::handle::Stream;
 use super::table::{Backlog, Streams};
-use doorbell_engine::drive::Begun;
-use doorbell_engine::error::Error;
-use doorbell_engine::node::shared_of;
-use doorbell_engine::sync::baton::Token;
-use doorbell_engine::sync::op::Op;
-use doorbell_engine::{Node, NodeId};
+use doorbell_engine::kit::{Begun, Error, Node, NodeId, Op, Token, shared_of};
 use std::io;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -121,25 +116,24 @@ impl Listener {
     }
 
     fn accepted(&self, end: Arc<End>) -> (Stream, NodeId) {
-        let peer = end.peer.0;
+        let peer = end.peer.node;
         let stream = Stream::new(&self.node, end);
         stream.widen();
         (stream, peer)
     }
 
     fn accept_until(&self, deadline: Option<Instant>) -> io::Result<(Stream, NodeId)> {
+        let mut is_late = false;
         loop {
             let me = shared_of(&self.node).check()?;
+            let op = self.backlog.wait_for();
             if let Some(end) = self.backlog.next() {
                 return Ok(self.accepted(end));
             }
-            let op = self.backlog.wait_for();
-            if !self.backlog.is_empty() {
-                continue;
-            }
-            if !shared_of(&self.node).drive(me, &op, deadline, |_| false)? && !op.is_done() && self.backlog.is_empty() {
+            if is_late {
                 return Err(Error::Timeout { operation: "accept a stream", node: None }.into());
             }
+            is_late = !shared_of(&self.node).drive(me, &op, deadline, |_| false)? && !op.is_done();
         }
     }
 }

@@ -1,9 +1,7 @@
 //! Streams between nodes that share memory. Each stream has two pipes in a region of the connecting node. A region holds
 //! several streams, all to one peer.
 
-use doorbell_engine::Result;
-use doorbell_engine::drive::Shared;
-use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_engine::kit::{PeerId, Result, Shared};
 use doorbell_shm::pipe::{HEAD, Reader, View, Writer};
 use doorbell_shm::region::{OwnRegion, PeerRegion};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -38,7 +36,7 @@ pub fn is_alone(ring: u64) -> bool {
 /// Memory for some streams to one incarnation of a node.
 struct Arena {
     region: OwnRegion,
-    peer: (NodeId, Incarnation),
+    peer: PeerId,
     ring: usize,
     slots: [AtomicU32; SLOTS],
 }
@@ -83,7 +81,7 @@ impl Near {
 
     /// Creates the memory of a new stream to a peer. Also returns what the peer needs to find it: the number of the region plus
     /// one, and the offset in it.
-    pub fn make(shared: &Shared, peer: (NodeId, Incarnation), ring: usize) -> Result<(Self, [u64; 2])> {
+    pub fn make(shared: &Shared, peer: PeerId, ring: usize) -> Result<(Self, [u64; 2])> {
         let arenas = shared.kept::<Arenas>();
         let mut all = arenas.0.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |arena: &&Arc<Arena>| (arena.peer, arena.ring) == (peer, ring);

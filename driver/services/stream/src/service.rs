@@ -1,9 +1,8 @@
 //! Streams as a service of the engine.
 
-use super::table::{PRIORITY, Streams, Word};
-use doorbell_engine::drive::install::Install;
-use doorbell_engine::message::service::{Class, CloseReason, Gone, Outbox, PeerId, Pushed, Service, Wants};
-use doorbell_fabric::{PacketKind, Payload, Priority, Verdict};
+use super::table::{PRIORITY, Streams};
+use doorbell_engine::kit::{Class, CloseReason, Gone, Install, Outbox, PacketKind, Payload, PeerId, Priority, Pushed};
+use doorbell_engine::kit::{Service, Verdict, Wants};
 
 inventory::submit!(Install { order: Streams::CLASS as u8, install: |shared| shared.register(Streams::default()) });
 
@@ -13,18 +12,14 @@ impl Class for Streams {
 
 impl Service for Streams {
     fn receive(&mut self, from: PeerId, _: Priority, tag: u64, payload: Payload<'_>) -> Verdict {
-        self.take(from.into(), tag, payload)
+        self.take(from, tag, payload)
     }
 
     fn progress(&mut self, out: &mut Outbox<'_>) -> usize {
-        fn parts(word: &Word) -> (PeerId, u64, &[u8]) {
-            (word.to.into(), word.tag, &word.bytes)
-        }
-        let mut work = out.push_all(&mut self.out, PRIORITY, parts) + out.push_all(&mut self.asks, PRIORITY, parts);
-        for end in self.active() {
-            let to = PeerId::from(end.peer);
-            if let Ok(packet) = out.packet_bytes(to, PRIORITY) {
-                work += self.push(&end, packet, |tag, bytes| out.push(to, PRIORITY, tag, bytes) == Pushed::Done);
+        let mut work = self.out.send(out, PRIORITY, |_| ()) + self.asks.send(out, PRIORITY, |_| ());
+        for end in self.active.clone() {
+            if let Ok(packet) = out.packet_bytes(end.peer, PRIORITY) {
+                work += self.push(&end, packet, |tag, bytes| out.push(end.peer, PRIORITY, tag, bytes) == Pushed::Done);
             }
         }
         work
@@ -39,7 +34,7 @@ impl Service for Streams {
     }
 
     fn peer_gone(&mut self, peer: PeerId, why: Gone) {
-        self.fail(peer.node, peer.incarnation, why != Gone::Left);
+        self.fail(peer, why != Gone::Left);
     }
 
     fn close(&mut self, _: CloseReason) {

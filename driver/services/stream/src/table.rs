@@ -3,10 +3,8 @@
 use super::end::{Carrier, End, Far, State};
 use super::near::{self, Near};
 use super::wire::{self, Kind};
-use doorbell_engine::memory::table::RegionTable;
-use doorbell_engine::sync::op::{Op, Outcome};
+use doorbell_engine::kit::{NodeId, Op, Outcome, Payload, PeerId, Priority, RegionTable, SendQueue, Verdict};
 use doorbell_engine::sync::reactor::{Pipe, Side};
-use doorbell_fabric::{Incarnation, NodeId, Payload, Priority, Verdict};
 use doorbell_shm::domain::Membership;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
@@ -26,26 +24,9 @@ const GIVEN_UP_MOST: usize = 16;
 /// How many packets may wait for one node, apart from requests. A node that takes no answers gets none to requests beyond that.
 const OUT_MOST: usize = 4096;
 
-type Life = (NodeId, Incarnation);
 type Context = (Arc<Membership>, Arc<RegionTable>);
 
-/// A packet to be sent.
-pub(crate) struct Word {
-    pub to: Life,
-    pub tag: u64,
-    pub bytes: Vec<u8>,
-    /// The end whose other side this packet wakes.
-    wakes: Option<Arc<End>>,
-}
-
-impl Drop for Word {
-    /// The packet has left, or never will.
-    fn drop(&mut self) {
-        if let Some(end) = &self.wakes {
-            end.wakes.store(false, Ordering::Relaxed);
-        }
-    }
-}
+const SHORT: Verdict = Verdict::Broken("a stream packet that is too short");
 
 /// Streams that have arrived for a service and are not accepted yet.
 pub struct Backlog {
@@ -76,10 +57,6 @@ impl Backlog {
         self.state().ends.pop_front()
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.state().ends.is_empty()
-    }
-
     /// The operation that ends when a stream arrives.
     pub fn wait_for(&self) -> Arc<Op> {
         let op = Op::new();
@@ -97,7 +74,7 @@ impl Backlog {
 
     /// Whether one more stream of this node may wait.
     fn has_room_for(&self, node: NodeId) -> bool {
-        self.state().ends.iter().filter(|end| end.peer.0 == node).count() < self.most
+        self.state().ends.iter().filter(|end| end.peer.node == node).count() < self.most
     }
 
     fn add(&self, end: Arc<End>) {
@@ -120,14 +97,14 @@ pub struct Streams {
     /// How many of them each node has asked for.
     asked_by: BTreeMap<NodeId, usize>,
     /// How many requests to each incarnation were given up and are not answered.
-    given_up: BTreeMap<Life, usize>,
+    given_up: BTreeMap<PeerId, usize>,
     numbers: u32,
     /// Ends without shared memory that have something to send.
-    active: Vec<Arc<End>>,
+    pub(crate) active: Vec<Arc<End>>,
     /// Packets to be sent, in this order for each node.
-    pub(crate) out: VecDeque<Word>,
+    pub(crate) out: SendQueue,
     /// Requests for streams, sent after `out`, so that a node with many requests still answers others.
-    pub(crate) asks: VecDeque<Word>,
+    pub(crate) asks: SendQueue,
     /// Maps the memory of other nodes. Set by the first listener.
     context: Option<Context>,
     /// The node has left. Nothing is sent any more, since another thread is shutting the network down.
@@ -186,19 +163,19 @@ impl Streams {
             return;
         }
         if end.asked_for {
-            *self.asked_by.entry(end.peer.0).or_default() += 1;
+            *self.asked_by.entry(end.peer.node).or_default() += 1;
         }
         self.ends.insert(end.number, end.clone());
     }
 
-    pub fn say(&mut self, to: Life, kind: Kind, number: u32, bytes: Vec<u8>) {
+    pub fn say(&mut self, to: PeerId, kind: Kind, number: u32, bytes: Vec<u8>) {
         if !self.ended {
-            self.out.push_back(Word { to, tag: wire::tag(kind, number), bytes, wakes: None });
+            self.out.push(to, wire::tag(kind, number), bytes);
         }
     }
 
     /// Whether another stream may be requested from a node: not while too many given-up requests await its answer.
-    pub fn may_ask(&self, peer: Life) -> bool {
+    pub fn may_ask(&self, peer: PeerId) -> bool {
         self.given_up.get(&peer).is_none_or(|count| *count < GIVEN_UP_MOST)
     }
 
@@ -206,7 +183,7 @@ impl Streams {
     fn remove(&mut self, number: u32) {
         let Some(end) = self.ends.remove(&number) else { return };
         if end.asked_for {
-            less(&mut self.asked_by, end.peer.0);
+            less(&mut self.asked_by, end.peer.node);
         }
         if end.given_up.swap(false, Ordering::Relaxed) {
             less(&mut self.given_up, end.peer);
@@ -216,22 +193,16 @@ impl Streams {
     /// Queues a request for a stream.
     pub fn ask(&mut self, end: &End, offer: Vec<u8>) {
         if !self.ended {
-            self.asks.push_back(Word { to: end.peer, tag: wire::tag(Kind::Open, end.number), bytes: offer, wakes: None });
+            self.asks.push(end.peer, wire::tag(Kind::Open, end.number), offer);
         }
     }
 
-    /// Removes a request that has not left yet. Returns whether there was one.
-    fn withdraw(&mut self, end: &End) -> bool {
-        let tag = wire::tag(Kind::Open, end.number);
-        let found = self.asks.iter().position(|word| word.tag == tag).and_then(|at| self.asks.remove(at));
-        found.is_some()
-    }
-
     /// Queues a wake-up for the other side, which waits for the shared memory to change. Only one is queued at a time.
-    pub fn wake_other(&mut self, end: &Arc<End>) {
-        if !self.ended && !end.wakes.swap(true, Ordering::Relaxed) {
-            let tag = wire::tag(Kind::Wake, end.there.load(Ordering::Relaxed));
-            self.out.push_back(Word { to: end.peer, tag, bytes: Vec::new(), wakes: Some(end.clone()) });
+    pub fn wake_other(&mut self, end: &End) {
+        let there = end.there.load(Ordering::Relaxed);
+        let tag = wire::tag(Kind::Wake, there);
+        if !self.out.to(end.peer).any(|packet| packet.tag == tag) {
+            self.say(end.peer, Kind::Wake, there, Vec::new());
         }
     }
 
@@ -247,7 +218,8 @@ impl Streams {
     pub fn let_go(&mut self, end: &Arc<End>) {
         end.drop_it();
         if end.state() == State::Opening {
-            if self.withdraw(end) {
+            let tag = wire::tag(Kind::Open, end.number);
+            if self.asks.retain(|packet| packet.tag != tag) > 0 {
                 end.was_refused();
                 self.reset(end);
             } else if self.ends.contains_key(&end.number) && !end.given_up.swap(true, Ordering::Relaxed) {
@@ -277,7 +249,7 @@ impl Streams {
     }
 
     /// Takes a packet from this incarnation of a node.
-    pub fn take(&mut self, from: Life, tag: u64, payload: Payload<'_>) -> Verdict {
+    pub fn take(&mut self, from: PeerId, tag: u64, payload: Payload<'_>) -> Verdict {
         let Some((kind, number)) = wire::parse(tag) else { return Verdict::Broken("a stream packet with an unknown tag") };
         if kind == Kind::Open {
             return self.open(from, number, &payload);
@@ -287,33 +259,26 @@ impl Streams {
             return Verdict::Taken;
         };
         match kind {
-            Kind::Open => {}
-            Kind::Accepted => {
-                let Some([there]) = wire::read(&payload) else { return Verdict::Broken("a stream packet that is too short") };
-                end.there.store(there as u32, Ordering::Release);
-                end.become_so(State::Open);
-                if end.is_dropped() {
-                    // No caller waits for the stream any more, and the node that accepted it must not wait in vain.
-                    self.reset(&end);
-                }
-            }
             // A refusal of an open stream is nonsense; the stream's memory is in use.
-            Kind::Refused if end.state() != State::Opening => {}
-            Kind::Refused => {
-                let Some([reason]) = wire::read(&payload) else { return Verdict::Broken("a stream packet that is too short") };
+            Kind::Open | Kind::Refused if end.state() != State::Opening => return Verdict::Taken,
+            Kind::Open | Kind::Refused => {
+                let Some([reason]) = wire::read(&payload) else { return SHORT };
                 end.become_so(match reason {
                     wire::NOT_HERE => State::NotHere,
                     wire::NO_MEMORY => State::NoMemory,
                     _ => State::Busy,
                 });
                 end.was_refused();
-                if end.is_dropped() {
-                    self.reset(&end);
-                }
+            }
+            Kind::Accepted => {
+                let Some([there]) = wire::read(&payload) else { return SHORT };
+                end.there.store(there as u32, Ordering::Release);
+                end.become_so(State::Open);
             }
             Kind::Wake => {
                 end.wake(Side::Read);
                 end.wake(Side::Write);
+                return Verdict::Taken;
             }
             Kind::Data | Kind::Credit | Kind::Fin | Kind::Deaf => return self.take_far(&end, kind, payload),
             Kind::Reset | Kind::Cut => {
@@ -322,10 +287,11 @@ impl Streams {
                     far.ended |= kind == Kind::Reset;
                 }
                 end.become_so(State::Reset);
-                if end.is_dropped() {
-                    self.reset(&end);
-                }
             }
+        }
+        if end.is_dropped() {
+            // No caller waits for the stream any more, and a node that accepted it must not wait in vain.
+            self.reset(&end);
         }
         Verdict::Taken
     }
@@ -342,7 +308,7 @@ impl Streams {
                 end.wake(Side::Read);
             }
             Kind::Credit => {
-                let Some([bytes]) = wire::read(&payload) else { return Verdict::Broken("a stream packet that is too short") };
+                let Some([bytes]) = wire::read(&payload) else { return SHORT };
                 far.credit = far.credit.saturating_add(bytes).min(WINDOW);
                 let has_more = !far.goes.is_empty();
                 drop(far);
@@ -369,32 +335,32 @@ impl Streams {
     }
 
     /// Handles a request for a stream.
-    fn open(&mut self, from: Life, there: u32, payload: &Payload<'_>) -> Verdict {
+    fn open(&mut self, from: PeerId, there: u32, payload: &Payload<'_>) -> Verdict {
         let (Some([region, offset, ring]), Some(name)) =
             (wire::read(payload), payload.slice(24, payload.len().saturating_sub(24)))
         else {
             return Verdict::Broken("a request for a stream that is too short");
         };
-        if self.out.iter().filter(|word| word.to == from).count() >= OUT_MOST {
+        if self.out.to(from).count() >= OUT_MOST {
             // Drops the request. If it stayed in the lane, it would hold up the answers that the sender waits for.
             return Verdict::Taken;
         }
         let has_place = |backlog: &Backlog| {
-            let streams = self.asked_by.get(&from.0).copied().unwrap_or(0);
-            streams < ENDS_OF_ONE && backlog.has_room_for(from.0)
+            let streams = self.asked_by.get(&from.node).copied().unwrap_or(0);
+            streams < ENDS_OF_ONE && backlog.has_room_for(from.node)
         };
         let answer = match self.services.get(&name.to_vec()).cloned() {
             None => Err(wire::NOT_HERE),
             Some(backlog) if !has_place(&backlog) => Err(wire::BUSY),
             Some(backlog) => {
                 let carrier = match (region.checked_sub(1).map(u32::try_from), &self.context) {
-                    (None, _) => Some(Carrier::Far(Box::new(Mutex::new(Far::new(ring.min(WINDOW), WINDOW_FIRST))))),
+                    (None, _) => Some(Carrier::Far(Mutex::new(Far::new(ring.min(WINDOW), WINDOW_FIRST)))),
                     (Some(Ok(region)), Some((membership, regions))) => {
                         // A region that several streams share stays mapped for a while after the last of them.
                         let region = if near::is_alone(ring) {
-                            membership.open_region(from.0, from.1, region, true).ok().map(Arc::new)
+                            membership.open_region(from.node, from.incarnation, region, true).ok().map(Arc::new)
                         } else {
-                            regions.map_peer(membership, from.0, from.1, region, true)
+                            regions.map_peer(membership, from.node, from.incarnation, region, true)
                         };
                         region.and_then(|region| Near::of_peer(region, offset, ring)).map(Carrier::Near)
                     }
@@ -413,11 +379,6 @@ impl Streams {
             Err(reason) => self.say(from, Kind::Refused, there, wire::words(&[reason])),
         }
         Verdict::Taken
-    }
-
-    /// Ends that have something to send.
-    pub(crate) fn active(&self) -> Vec<Arc<End>> {
-        self.active.clone()
     }
 
     /// Gives packets of an end, of at most `most` bytes, to `push` until it takes no more. Returns how many it took.
@@ -469,10 +430,9 @@ impl Streams {
     }
 
     /// An incarnation of a node has ended, or broke the rules.
-    pub(crate) fn fail(&mut self, node: NodeId, life: Incarnation, died: bool) {
-        let gone = (node, life);
-        self.out.retain(|word| word.to != gone);
-        self.asks.retain(|word| word.to != gone);
+    pub(crate) fn fail(&mut self, gone: PeerId, died: bool) {
+        self.out.retain(|packet| packet.to != gone);
+        self.asks.retain(|packet| packet.to != gone);
         self.active.retain(|end| end.peer != gone);
         let ends: Vec<_> = self.ends.values().filter(|end| end.peer == gone).cloned().collect();
         for end in ends {
@@ -486,16 +446,9 @@ impl Streams {
 
     /// Ends all streams: the node leaves, or can't go on.
     pub(crate) fn end(&mut self) {
-        self.ended = true;
         self.ends.values().for_each(|end| end.become_so(State::Closed));
         self.services.values().for_each(|backlog| backlog.wake());
-        self.services.clear();
-        self.ends.clear();
-        self.asked_by.clear();
-        self.given_up.clear();
-        self.out.clear();
-        self.asks.clear();
-        self.active.clear();
+        *self = Self { ended: true, ..Self::default() };
     }
 }
 

@@ -1,10 +1,9 @@
 //! Reading and writing a stream from a task.
 
-use super::end::Carrier;
 #[cfg(feature = "tokio")]
 use super::end::State;
 use super::handle::{Half, Stream, lock};
-use doorbell_engine::sync::baton::Token;
+use doorbell_engine::kit::Token;
 use doorbell_engine::sync::reactor::{Pipe, Side};
 use doorbell_fabric::sync::{Reach, heavy_barrier};
 use std::io::{self, IoSlice};
@@ -48,7 +47,7 @@ impl Stream {
             self.shared.began();
         }
         self.end.waits_at(side, half.at());
-        if matches!(self.end.carrier, Carrier::Near(_)) && !self.shared.reactor().look_at(&self.end, side) {
+        if self.end.carrier.is_near() && !self.shared.reactor().look_at(&self.end, side) {
             self.end.mark(side);
             // Without barriers the writer may miss the mark, so the task has to look again itself.
             if !heavy_barrier(Reach::Machine) {

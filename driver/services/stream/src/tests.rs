@@ -3,15 +3,15 @@
 use super::end::{Carrier, End, Far, State};
 use super::table::{Backlog, Streams, WINDOW};
 use super::wire::{self, Kind};
-use doorbell_fabric::{Incarnation, NodeId, Payload};
+use doorbell_engine::kit::{Incarnation, NodeId, Payload, PeerId};
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 
-const STRANGER: (NodeId, Incarnation) = (NodeId(3), Incarnation(7));
-const FRIEND: (NodeId, Incarnation) = (NodeId(4), Incarnation(7));
+const STRANGER: PeerId = PeerId { node: NodeId(3), incarnation: Incarnation(7) };
+const FRIEND: PeerId = PeerId { node: NodeId(4), incarnation: Incarnation(7) };
 
-fn far(streams: &mut Streams, peer: (NodeId, Incarnation), state: State) -> Arc<End> {
-    let carrier = Carrier::Far(Box::new(Mutex::new(Far::new(WINDOW, WINDOW))));
+fn far(streams: &mut Streams, peer: PeerId, state: State) -> Arc<End> {
+    let carrier = Carrier::Far(Mutex::new(Far::new(WINDOW, WINDOW)));
     let end = End::new(streams.next_number(), peer, 9, carrier, state);
     streams.enter(&end);
     end
@@ -73,14 +73,14 @@ fn bytes_beyond_what_was_granted_are_against_the_rules() {
 }
 
 /// A request for a stream without shared memory.
-fn open(streams: &mut Streams, from: (NodeId, Incarnation), number: u32) {
+fn open(streams: &mut Streams, from: PeerId, number: u32) {
     let bytes = [wire::words(&[0, 0, WINDOW]), b"service".to_vec()].concat();
     let _ = streams.take(from, wire::tag(Kind::Open, number), Payload::private(&bytes));
 }
 
 /// The packets for a node so far, which count as sent.
-fn said(streams: &mut Streams, to: (NodeId, Incarnation)) -> Vec<(Kind, u64)> {
-    let all = std::mem::take(&mut streams.out).into_iter().filter(|word| word.to == to);
+fn said(streams: &mut Streams, to: PeerId) -> Vec<(Kind, u64)> {
+    let all = std::iter::from_fn(|| streams.out.pop()).filter(|word| word.to == to);
     all.filter_map(|word| Some((wire::parse(word.tag)?.0, *word.bytes.first().unwrap_or(&0) as u64))).collect()
 }
 
@@ -94,8 +94,8 @@ fn a_node_that_fills_its_backlog_leaves_room_for_others() {
     assert!(answers[..8].iter().all(|(kind, _)| *kind == Kind::Accepted));
     assert!(answers[8..].iter().all(|answer| *answer == (Kind::Refused, wire::BUSY)));
     // Another incarnation of it gets no more.
-    open(&mut streams, (STRANGER.0, Incarnation(8)), 1);
-    assert_eq!(said(&mut streams, (STRANGER.0, Incarnation(8))), [(Kind::Refused, wire::BUSY)]);
+    open(&mut streams, PeerId { incarnation: Incarnation(8), ..STRANGER }, 1);
+    assert_eq!(said(&mut streams, PeerId { incarnation: Incarnation(8), ..STRANGER }), [(Kind::Refused, wire::BUSY)]);
     open(&mut streams, FRIEND, 1);
     assert_eq!(said(&mut streams, FRIEND)[0].0, Kind::Accepted);
 }
@@ -125,7 +125,7 @@ fn a_node_that_has_all_streams_it_may_leaves_some_for_others() {
     said(&mut streams, STRANGER);
     open(&mut streams, STRANGER, 1);
     assert_eq!(said(&mut streams, STRANGER)[0].0, Kind::Accepted);
-    streams.fail(STRANGER.0, STRANGER.1, true);
+    streams.fail(STRANGER, true);
     (1..10).for_each(|number| open(&mut streams, STRANGER, number));
     assert!(said(&mut streams, STRANGER).iter().all(|(kind, _)| *kind == Kind::Accepted));
 }
@@ -167,7 +167,7 @@ fn a_node_that_does_not_answer_is_asked_no_more_after_a_while() {
     // A repeated answer counts once.
     let _ = streams.take(STRANGER, wire::tag(Kind::Refused, given_up[1]), Payload::private(&wire::words(&[wire::BUSY])));
     assert_eq!(give_up(&mut streams).len(), 2);
-    streams.fail(STRANGER.0, STRANGER.1, true);
+    streams.fail(STRANGER, true);
     assert_eq!(give_up(&mut streams).len(), 16);
     // A request that was withdrawn before it left does not count.
     let end = far(&mut streams, FRIEND, State::Opening);

@@ -7,11 +7,8 @@
 #[cfg(feature = "tokio")]
 pub mod tokio;
 
-use doorbell_engine::Node;
-use doorbell_engine::drive::{Shared, TURNS_MAX};
-use doorbell_engine::node::shared_of;
-use doorbell_engine::sync::baton::Token;
-use doorbell_engine::sync::op::Op;
+use doorbell_engine::drive::TURNS_MAX;
+use doorbell_engine::kit::{Node, Op, Progress, Shared, Token, shared_of};
 use doorbell_udp::port::Port;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -81,7 +78,7 @@ impl Reactor {
 
     fn of(shared: &Arc<Shared>) -> io::Result<Self> {
         shared.check()?;
-        if shared.progress() == doorbell_engine::Progress::Poller {
+        if shared.progress() == Progress::Poller {
             let what = "this node has a thread that always drives it; join with another Progress to drive it from an event loop";
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }

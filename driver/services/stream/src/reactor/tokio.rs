@@ -31,10 +31,7 @@
 
 use super::Reactor;
 use crate::Stream;
-use doorbell_engine::Node;
-use doorbell_engine::drive::Shared;
-use doorbell_engine::node::shared_of;
-use doorbell_engine::sync::wait::Step;
+use doorbell_engine::kit::{Node, Progress, Shared, Step, Wait, shared_of};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime};
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -64,7 +61,7 @@ impl Reactor {
 /// Starts the task that drives the node, if there is none. Costs one load if there is one.
 #[inline]
 pub(crate) fn attend(shared: &Arc<Shared>) -> io::Result<()> {
-    if shared.reactor().is_there() || shared.progress() == doorbell_engine::Progress::Poller { Ok(()) } else { start(shared) }
+    if shared.reactor().is_there() || shared.progress() == Progress::Poller { Ok(()) } else { start(shared) }
 }
 
 #[cold]
@@ -143,7 +140,7 @@ impl Alarm {
 async fn run(reactor: &mut Reactor, descriptor: &AsyncFd<OwnedFd>, alarm: &Alarm) -> io::Result<()> {
     let shared = reactor.shared().clone();
     // Only if polling ends by itself.
-    let is_one_of_many = shared.wait() == doorbell_engine::Wait::Auto
+    let is_one_of_many = shared.wait() == Wait::Auto
         && tokio::runtime::Handle::current().runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread;
     let mut gear = shared.gear(None);
     while !reactor.is_over() {
