@@ -1,6 +1,6 @@
 //! A client's half of a connection: requests, and replies in any order.
 
-use super::way::{Got, Letter, Mailbox, Outlet};
+use super::way::{Letter, Mailbox, Outlet};
 use super::wire::{AT_END, HEAD, IN_MESSAGE, INLINE_MAX, Op, ROOM, Reply, Request, VERSION, Welcome, tag};
 use doorbell_engine::kit::{
     DeviceFault, Error, Key, KeyFault, Node, NodeId, Peer, PeerId, ReadWrite, Result, Token, shared_of, world,
@@ -138,7 +138,7 @@ impl Connection {
         if errno < 0 {
             return Err(of_errno(errno));
         }
-        let welcome = Welcome::read_from_prefix(&self.room[HEAD..letter.len.max(HEAD)]);
+        let welcome = Welcome::read_from_prefix(&self.room[HEAD..letter.len]);
         welcome.map(|(welcome, _)| welcome).map_err(|_| Errno::PROTO.into())
     }
 
@@ -154,7 +154,7 @@ impl Connection {
         };
         let reply = reply(&self.room);
         match reply.result.get() {
-            0.. => Ok((reply, &self.room[HEAD..letter.len.max(HEAD)])),
+            0.. => Ok((reply, &self.room[HEAD..letter.len])),
             errno => Err(of_errno(errno)),
         }
     }
@@ -346,32 +346,25 @@ impl Connection {
     /// Receives the next reply into `room`.
     #[inline]
     fn receive(&mut self, deadline: Option<Instant>) -> io::Result<Letter> {
-        let (mut asked, mut ping, mut wasted) = (0_u32, None, false);
+        let (mut asked, mut ping) = (0_u32, None);
         loop {
-            let now = world::now();
-            if wasted && deadline.is_some_and(|deadline| now >= deadline) {
-                // A flood of other messages must not hide that the time is over.
-                return Err(self.fail(Error::Timeout { operation: "a request to an I/O node", node: Some(self.server.node) }));
-            }
-            let ask = now + ASK;
-            let until = deadline.map_or(ask, |deadline| deadline.min(ask));
-            match self.mailbox.receive_by(&mut self.room, until) {
-                Ok(Got::Letter(letter)) if letter.len < HEAD => wasted = true,
-                Ok(Got::Letter(letter)) if ping == Some(letter.tag as u32) => {
+            let ask = world::now() + ASK;
+            match self.mailbox.receive_by(&mut self.room, deadline.map_or(ask, |deadline| deadline.min(ask))) {
+                Ok(Some(letter)) if ping == Some(letter.tag as u32) => {
                     ping = None;
                     self.heard_of_requests(reply(&self.room).result.get())?;
                 }
-                Ok(Got::Letter(letter)) => return Ok(letter),
-                Ok(Got::TooLong) => wasted = true,
-                Ok(Got::Nothing) if deadline.is_some_and(|deadline| world::now() >= deadline) => {
-                    return Err(self.fail(Error::Timeout { operation: "a request to an I/O node", node: Some(self.server.node) }));
+                Ok(Some(letter)) => return Ok(letter),
+                Ok(None) if deadline.is_some_and(|deadline| world::now() >= deadline) => {
+                    let node = Some(self.server.node);
+                    return Err(self.fail(Error::Timeout { operation: "a request to an I/O node", node }));
                 }
-                Ok(Got::Nothing) => {
+                Ok(None) => {
                     asked += 1;
                     if let Err(error) = self.check_there() {
                         // Messages that the server sent before it went have arrived by now.
                         return match self.mailbox.try_receive(&mut self.room) {
-                            Ok(Got::Letter(letter)) if letter.len >= HEAD && ping != Some(letter.tag as u32) => Ok(letter),
+                            Ok(Some(letter)) if ping != Some(letter.tag as u32) => Ok(letter),
                             _ => Err(self.fail(error)),
                         };
                     }

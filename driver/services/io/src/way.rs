@@ -3,7 +3,7 @@
 //! The names of the devices contain the node ids, so both sides know them. A client's thread is a thread of its node's device,
 //! so a reply goes straight into its memory, whichever other threads of that node wait.
 
-use super::wire::{ROOM, thread_of};
+use super::wire::{HEAD, ROOM, thread_of};
 use doorbell_device::{Device, DeviceEnvelope, DeviceSender, DeviceThread};
 use doorbell_engine::kit::{DeviceFault, Error, Node, NodeId, PeerId, Result, Token, shared_of, world};
 use std::time::{Duration, Instant};
@@ -33,15 +33,6 @@ fn of_client(PeerId { node, incarnation }: PeerId) -> String {
 /// A message that has arrived.
 pub(super) type Letter = DeviceEnvelope;
 
-/// The result of a look for a message.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Got {
-    Letter(Letter),
-    /// A message longer than any valid one. It was dropped.
-    TooLong,
-    Nothing,
-}
-
 /// Where a thread receives its messages.
 pub(super) struct Mailbox {
     thread: DeviceThread,
@@ -65,19 +56,18 @@ impl Mailbox {
         Ok(Self { thread: device.thread(thread)?.conversing(), server: Some(server), _device: device })
     }
 
-    /// Waits for the next message until `deadline`.
+    /// Waits for the next message until `deadline`, at most. Messages of other nodes, and messages that are too short or too
+    /// long to be valid, are dropped.
     #[inline]
-    pub(super) fn receive_by(&mut self, buf: &mut [u8], deadline: Instant) -> Result<Got> {
+    pub(super) fn receive_by(&mut self, buf: &mut [u8], deadline: Instant) -> Result<Option<Letter>> {
         loop {
-            match self.thread.receive_by(buf, deadline) {
-                Ok(envelope) if self.server.is_some_and(|server| server != (envelope.source, envelope.incarnation).into()) => {
-                    // A flood of other messages must not hide that the time is over.
-                    if world::now() >= deadline {
-                        return Ok(Got::Nothing);
-                    }
-                }
-                Ok(envelope) => return Ok(Got::Letter(envelope)),
-                Err(error) => return self.nothing(error),
+            let got = self.thread.receive_by(buf, deadline).map(Some);
+            if let Some(letter) = self.valid(got)? {
+                return Ok(Some(letter));
+            }
+            // A flood of other messages must not hide that the time is over.
+            if world::now() >= deadline {
+                return Ok(None);
             }
         }
     }
@@ -87,29 +77,37 @@ impl Mailbox {
         self.thread.is_from_its_source(letter)
     }
 
-    /// The next message, if there is one.
+    /// The next message, if there is one that is valid.
     #[inline]
-    pub(super) fn try_receive(&mut self, buf: &mut [u8]) -> Result<Got> {
-        match self.thread.try_receive(buf) {
-            Ok(got) => Ok(got.map_or(Got::Nothing, Got::Letter)),
+    pub(super) fn try_receive(&mut self, buf: &mut [u8]) -> Result<Option<Letter>> {
+        let got = self.thread.try_receive(buf);
+        self.valid(got)
+    }
+
+    #[inline]
+    fn valid(&mut self, got: Result<Option<Letter>>) -> Result<Option<Letter>> {
+        match got {
+            Ok(letter) => Ok(letter.filter(|letter| {
+                let is_its = |server: PeerId| server == (letter.source, letter.incarnation).into();
+                letter.len >= HEAD && self.server.is_none_or(is_its)
+            })),
             Err(error) => self.nothing(error),
         }
     }
 
     #[cold]
-    fn nothing(&mut self, error: Error) -> Result<Got> {
+    fn nothing(&mut self, error: Error) -> Result<Option<Letter>> {
         match &error {
-            Error::Timeout { .. } => Ok(Got::Nothing),
-            Error::Device { why, .. } => match **why {
+            Error::Timeout { .. } => return Ok(None),
+            Error::Device { why, .. } => {
                 // Longer than any valid message: taken, and dropped.
-                DeviceFault::TooSmall { len, .. } => {
-                    self.thread.try_receive(&mut vec![0; len])?;
-                    Ok(Got::TooLong)
+                if let DeviceFault::TooSmall { len, .. } = **why {
+                    return self.thread.try_receive(&mut vec![0; len]).map(|_| None);
                 }
-                _ => Err(error),
-            },
-            _ => Err(error),
+            }
+            _ => {}
         }
+        Err(error)
     }
 }
 

@@ -5,7 +5,7 @@ use super::clients::{Client, Clients, Name};
 use super::export::Export;
 use super::files::{Files, IoEngine};
 use super::introduce::{Introductions, Newcomer};
-use super::way::{Got, Letter, Mailbox, Outlet};
+use super::way::{Letter, Mailbox, Outlet};
 use super::wire::{HEAD, Op, ROOM, Reply, Request, VERSION};
 use doorbell_engine::kit::{Error, Node, Result, Token, shared_of, world};
 use rustix::io::Errno;
@@ -133,7 +133,7 @@ impl Worker {
                 _ => mailbox.try_receive(room),
             };
             match got {
-                Ok(Got::Letter(letter)) => {
+                Ok(Some(letter)) => {
                     (handled, nap) = (handled.wrapping_add(1), NAP);
                     if !self.begin(job, letter, &mailbox) {
                         self.free.push(job);
@@ -143,8 +143,7 @@ impl Worker {
                         self.see_to_others();
                     }
                 }
-                Ok(Got::TooLong) => self.free.push(job),
-                Ok(Got::Nothing) => {
+                Ok(None) => {
                     self.free.push(job);
                     if self.files.prepared() > 0 {
                         self.files.submit();

@@ -1,8 +1,9 @@
 //! Reading and writing a stream from a thread.
 
-use super::end::{Carrier, Side};
-use super::handle::{Stream, lock, lost};
+use super::end::{Pipe, Side};
+use super::handle::{Half, Stream, lock, lost};
 use doorbell_engine::kit::{Error, Moment, Progress, Token, world};
+use doorbell_fabric::sync::{Reach, heavy_barrier};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,15 +17,12 @@ const SLEEP_UNSURE: Duration = Duration::from_millis(1);
 const SLEEP: Duration = Duration::from_millis(50);
 
 impl Stream {
-    /// Tries until `attempt` succeeds or fails. `arm` marks this side as waiting, and returns whether the other side is then
-    /// sure to wake it.
-    fn until<T>(
+    /// Tries until `attempt` succeeds or fails.
+    fn until<T: Half>(
         &self,
         side: Side,
         half: &mut T,
         mut attempt: impl FnMut(&Self, Token, &mut T) -> Option<io::Result<usize>>,
-        arm: impl Fn(&Self, &mut T) -> bool,
-        is_ready: impl Fn(&Self, &mut T) -> bool,
     ) -> io::Result<usize> {
         let me = self.begin("read or write a stream")?;
         if let Some(done) = attempt(self, me, half) {
@@ -37,12 +35,13 @@ impl Stream {
             }
             return attempt(self, me, half).unwrap_or_else(|| Err(ErrorKind::WouldBlock.into()));
         }
+        self.end.waits_at(side, half.at());
         let gear = self.shared.gear(self.deadline(side));
         self.shared.wait_for(me, gear, TURN_EVERY, |moment| {
             match moment {
                 Moment::Look => {
                     for _ in 0..LOOKS {
-                        if is_ready(self, half)
+                        if self.end.has_news(side)
                             && let Some(done) = attempt(self, me, half)
                         {
                             return Ok(Some(done));
@@ -54,9 +53,12 @@ impl Stream {
                 Moment::Check => self.shared.check_long_wait(me)?,
                 Moment::Sleep(most) => {
                     let op = self.end.wait_for(side);
-                    let most = if arm(self, half) { most.min(SLEEP) } else { most.min(SLEEP_UNSURE) };
+                    self.end.mark(side);
+                    // Without barriers the other side may miss the mark.
+                    let is_sure = !self.end.carrier.is_near() || heavy_barrier(Reach::Machine);
+                    let most = most.min(if is_sure { SLEEP } else { SLEEP_UNSURE });
                     // The other thread sets the mark first and then ends this operation, so at least one of the two is seen here.
-                    if !is_ready(self, half) && lost(self.end.state(), side).is_none() && !self.is_over(side) {
+                    if !self.end.has_news(side) && lost(self.end.state(), side).is_none() && !self.is_over(side) {
                         self.shared.drive(me, &op, Some(world::now() + most), |_| false)?;
                     }
                 }
@@ -70,35 +72,11 @@ impl Stream {
     }
 
     fn read_some(&self, into: &mut [u8]) -> io::Result<usize> {
-        self.until(
-            Side::Read,
-            &mut *lock(&self.reads),
-            |this, me, half| this.try_read(me, half, into),
-            |this, half| match &this.end.carrier {
-                Carrier::Near(near) => half.wait(&near.reads()),
-                Carrier::Far(_) => true,
-            },
-            |this, half| match &this.end.carrier {
-                Carrier::Near(near) => half.is_ready(&near.reads()),
-                Carrier::Far(_) => this.end.far().is_some_and(|far| !far.came.is_empty() || far.ended || far.was_cut),
-            },
-        )
+        self.until(Side::Read, &mut *lock(&self.reads), |this, me, half| this.try_read(me, half, into))
     }
 
     fn write_some(&self, from: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.until(
-            Side::Write,
-            &mut *lock(&self.writes),
-            |this, me, half| this.try_write_vectored(me, half, from),
-            |this, half| match &this.end.carrier {
-                Carrier::Near(near) => half.wait(&near.writes()),
-                Carrier::Far(_) => true,
-            },
-            |this, half| match &this.end.carrier {
-                Carrier::Near(near) => half.is_ready(&near.writes()),
-                Carrier::Far(_) => this.end.far().is_some_and(|far| far.unheard || far.credit > far.goes.len() as u64),
-            },
-        )
+        self.until(Side::Write, &mut *lock(&self.writes), |this, me, half| this.try_write_vectored(me, half, from))
     }
 }
 

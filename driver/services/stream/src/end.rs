@@ -200,7 +200,8 @@ impl Pipe for End {
         match (&self.carrier, side) {
             (Carrier::Near(near), Side::Read) => near.reads().has_news(at),
             (Carrier::Near(near), Side::Write) => near.writes().has_room(at),
-            (Carrier::Far(_), _) => true,
+            (Carrier::Far(_), Side::Read) => self.far().is_some_and(|far| !far.came.is_empty() || far.ended || far.was_cut),
+            (Carrier::Far(_), Side::Write) => self.far().is_some_and(|far| far.unheard || far.credit > far.goes.len() as u64),
         }
     }
 

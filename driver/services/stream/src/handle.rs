@@ -153,11 +153,11 @@ impl Stream {
     pub fn close(&self, how: Shutdown) -> io::Result<()> {
         // Inside the engine this would deadlock with a thread that holds the half and waits for the engine.
         let me = self.begin("close a stream")?;
-        if matches!(how, Shutdown::Write | Shutdown::Both) {
-            self.end_writing(me);
+        if how != Shutdown::Read {
+            self.end_side(me, Side::Write);
         }
-        if matches!(how, Shutdown::Read | Shutdown::Both) {
-            self.end_reading(me);
+        if how != Shutdown::Write {
+            self.end_side(me, Side::Read);
         }
         Ok(())
     }
@@ -179,22 +179,27 @@ impl Stream {
         false
     }
 
-    fn end_writing(&self, me: Token) {
-        if self.shut(me, Side::Write) {
+    /// Ends a direction, and tells the other side.
+    fn end_side(&self, me: Token, side: Side) {
+        if self.shut(me, side) {
             return;
         }
-        match &self.end.carrier {
-            Carrier::Near(near) => {
-                if lock(&self.writes).end(&near.writes()) {
-                    self.wake_other(me);
-                }
-            }
-            Carrier::Far(_) => {
-                if let Some(mut far) = self.end.far() {
+        let wakes = match (&self.end.carrier, side) {
+            (Carrier::Near(near), Side::Write) => lock(&self.writes).end(&near.writes()),
+            (Carrier::Near(near), Side::Read) => lock(&self.reads).leave(&near.reads()),
+            (Carrier::Far(far), _) => {
+                let mut far = lock(far);
+                if side == Side::Write {
                     far.ends = true;
+                } else {
+                    far.deaf = !far.ended;
                 }
-                self.activate(me);
+                drop(far);
+                return self.activate(me);
             }
+        };
+        if wakes {
+            self.wake_other(me);
         }
     }
 
@@ -204,40 +209,19 @@ impl Stream {
     pub fn abort(self) {
         // In a forked child, or after the node has left, no peer can be told.
         let Ok(me) = self.shared.check() else { return };
-        let wakes = {
-            let was_over = self.shut(me, Side::Write);
-            match &self.end.carrier {
-                Carrier::Near(near) => !was_over && lock(&self.writes).cut(&near.writes()),
-                Carrier::Far(far) => {
-                    let mut far = lock(far);
-                    // Nothing more is sent, not even the end of the stream.
-                    far.goes.clear();
-                    (far.said_end, far.cuts) = (true, !far.said_end);
-                    false
-                }
+        let was_over = self.shut(me, Side::Write);
+        let wakes = match &self.end.carrier {
+            Carrier::Near(near) => !was_over && lock(&self.writes).cut(&near.writes()),
+            Carrier::Far(far) => {
+                let mut far = lock(far);
+                // Nothing more is sent, not even the end of the stream.
+                far.goes.clear();
+                (far.said_end, far.cuts) = (true, !far.said_end);
+                false
             }
         };
         if wakes {
             self.wake_other(me);
-        }
-    }
-
-    fn end_reading(&self, me: Token) {
-        if self.shut(me, Side::Read) {
-            return;
-        }
-        match &self.end.carrier {
-            Carrier::Near(near) => {
-                if lock(&self.reads).leave(&near.reads()) {
-                    self.wake_other(me);
-                }
-            }
-            Carrier::Far(_) => {
-                if let Some(mut far) = self.end.far() {
-                    far.deaf = !far.ended;
-                }
-                self.activate(me);
-            }
         }
     }
 
@@ -414,8 +398,8 @@ impl Drop for Stream {
             return;
         }
         let me = Token::current();
-        self.end_writing(me);
-        self.end_reading(me);
+        self.end_side(me, Side::Write);
+        self.end_side(me, Side::Read);
         self.settle(Side::Read);
         self.settle(Side::Write);
         let end = self.end.clone();
