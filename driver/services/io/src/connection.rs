@@ -6,6 +6,7 @@ use doorbell_engine::kit::{
     DeviceFault, Error, Key, KeyFault, Node, NodeId, Peer, PeerId, ReadWrite, Result, Token, shared_of, world,
 };
 use rustix::io::Errno;
+use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
@@ -55,6 +56,8 @@ pub(super) struct Connection {
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     number: u32,
+    /// The slot of the staging memory that it goes through.
+    slot: usize,
     /// Its offset in the caller's bytes.
     at: usize,
     len: usize,
@@ -202,11 +205,11 @@ impl Connection {
     }
 
     fn read_in_pieces(&mut self, at: At, into: &mut [u8]) -> io::Result<usize> {
-        self.in_pieces(Op::Read, at, into.len(), |this, piece, slot| {
+        self.in_pieces(Op::Read, at, into.len(), |this, piece| {
             let (Some(key), Some(result)) = (this.staging, piece.result) else { return Ok(()) };
             let got = result.clamp(0, piece.len as i64) as usize;
             // Copied out before the slot is used again.
-            this.peer.get_fresh(key.at(slot * this.piece), &mut into[piece.at..piece.at + got])
+            this.peer.get_fresh(key.at(piece.slot * this.piece), &mut into[piece.at..piece.at + got])
         })
     }
 
@@ -230,8 +233,8 @@ impl Connection {
             }
             return Ok(done);
         }
-        self.in_pieces(Op::Write, at, from.len(), |this, piece, slot| match (this.staging, piece.result) {
-            (Some(key), None) => this.peer.put(&from[piece.at..piece.at + piece.len], key.at(slot * this.piece)),
+        self.in_pieces(Op::Write, at, from.len(), |this, piece| match (this.staging, piece.result) {
+            (Some(key), None) => this.peer.put(&from[piece.at..piece.at + piece.len], key.at(piece.slot * this.piece)),
             _ => Ok(()),
         })
     }
@@ -252,51 +255,35 @@ impl Connection {
         op: Op,
         at: At,
         len: usize,
-        mut carry: impl FnMut(&mut Self, Piece, usize) -> Result<()>,
+        mut carry: impl FnMut(&mut Self, Piece) -> Result<()>,
     ) -> io::Result<usize> {
         // So small that several are in progress even for a short transfer; whole pages.
         let size = (len.div_ceil(self.window * 2).next_multiple_of(4096)).clamp(self.piece.min(32 << 10), self.piece);
-        let mut pieces = [Piece { number: 0, at: 0, len: 0, result: Some(0) }; WINDOW];
-        let (mut asked, mut answered, mut next) = (0_usize, 0_usize, 0_usize);
-        let mut done = 0;
-        let mut failed = None;
-        let mut ended = false;
+        let mut under_way = VecDeque::new();
+        let (mut asked, mut next, mut done, mut failed, mut ended) = (0, 0, 0, None, false);
         loop {
-            while !ended && next < len && asked - answered < self.window {
-                let slot = asked % self.window;
-                let piece = Piece { number: 0, at: next, len: size.min(len - next), result: None };
-                let Ok(offset) = place(at.offset, next) else {
-                    (failed, ended) = (Some(Errno::INVAL.into()), true);
-                    break;
-                };
-                let sent = carry(self, piece, slot)
-                    .map_err(|error| self.fail_carrying(error))
-                    .and_then(|()| self.send(span(op, at.descriptor, offset, piece.len, (slot * self.piece) as u32), &[]));
+            while !ended && next < len && under_way.len() < self.window {
+                let piece = Piece { number: 0, slot: asked % self.window, at: next, len: size.min(len - next), result: None };
+                let sent = place(at.offset, next).and_then(|offset| {
+                    carry(self, piece).map_err(|error| self.fail_carrying(error))?;
+                    self.send(span(op, at.descriptor, offset, piece.len, (piece.slot * self.piece) as u32), &[])
+                });
                 match sent {
-                    Ok(number) => pieces[slot] = Piece { number, ..piece },
-                    Err(error) => {
-                        (failed, ended) = (Some(error), true);
-                        break;
-                    }
+                    Ok(number) => under_way.push_back(Piece { number, ..piece }),
+                    Err(error) => (failed, ended) = (Some(error), true),
                 }
-                asked += 1;
-                next += piece.len;
+                (asked, next) = (asked + 1, next + piece.len);
             }
-            if answered == asked {
-                break;
-            }
-            let slot = answered % self.window;
+            let Some(mut piece) = under_way.pop_front() else { break };
             let deadline = self.deadline();
-            while pieces[slot].result.is_none() {
+            while piece.result.is_none() {
                 let letter = self.receive(deadline)?;
                 let result = reply(&self.room).result.get();
-                let of = pieces.iter_mut().find(|piece| piece.number == letter.tag as u32 && piece.result.is_none());
-                if let Some(piece) = of {
+                let mut all = std::iter::once(&mut piece).chain(&mut under_way);
+                if let Some(piece) = all.find(|piece| piece.number == letter.tag as u32 && piece.result.is_none()) {
                     piece.result = Some(result);
                 }
             }
-            let piece = pieces[slot];
-            answered += 1;
             if ended {
                 continue;
             }
@@ -304,7 +291,7 @@ impl Connection {
                 Some(result @ 0..) => {
                     let got = (result as usize).min(piece.len);
                     if op == Op::Read
-                        && let Err(error) = carry(self, piece, slot)
+                        && let Err(error) = carry(self, piece)
                     {
                         (failed, ended) = (Some(self.fail_carrying(error)), true);
                         continue;

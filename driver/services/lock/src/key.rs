@@ -7,7 +7,7 @@ use super::home::{destroy, perform};
 use super::service::locks;
 use super::wait::{Want, lives};
 use super::wire::{Answer, Deed, Entry};
-use doorbell_engine::kit::{Error, Locality, LockFault, Node, PeerId, Result, Shared, Token, shared_of, world};
+use doorbell_engine::kit::{Error, Locality, LockFault, Node, NodeId, PeerId, Result, Shared, Token, shared_of, world};
 use doorbell_shm::domain::Key;
 use doorbell_shm::keys::{KeyFacts, OwnerId, Resource, Seen, Taken, Value, waiting};
 use std::fmt;
@@ -360,9 +360,9 @@ impl LockKey {
     /// # Errors
     /// As [`lock_by`](Self::lock_by), but deadlocks are not found.
     pub fn lock_every(&self, pause: Duration, deadline: Instant) -> Result<KeyGuard<'_>> {
-        loop {
+        self.poll(pause, deadline, || {
             let value = match self.try_lock()? {
-                TryLock::Locked(guard) => return Ok(guard),
+                TryLock::Locked(guard) => return Ok(Ok(guard)),
                 TryLock::Busy(value) => value,
             };
             let owner = if let Value::Owner(owner) = value { Some(owner) } else { None };
@@ -373,12 +373,23 @@ impl LockKey {
                 let seen = key.words().get();
                 if seen.owner().is_some_and(|owner| !lives(self.shared(), owner)) {
                     key.bury(seen);
-                    continue;
+                    if let TryLock::Locked(guard) = self.try_lock()? {
+                        return Ok(Ok(guard));
+                    }
                 }
             }
+            Ok(Err(Error::Timeout { operation: "lock", node: owner.map(OwnerId::node) }))
+        })
+    }
+
+    /// Looks again after each `pause`, and turns the engine before. A look returns a value, or the error for the case that the
+    /// deadline has passed.
+    fn poll<T>(&self, pause: Duration, deadline: Instant, mut look: impl FnMut() -> Result<Result<T>>) -> Result<T> {
+        loop {
+            let found = look()?;
             let now = world::now();
-            if now >= deadline {
-                return Err(Error::Timeout { operation: "lock", node: owner.map(OwnerId::node) });
+            if found.is_ok() || now >= deadline {
+                return found;
             }
             self.node.progress()?;
             world::sleep(pause.min(deadline - now));
@@ -479,17 +490,14 @@ impl LockKey {
 
     /// Polls until the present owner has released the lock.
     fn poll_empty(&self, deadline: Instant) -> Result<()> {
-        loop {
+        self.poll(POLL, deadline, || {
             let seen = self.seen()?;
             if !seen.is_barred() {
                 return Err(fault("lock_all", &self.name, LockFault::Otherwise(seen.value())));
             }
-            let Some(owner) = seen.owner() else { return Ok(()) };
-            if world::now() >= deadline {
-                return Err(Error::Timeout { operation: "lock_all", node: Some(owner.node()) });
-            }
-            world::sleep(POLL);
-        }
+            let late = |owner: OwnerId| Err(Error::Timeout { operation: "lock_all", node: Some(owner.node()) });
+            Ok(seen.owner().map_or(Ok(()), late))
+        })
     }
 
     /// Ends a freeze by [`lock_all`](Self::lock_all), whichever node began it.
@@ -518,36 +526,30 @@ impl LockKey {
     /// [`Error::Lock`] with [`LockFault::InUse`] names the nodes that still use it at the deadline; with
     /// [`LockFault::Otherwise`]: another owner holds it.
     pub fn destroy(self, deadline: Instant) -> Result<()> {
-        let shared = self.shared();
-        loop {
-            let facts = self.facts()?;
-            let living = shared.living_members(shared.check()?);
-            let lives = |node| living.iter().any(|member| member.id == node);
-            let others: Vec<_> = facts.users.iter().copied().filter(|node| *node != self.node.id() && lives(*node)).collect();
-            if others.is_empty() {
-                let owner = facts.seen.owner().filter(|owner| *owner != self.my_id() && lives(owner.node()));
-                if let Some(owner) = owner {
-                    return Err(fault("destroy", &self.name, LockFault::Otherwise(Value::Owner(owner))));
-                }
-                let me = self.my_id();
-                let answer = match self.reach("destroy")? {
-                    Locality::Near(key) => destroy(key, Some(me))?,
-                    Locality::Far(_) => {
-                        self.deed("destroy", Deed::Destroy { me: me.bits() }, Some(world::now() + PATIENCE))?;
-                        self.close("destroy")?;
-                        Answer::Done
-                    }
-                };
-                return match answer {
-                    Answer::Trouble(trouble) => Err(error_of(shared, "destroy", &self.name, trouble)),
-                    _ => Ok(()),
-                };
+        let (shared, me) = (self.shared(), self.my_id());
+        let living = || -> Result<Vec<NodeId>> {
+            Ok(shared.living_members(shared.check()?).into_iter().map(|member| member.id).collect())
+        };
+        let facts = self.poll(POLL, deadline, || {
+            let (facts, living) = (self.facts()?, living()?);
+            let is_other = |node: &NodeId| *node != self.node.id() && living.contains(node);
+            let others: Vec<_> = facts.users.iter().copied().filter(is_other).collect();
+            Ok(if others.is_empty() { Ok(facts) } else { Err(fault("destroy", &self.name, LockFault::InUse(others))) })
+        })?;
+        if let Some(owner) = facts.seen.owner().filter(|owner| *owner != me)
+            && living()?.contains(&owner.node())
+        {
+            return Err(fault("destroy", &self.name, LockFault::Otherwise(Value::Owner(owner))));
+        }
+        match self.reach("destroy")? {
+            Locality::Near(key) => match destroy(key, Some(me))? {
+                Answer::Trouble(trouble) => Err(error_of(shared, "destroy", &self.name, trouble)),
+                _ => Ok(()),
+            },
+            Locality::Far(_) => {
+                self.deed("destroy", Deed::Destroy { me: me.bits() }, Some(world::now() + PATIENCE))?;
+                self.close("destroy")
             }
-            if world::now() >= deadline {
-                return Err(fault("destroy", &self.name, LockFault::InUse(others)));
-            }
-            self.node.progress()?;
-            world::sleep(POLL);
         }
     }
 }

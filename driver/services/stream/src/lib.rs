@@ -36,7 +36,6 @@ mod handle;
 mod listen;
 mod near;
 pub mod reactor;
-mod service;
 mod table;
 mod tasks;
 #[cfg(test)]

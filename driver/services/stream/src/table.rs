@@ -1,9 +1,12 @@
-//! The engine's part of streams: listeners, all ends, and the packets to be sent.
+//! Streams as a service of the engine: listeners, all ends, and the packets to be sent.
 
 use super::end::{Carrier, End, Far, State};
 use super::near::{self, Near};
 use super::wire::{self, Kind};
-use doorbell_engine::kit::{NodeId, Op, Outcome, Payload, PeerId, Priority, RegionTable, SendQueue, Verdict};
+use doorbell_engine::kit::{
+    Class, CloseReason, Gone, Install, NodeId, Op, Outbox, Outcome, PacketKind, Payload, PeerId, Priority,
+};
+use doorbell_engine::kit::{Pushed, RegionTable, SendQueue, Service, Verdict, Wants};
 use doorbell_engine::sync::reactor::{Pipe, Side};
 use doorbell_shm::domain::Membership;
 use std::collections::{BTreeMap, VecDeque};
@@ -100,7 +103,7 @@ pub struct Streams {
     given_up: BTreeMap<PeerId, usize>,
     numbers: u32,
     /// Ends without shared memory that have something to send.
-    pub(crate) active: Vec<Arc<End>>,
+    active: Vec<Arc<End>>,
     /// Packets to be sent, in this order for each node.
     pub(crate) out: SendQueue,
     /// Requests for streams, sent after `out`, so that a node with many requests still answers others.
@@ -112,12 +115,6 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Whether a turn has something to do here.
-    #[inline(always)]
-    pub fn has_work(&self) -> bool {
-        !(self.out.is_empty() && self.active.is_empty() && self.asks.is_empty())
-    }
-
     /// Starts to offer a service; false if a listener of this node offers it already.
     pub(crate) fn listen(&mut self, service: &[u8], backlog: &Arc<Backlog>, context: Context) -> bool {
         self.context = Some(context);
@@ -232,11 +229,6 @@ impl Streams {
         if is_waiting { self.activate(end) } else { self.reset(end) }
     }
 
-    /// Whether dropped ends still have bytes to send.
-    pub fn has_dropped(&self) -> bool {
-        self.ends.values().any(|end| end.is_dropped() && end.state() == State::Open)
-    }
-
     /// Removes an end, and tells the other side.
     pub fn reset(&mut self, end: &End) {
         self.remove(end.number);
@@ -246,54 +238,6 @@ impl Streams {
             let cuts = end.far().is_some_and(|far| far.cuts);
             self.say(end.peer, if cuts { Kind::Cut } else { Kind::Reset }, there, Vec::new());
         }
-    }
-
-    /// Takes a packet from this incarnation of a node.
-    pub fn take(&mut self, from: PeerId, tag: u64, payload: Payload<'_>) -> Verdict {
-        let Some((kind, number)) = wire::parse(tag) else { return Verdict::Broken("a stream packet with an unknown tag") };
-        if kind == Kind::Open {
-            return self.open(from, number, &payload);
-        }
-        // The end may have been dropped meanwhile.
-        let Some(end) = self.ends.get(&number).filter(|end| end.peer == from).cloned() else {
-            return Verdict::Taken;
-        };
-        match kind {
-            // A refusal of an open stream is nonsense; the stream's memory is in use.
-            Kind::Open | Kind::Refused if end.state() != State::Opening => return Verdict::Taken,
-            Kind::Open | Kind::Refused => {
-                let Some([reason]) = wire::read(&payload) else { return SHORT };
-                end.become_so(match reason {
-                    wire::NOT_HERE => State::NotHere,
-                    wire::NO_MEMORY => State::NoMemory,
-                    _ => State::Busy,
-                });
-                end.was_refused();
-            }
-            Kind::Accepted => {
-                let Some([there]) = wire::read(&payload) else { return SHORT };
-                end.there.store(there as u32, Ordering::Release);
-                end.become_so(State::Open);
-            }
-            Kind::Wake => {
-                end.wake(Side::Read);
-                end.wake(Side::Write);
-                return Verdict::Taken;
-            }
-            Kind::Data | Kind::Credit | Kind::Fin | Kind::Deaf => return self.take_far(&end, kind, payload),
-            Kind::Reset | Kind::Cut => {
-                if let Some(mut far) = end.far() {
-                    far.was_cut = kind == Kind::Cut && !far.ended;
-                    far.ended |= kind == Kind::Reset;
-                }
-                end.become_so(State::Reset);
-            }
-        }
-        if end.is_dropped() {
-            // No caller waits for the stream any more, and a node that accepted it must not wait in vain.
-            self.reset(&end);
-        }
-        Verdict::Taken
     }
 
     fn take_far(&mut self, end: &Arc<End>, kind: Kind, payload: Payload<'_>) -> Verdict {
@@ -428,9 +372,84 @@ impl Streams {
         }
         pushed
     }
+}
 
-    /// An incarnation of a node has ended, or broke the rules.
-    pub(crate) fn fail(&mut self, gone: PeerId, died: bool) {
+inventory::submit!(Install { order: Streams::CLASS as u8, install: |shared| shared.register(Streams::default()) });
+
+impl Class for Streams {
+    const CLASS: PacketKind = PacketKind::Stream;
+}
+
+impl Service for Streams {
+    fn receive(&mut self, from: PeerId, _: Priority, tag: u64, payload: Payload<'_>) -> Verdict {
+        let Some((kind, number)) = wire::parse(tag) else { return Verdict::Broken("a stream packet with an unknown tag") };
+        if kind == Kind::Open {
+            return self.open(from, number, &payload);
+        }
+        // The end may have been dropped meanwhile.
+        let Some(end) = self.ends.get(&number).filter(|end| end.peer == from).cloned() else {
+            return Verdict::Taken;
+        };
+        match kind {
+            // A refusal of an open stream is nonsense; the stream's memory is in use.
+            Kind::Open | Kind::Refused if end.state() != State::Opening => return Verdict::Taken,
+            Kind::Open | Kind::Refused => {
+                let Some([reason]) = wire::read(&payload) else { return SHORT };
+                end.become_so(match reason {
+                    wire::NOT_HERE => State::NotHere,
+                    wire::NO_MEMORY => State::NoMemory,
+                    _ => State::Busy,
+                });
+                end.was_refused();
+            }
+            Kind::Accepted => {
+                let Some([there]) = wire::read(&payload) else { return SHORT };
+                end.there.store(there as u32, Ordering::Release);
+                end.become_so(State::Open);
+            }
+            Kind::Wake => {
+                end.wake(Side::Read);
+                end.wake(Side::Write);
+                return Verdict::Taken;
+            }
+            Kind::Data | Kind::Credit | Kind::Fin | Kind::Deaf => return self.take_far(&end, kind, payload),
+            Kind::Reset | Kind::Cut => {
+                if let Some(mut far) = end.far() {
+                    far.was_cut = kind == Kind::Cut && !far.ended;
+                    far.ended |= kind == Kind::Reset;
+                }
+                end.become_so(State::Reset);
+            }
+        }
+        if end.is_dropped() {
+            // No caller waits for the stream any more, and a node that accepted it must not wait in vain.
+            self.reset(&end);
+        }
+        Verdict::Taken
+    }
+
+    fn progress(&mut self, out: &mut Outbox<'_>) -> usize {
+        let mut work = self.out.send(out, PRIORITY, |_| ()) + self.asks.send(out, PRIORITY, |_| ());
+        for end in self.active.clone() {
+            if let Ok(packet) = out.packet_bytes(end.peer, PRIORITY) {
+                work += self.push(&end, packet, |tag, bytes| out.push(end.peer, PRIORITY, tag, bytes) == Pushed::Done);
+            }
+        }
+        work
+    }
+
+    fn wants(&self) -> Wants {
+        let is_at_rest = self.out.is_empty() && self.active.is_empty() && self.asks.is_empty();
+        if is_at_rest { Wants::Nothing } else { Wants::Soon }
+    }
+
+    /// Whether dropped ends still have bytes to send.
+    fn is_flushing(&self) -> bool {
+        self.ends.values().any(|end| end.is_dropped() && end.state() == State::Open)
+    }
+
+    fn peer_gone(&mut self, gone: PeerId, why: Gone) {
+        let died = why != Gone::Left;
         self.out.retain(|packet| packet.to != gone);
         self.asks.retain(|packet| packet.to != gone);
         self.active.retain(|end| end.peer != gone);
@@ -444,8 +463,7 @@ impl Streams {
         }
     }
 
-    /// Ends all streams: the node leaves, or can't go on.
-    pub(crate) fn end(&mut self) {
+    fn close(&mut self, _: CloseReason) {
         self.ends.values().for_each(|end| end.become_so(State::Closed));
         self.services.values().for_each(|backlog| backlog.wake());
         *self = Self { ended: true, ..Self::default() };

@@ -3,7 +3,7 @@
 use super::end::{Carrier, End, Far, State};
 use super::table::{Backlog, Streams, WINDOW};
 use super::wire::{self, Kind};
-use doorbell_engine::kit::{Incarnation, NodeId, Payload, PeerId};
+use doorbell_engine::kit::{Gone, Incarnation, NodeId, Payload, PeerId, Priority, Service};
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 
@@ -44,7 +44,7 @@ proptest! {
         let own = far(&mut streams, STRANGER, State::Opening);
         let friends = far(&mut streams, FRIEND, State::Open);
         for (tag, bytes) in packets {
-            let _ = streams.take(STRANGER, tag, Payload::private(&bytes));
+            let _ = streams.receive(STRANGER, Priority::High, tag, Payload::private(&bytes));
             prop_assert!(streams.out.len() <= 600);
         }
         prop_assert!(own.far().unwrap().came.len() as u64 <= WINDOW && own.far().unwrap().credit <= WINDOW);
@@ -62,20 +62,20 @@ fn bytes_beyond_what_was_granted_are_against_the_rules() {
     let end = far(&mut streams, STRANGER, State::Open);
     let tag = wire::tag(Kind::Data, end.number);
     let bytes = vec![1; 1 << 16];
-    let take = |streams: &mut Streams| streams.take(STRANGER, tag, Payload::private(&bytes));
+    let take = |streams: &mut Streams| streams.receive(STRANGER, Priority::High, tag, Payload::private(&bytes));
     for _ in 0..WINDOW >> 16 {
         assert_eq!(take(&mut streams), doorbell_fabric::Verdict::Taken);
     }
     assert!(matches!(take(&mut streams), doorbell_fabric::Verdict::Broken(_)));
     // Nothing is taken for a stream of another node.
-    assert_eq!(streams.take(FRIEND, tag, Payload::private(&bytes)), doorbell_fabric::Verdict::Taken);
+    assert_eq!(streams.receive(FRIEND, Priority::High, tag, Payload::private(&bytes)), doorbell_fabric::Verdict::Taken);
     assert_eq!(end.far().unwrap().came.len() as u64, WINDOW);
 }
 
 /// A request for a stream without shared memory.
 fn open(streams: &mut Streams, from: PeerId, number: u32) {
     let bytes = [wire::words(&[0, 0, WINDOW]), b"service".to_vec()].concat();
-    let _ = streams.take(from, wire::tag(Kind::Open, number), Payload::private(&bytes));
+    let _ = streams.receive(from, Priority::High, wire::tag(Kind::Open, number), Payload::private(&bytes));
 }
 
 /// The packets for a node so far, which count as sent.
@@ -125,7 +125,7 @@ fn a_node_that_has_all_streams_it_may_leaves_some_for_others() {
     said(&mut streams, STRANGER);
     open(&mut streams, STRANGER, 1);
     assert_eq!(said(&mut streams, STRANGER)[0].0, Kind::Accepted);
-    streams.fail(STRANGER, true);
+    streams.peer_gone(STRANGER, Gone::Died);
     (1..10).for_each(|number| open(&mut streams, STRANGER, number));
     assert!(said(&mut streams, STRANGER).iter().all(|(kind, _)| *kind == Kind::Accepted));
 }
@@ -139,8 +139,11 @@ fn little_may_come_before_a_stream_is_accepted() {
     let end = backlog.next().unwrap();
     let tag = wire::tag(Kind::Data, end.number);
     let first = vec![1; 8 << 10];
-    assert_eq!(streams.take(STRANGER, tag, Payload::private(&first)), doorbell_fabric::Verdict::Taken);
-    assert!(matches!(streams.take(STRANGER, tag, Payload::private(&[1])), doorbell_fabric::Verdict::Broken(_)));
+    assert_eq!(streams.receive(STRANGER, Priority::High, tag, Payload::private(&first)), doorbell_fabric::Verdict::Taken);
+    assert!(matches!(
+        streams.receive(STRANGER, Priority::High, tag, Payload::private(&[1])),
+        doorbell_fabric::Verdict::Broken(_)
+    ));
 }
 
 /// Requests that were sent and given up are remembered, up to a limit, until they are answered or the asked incarnation ends.
@@ -161,13 +164,24 @@ fn a_node_that_does_not_answer_is_asked_no_more_after_a_while() {
     assert_eq!(given_up.len(), 16);
     assert!(streams.may_ask(FRIEND));
     // An answer of either kind.
-    let _ = streams.take(STRANGER, wire::tag(Kind::Accepted, given_up[0]), Payload::private(&wire::words(&[1])));
+    let _ =
+        streams.receive(STRANGER, Priority::High, wire::tag(Kind::Accepted, given_up[0]), Payload::private(&wire::words(&[1])));
     assert!(streams.may_ask(STRANGER));
-    let _ = streams.take(STRANGER, wire::tag(Kind::Refused, given_up[1]), Payload::private(&wire::words(&[wire::BUSY])));
+    let _ = streams.receive(
+        STRANGER,
+        Priority::High,
+        wire::tag(Kind::Refused, given_up[1]),
+        Payload::private(&wire::words(&[wire::BUSY])),
+    );
     // A repeated answer counts once.
-    let _ = streams.take(STRANGER, wire::tag(Kind::Refused, given_up[1]), Payload::private(&wire::words(&[wire::BUSY])));
+    let _ = streams.receive(
+        STRANGER,
+        Priority::High,
+        wire::tag(Kind::Refused, given_up[1]),
+        Payload::private(&wire::words(&[wire::BUSY])),
+    );
     assert_eq!(give_up(&mut streams).len(), 2);
-    streams.fail(STRANGER, true);
+    streams.peer_gone(STRANGER, Gone::Died);
     assert_eq!(give_up(&mut streams).len(), 16);
     // A request that was withdrawn before it left does not count.
     let end = far(&mut streams, FRIEND, State::Opening);

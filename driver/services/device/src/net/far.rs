@@ -16,6 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const MESSAGE_MAX: u64 = 1 << 30;
 
 /// One sender.
+#[derive(Default)]
 pub struct Far {
     pub stream: u32,
     pub name: String,
@@ -23,7 +24,7 @@ pub struct Far {
     pub feeder: Option<PeerId>,
     /// When all nodes were asked last, and since when no message can reach the device because no node serves it.
     asked: Option<Instant>,
-    lost: Instant,
+    lost: Option<Instant>,
     /// Whether a message reached the device since the serving node announced itself; and since when one node after the other
     /// announces itself without that.
     progressed: bool,
@@ -87,25 +88,7 @@ struct Item {
 
 impl Far {
     pub fn new(stream: u32, name: &str) -> Self {
-        Self {
-            stream,
-            name: name.to_owned(),
-            feeder: None,
-            asked: None,
-            lost: world::now(),
-            progressed: false,
-            stuck: None,
-            refused: BTreeSet::new(),
-            no_lane: None,
-            message_max: None,
-            device: None,
-            messages: Messages::default(),
-            credit: Credit::default(),
-            failed: None,
-            wanted: true,
-            flushing: false,
-            closing: None,
-        }
+        Self { stream, name: name.to_owned(), wanted: true, ..Self::default() }
     }
 
     /// Whether it has to be stepped: a serving node is sought, a message has to leave, or its end is awaited.
@@ -151,7 +134,7 @@ impl Far {
         let failed = self.failed.take()?;
         self.messages = Messages { sequence: self.messages.sequence, ..Messages::default() };
         (self.asked, self.flushing, self.wanted) = (None, false, false);
-        (self.device, self.stuck, self.lost) = (None, None, world::now());
+        (self.device, self.stuck, self.lost) = (None, None, Some(world::now()));
         Some(failed)
     }
 
@@ -163,7 +146,7 @@ impl Far {
     /// Notes that a caller waits for a serving node.
     pub fn want(&mut self) {
         if self.feeder.is_none() && !self.wanted && self.messages.queue.is_empty() {
-            self.lost = world::now();
+            self.lost = Some(world::now());
         }
         self.wanted = true;
     }
@@ -177,7 +160,7 @@ impl Far {
         let is_first = self.asked.replace(now).is_none();
         let nobody = others().iter().all(|other| self.refused.contains(other));
         // A node that was not attached when it was asked may be attached by now.
-        if !is_first && nobody && (self.message_max.is_none() || now - self.lost > PATIENCE) {
+        if !is_first && nobody && (self.message_max.is_none() || self.lost.is_some_and(|lost| now - lost > PATIENCE)) {
             self.failed = Some(self.no_lane.map_or(DeviceFault::Absent, |senders| DeviceFault::NoLane { senders }));
             return false;
         }
@@ -299,12 +282,12 @@ impl Far {
         let now = world::now();
         (self.feeder, self.asked, self.credit.asking) = (None, None, false);
         if self.progressed || self.messages.queue.is_empty() {
-            (self.lost, self.stuck) = (now, None);
+            (self.lost, self.stuck) = (Some(now), None);
         } else if self.stuck.is_some_and(|since| now - since > PATIENCE) {
             // Node after node has announced that it serves the device, and no message has reached it.
             self.failed = Some(DeviceFault::Damaged);
         } else if self.stuck.is_none() {
-            (self.lost, self.stuck) = (now, Some(now));
+            (self.lost, self.stuck) = (Some(now), Some(now));
         }
     }
 }

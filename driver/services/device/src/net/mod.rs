@@ -5,11 +5,11 @@
 
 mod far;
 mod feed;
-mod service;
 mod wire;
 
 use super::attachment::Inner;
-use doorbell_engine::kit::{Payload, PeerId, Priority, SendQueue, Verdict, world};
+use doorbell_engine::kit::{Class, CloseReason, Gone, Install, Outbox, PacketKind, Payload, PeerId, Priority, Pushed};
+use doorbell_engine::kit::{SendQueue, Service, Verdict, Wants, world};
 use doorbell_shm::domain::{DeviceSegment, Membership};
 pub(super) use far::Far;
 use feed::Feed;
@@ -74,17 +74,6 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Whether a turn has something to do here.
-    #[inline(always)]
-    pub fn has_work(&self) -> bool {
-        !(self.fars.is_empty() && self.feeds.is_empty() && self.out.is_empty())
-    }
-
-    /// Whether there is work that no bell announces.
-    pub fn is_active(&self) -> bool {
-        !self.out.is_empty() || self.fars.iter().any(Far::is_active) || self.feeds.iter().any(|feed| feed.asked)
-    }
-
     /// Releases the memory of devices that this process is no longer attached to.
     pub(crate) fn leave(&mut self) {
         self.attached.retain(Attached::is_there);
@@ -115,52 +104,6 @@ impl Devices {
         if let Some(far) = self.far(stream) {
             far.closing = Some(world::now());
         }
-    }
-
-    /// Takes a packet from this incarnation of a node.
-    #[cold]
-    pub fn take(&mut self, from: PeerId, tag: u64, payload: Payload<'_>) -> Verdict {
-        let Some((kind, stream)) = wire::parse(tag) else { return Verdict::Broken("a device packet with an unknown tag") };
-        const SHORT: Verdict = Verdict::Broken("a device packet that is too short");
-        let fed = self.feeds.iter().position(|feed| (feed.client, feed.stream) == (from, stream));
-        let far = self.fars.iter_mut().find(|far| far.stream == stream);
-        match (kind, fed, far) {
-            // Answered at once: the packets behind it belong to the stream that it opens.
-            (Kind::Open, ..) => self.answer(from, stream, &payload.to_vec()),
-            (Kind::First | Kind::Next, Some(at), _) => {
-                if !self.feeds[at].take(kind, payload) {
-                    tracing::debug!(
-                        node = from.node.0,
-                        "a sender to a device is no longer served: its lane is damaged, or its packets break the rules"
-                    );
-                    self.drop_feed(at);
-                }
-            }
-            (Kind::Ask, Some(at), _) => {
-                self.feeds[at].asked = true;
-                self.tell_news(at);
-            }
-            (Kind::Close, Some(at), _) => self.feeds.swap_remove(at).close(),
-            // The sender was dropped, or another node serves it.
-            (Kind::Opened, _, far) => {
-                let Some(said) = wire::read(&payload) else { return SHORT };
-                if !far.is_some_and(|far| far.opened(from, said)) {
-                    self.say(from, Kind::Close, stream, Vec::new());
-                }
-            }
-            (Kind::Gone, _, Some(far)) => far.gone(from),
-            (Kind::Refused, _, Some(far)) => {
-                let Some([reason, senders]) = wire::read(&payload) else { return SHORT };
-                far.refused(from, reason, senders);
-            }
-            (Kind::Ack, _, Some(far)) => {
-                let Some(said) = wire::read(&payload) else { return SHORT };
-                far.acknowledged(from, said);
-            }
-            // A sender that is not served any more has been told so.
-            (_, _, _) => {}
-        }
-        Verdict::Taken
     }
 
     /// Tells a sender what became of its messages, if it is to know now.
@@ -286,16 +229,87 @@ impl Devices {
         to.dedup();
         to
     }
+}
 
-    /// An incarnation of a node has ended.
-    pub(crate) fn fail(&mut self, gone: PeerId) {
+inventory::submit!(Install { order: Devices::CLASS as u8, install: |shared| shared.register(Devices::default()) });
+
+impl Class for Devices {
+    const CLASS: PacketKind = PacketKind::Device;
+}
+
+impl Service for Devices {
+    #[cold]
+    fn receive(&mut self, from: PeerId, _: Priority, tag: u64, payload: Payload<'_>) -> Verdict {
+        let Some((kind, stream)) = wire::parse(tag) else { return Verdict::Broken("a device packet with an unknown tag") };
+        const SHORT: Verdict = Verdict::Broken("a device packet that is too short");
+        let fed = self.feeds.iter().position(|feed| (feed.client, feed.stream) == (from, stream));
+        let far = self.fars.iter_mut().find(|far| far.stream == stream);
+        match (kind, fed, far) {
+            // Answered at once: the packets behind it belong to the stream that it opens.
+            (Kind::Open, ..) => self.answer(from, stream, &payload.to_vec()),
+            (Kind::First | Kind::Next, Some(at), _) => {
+                if !self.feeds[at].take(kind, payload) {
+                    tracing::debug!(
+                        node = from.node.0,
+                        "a sender to a device is no longer served: its lane is damaged, or its packets break the rules"
+                    );
+                    self.drop_feed(at);
+                }
+            }
+            (Kind::Ask, Some(at), _) => {
+                self.feeds[at].asked = true;
+                self.tell_news(at);
+            }
+            (Kind::Close, Some(at), _) => self.feeds.swap_remove(at).close(),
+            // The sender was dropped, or another node serves it.
+            (Kind::Opened, _, far) => {
+                let Some(said) = wire::read(&payload) else { return SHORT };
+                if !far.is_some_and(|far| far.opened(from, said)) {
+                    self.say(from, Kind::Close, stream, Vec::new());
+                }
+            }
+            (Kind::Gone, _, Some(far)) => far.gone(from),
+            (Kind::Refused, _, Some(far)) => {
+                let Some([reason, senders]) = wire::read(&payload) else { return SHORT };
+                far.refused(from, reason, senders);
+            }
+            (Kind::Ack, _, Some(far)) => {
+                let Some(said) = wire::read(&payload) else { return SHORT };
+                far.acknowledged(from, said);
+            }
+            // A sender that is not served any more has been told so.
+            (_, _, _) => {}
+        }
+        Verdict::Taken
+    }
+
+    fn progress(&mut self, out: &mut Outbox<'_>) -> usize {
+        let mut work = self.step(|| out.apart()) + self.out.send(out, PRIORITY, |_| ());
+        for to in self.wanted() {
+            if let Ok(packet) = out.packet_bytes(to, PRIORITY) {
+                work += self.push(to, packet, |tag, bytes| out.push(to, PRIORITY, tag, bytes) == Pushed::Done);
+            }
+        }
+        work
+    }
+
+    fn wants(&self) -> Wants {
+        if !self.out.is_empty() || self.fars.iter().any(Far::is_active) || self.feeds.iter().any(|feed| feed.asked) {
+            Wants::Soon
+        } else if !(self.fars.is_empty() && self.feeds.is_empty()) {
+            Wants::Look
+        } else {
+            Wants::Nothing
+        }
+    }
+
+    fn peer_gone(&mut self, gone: PeerId, _: Gone) {
         self.feeds.extract_if(.., |feed| feed.client == gone).for_each(Feed::close);
         self.fars.iter_mut().for_each(|far| far.gone(gone));
         self.out.retain(|packet| packet.to != gone);
     }
 
-    /// Ends everything: the node leaves, or can't go on.
-    pub(crate) fn end(&mut self) {
+    fn close(&mut self, _: CloseReason) {
         self.feeds.clear();
         self.fars.clear();
         self.out.clear();
