@@ -1,6 +1,5 @@
 //! One attachment of this process to a device.
 
-use super::net::Devices;
 use super::watch::Watch;
 use doorbell_engine::kit::{DeviceFault, Error, PeerId, Shared};
 use doorbell_shm::device::{Dead, this_thread};
@@ -15,6 +14,8 @@ pub struct Inner {
     pub segment: Arc<DeviceSegment>,
     pub fetch_within: Duration,
     pub watch: Option<Watch>,
+    /// Tells the service of the engine that this attachment ended.
+    pub leave: fn(&Shared),
 }
 
 impl Inner {
@@ -54,7 +55,7 @@ impl Drop for Inner {
         }
         if self.shared.has_network() {
             // The next turn tells the senders that this process served.
-            let _ = self.shared.call("detach from a device", Devices::leave);
+            (self.leave)(&self.shared);
         }
     }
 }

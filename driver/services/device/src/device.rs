@@ -5,7 +5,7 @@ use super::envelope::DeviceCounts;
 use super::net::Devices;
 use super::thread::DeviceThread;
 use super::watch::{DeviceEvent, Watch};
-use doorbell_engine::kit::{Node, Result, shared_of};
+use doorbell_engine::kit::{Node, Result, Shared, shared_of};
 use doorbell_shm::device::{DeviceGeometry, Held};
 use std::fmt;
 use std::sync::Arc;
@@ -70,7 +70,8 @@ impl DeviceBuilder {
         shared.check()?;
         let segment = Arc::new(shared.membership().attach_device(&self.name, self.geometry)?);
         let Self { fetch_within, watch, .. } = self;
-        let inner = Arc::new(Inner { shared, segment, fetch_within, watch });
+        let leave = |shared: &Shared| drop(shared.call("detach from a device", Devices::leave));
+        let inner = Arc::new(Inner { shared, segment, fetch_within, watch, leave });
         if inner.shared.has_network() {
             inner.shared.call("attach to a device", |devices: &mut Devices| devices.enter(&inner))?;
         }

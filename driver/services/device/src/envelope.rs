@@ -31,3 +31,11 @@ impl DeviceEnvelope {
         self.lane
     }
 }
+
+/// A message: thread id, tag, and its bytes in several pieces.
+pub(super) type Parts<'a> = (u32, u64, &'a [&'a [u8]]);
+
+/// The length of a message that lies in several pieces.
+pub(super) fn length(parts: &[&[u8]]) -> usize {
+    parts.iter().map(|part| part.len()).fold(0, usize::saturating_add)
+}

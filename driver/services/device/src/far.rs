@@ -1,8 +1,9 @@
 //! Sending to a device on another machine: the thread hands the message to the engine, and drives it until the message has left.
 
 use super::attachment::fault;
+use super::envelope::Parts;
 use super::net::{Devices, Dropped, Far};
-use super::sender::{Parts, SEND};
+use super::sender::SEND;
 use doorbell_engine::kit::{DeviceFault, Error, Result, Shared, Token, world};
 use std::cell::Cell;
 use std::marker::PhantomData;

@@ -1,6 +1,7 @@
 //! Sending to the threads of a device.
 
 use super::attachment::fault;
+use super::envelope::{Parts, length};
 use super::far::FarLane;
 use doorbell_engine::kit::{
     DeviceFault, Error, Locality, Moment, Node, PeerId, Progress, Result, Shared, Token, Work, shared_of,
@@ -37,14 +38,6 @@ struct Lane {
     work: Work,
     /// Attempts to send without waiting that found no room.
     vain: Cell<u32>,
-}
-
-/// A message: thread id, tag, and its bytes in several pieces.
-pub(super) type Parts<'a> = (u32, u64, &'a [&'a [u8]]);
-
-/// The length of a message that lies in several pieces.
-pub(super) fn length(parts: &[&[u8]]) -> usize {
-    parts.iter().map(|part| part.len()).fold(0, usize::saturating_add)
 }
 
 impl DeviceSender {

@@ -107,7 +107,7 @@ impl LockKey {
         let lines = &tasks.lines;
         let mut is_first = true;
         loop {
-            if !lines.has(&self.which()) {
+            if !lines.all().contains_key(&self.which()) {
                 let key = self.numbered();
                 match key.try_lock()? {
                     TryLock::Locked(guard) => return Ok(TaskGuard::of(&key, guard)),
@@ -166,10 +166,6 @@ impl Turn {
 impl Lines {
     fn all(&self) -> MutexGuard<'_, BTreeMap<Which, Line>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn has(&self, which: &Which) -> bool {
-        self.all().contains_key(which)
     }
 
     /// Whether a task is left in the queue. If not, the queue is removed, and the next task begins a new one.

@@ -88,7 +88,7 @@ impl StreamBuilder {
                     why = better(why, State::Opening);
                     continue;
                 };
-                let end = stream.end();
+                let end = &stream.end;
                 let until = self.ask_until(deadline);
                 while end.state() == State::Opening && world::now() < until {
                     let op = end.wait_for(Side::Read);
@@ -185,7 +185,7 @@ impl StreamBuilder {
 
     /// The stream after the answer: open, or the reason why not.
     fn answered(stream: Stream) -> Result<Stream, State> {
-        match stream.end().state() {
+        match stream.end.state() {
             State::Open | State::Reset => Ok(stream),
             state => Err(state),
         }

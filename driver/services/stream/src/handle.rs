@@ -37,7 +37,7 @@ const NONE: u64 = u64::MAX;
 pub struct Stream {
     /// Keeps the node from leaving while the stream exists.
     _node: Node,
-    pub(super) shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     pub(super) end: Arc<End>,
     pub(super) reads: Mutex<Reader>,
     pub(super) writes: Mutex<Writer>,
@@ -369,15 +369,6 @@ impl Stream {
         if self.awaited[side as usize].load(Ordering::Relaxed) && self.awaited[side as usize].swap(false, Ordering::Relaxed) {
             self.shared.poller().ended();
         }
-    }
-
-    pub(super) fn end(&self) -> &Arc<End> {
-        &self.end
-    }
-
-    #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
     }
 }
 

@@ -2,7 +2,7 @@
 //! another node can take over when the serving node dies.
 
 use super::wire::{self, HEADER, Kind};
-use crate::sender::{Parts, length};
+use crate::envelope::{Parts, length};
 use doorbell_engine::kit::{DeviceFault, Payload, PeerId, world};
 use doorbell_shm::device::{PACKET, lines};
 use std::collections::{BTreeSet, VecDeque};

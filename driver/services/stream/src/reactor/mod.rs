@@ -192,21 +192,6 @@ impl Reactor {
         false
     }
 
-    /// Sets the task to wake when a thread of this process gives the reactor something to do. Without it the descriptor becomes
-    /// readable then, too.
-    pub(crate) fn set_waker(&self, waker: &std::task::Waker) {
-        self.shared.reactor().set_waker(waker);
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
-    }
-
-    /// Checks whether the peers live.
-    pub(crate) fn check_peers(&self) {
-        self.shared.check_peers(Token::current());
-    }
-
     /// Whether the node has left, or another reactor drives it.
     pub(crate) fn is_over(&self) -> bool {
         self.shared.usable().is_err() || self.number == REPLACED

@@ -31,7 +31,7 @@
 
 use super::Reactor;
 use crate::Stream;
-use doorbell_engine::kit::{Node, Progress, Shared, Step, Wait, shared_of};
+use doorbell_engine::kit::{Node, Progress, Shared, Step, Token, Wait, shared_of};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime};
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -138,7 +138,7 @@ impl Alarm {
 
 /// Drives until the node leaves.
 async fn run(reactor: &mut Reactor, descriptor: &AsyncFd<OwnedFd>, alarm: &Alarm) -> io::Result<()> {
-    let shared = reactor.shared().clone();
+    let shared = reactor.shared.clone();
     // Only if polling ends by itself.
     let is_one_of_many = shared.wait() == Wait::Auto
         && tokio::runtime::Handle::current().runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread;
@@ -155,12 +155,13 @@ async fn run(reactor: &mut Reactor, descriptor: &AsyncFd<OwnedFd>, alarm: &Alarm
             Step::Again | Step::Expired if is_one_of_many => {}
             Step::Again | Step::Expired => tokio::task::yield_now().await,
             Step::Check => {
-                reactor.check_peers();
+                shared.check_peers(Token::current());
                 tokio::task::yield_now().await;
             }
             Step::Park(_) => {
                 let waker = poll_fn(|context| Poll::Ready(context.waker().clone())).await;
-                reactor.set_waker(&waker);
+                // Without it the descriptor becomes readable when a thread of this process gives the reactor something to do.
+                shared.reactor().set_waker(&waker);
                 match reactor.arm() {
                     Err(_) if reactor.is_over() => break,
                     Err(error) => return Err(error),
@@ -194,7 +195,7 @@ fn within_budget<T>(
     context: &mut Context<'_>,
     attempt: impl FnOnce(&mut Context<'_>) -> Poll<io::Result<T>>,
 ) -> Poll<io::Result<T>> {
-    attend(stream.shared())?;
+    attend(&stream.shared)?;
     let budget = ready!(poll_proceed(context));
     let done = attempt(context);
     if done.is_ready() {
