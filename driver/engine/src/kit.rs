@@ -1,4 +1,4 @@
-//! What a service of this workspace uses of the engine, in one place.
+//! The names that a service of this workspace uses from the engine, in one place.
 
 pub use crate::drive::install::Install;
 pub use crate::drive::poller::Progress;

@@ -13,7 +13,7 @@
 //! 5. [`turn`]: the engine, which brings what arrives to its receiver.
 //! 6. [`drive`]: the state that the handles of a node share, the wait loop, and the poller.
 //! 7. [`node`]: [`Node`] and [`Peer`], which programs call; [`region`], [`counter`] and [`loan`] beside them.
-//! 8. [`kit`]: what services use of all these.
+//! 8. [`kit`]: the names that services use from all these.
 
 #[cfg(not(loom))]
 pub mod board;

@@ -1,4 +1,4 @@
-//! Waits for what no operation of the engine announces: words in shared memory, and the state of a service.
+//! Waits for changes that no operation of the engine announces: of words in shared memory, and of a service.
 
 use super::Shared;
 use super::poller::Progress;
@@ -11,7 +11,7 @@ use crate::sync::wait::{Gear, Step};
 use doorbell_fabric::world;
 use std::time::{Duration, Instant};
 
-/// What a waiting thread does next.
+/// The next task of a waiting thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// Look whether the wait is over.
@@ -25,7 +25,7 @@ pub enum Moment {
 }
 
 impl Shared {
-    /// Waits for a word in shared memory. `act` does what each moment asks for, and ends the wait with a value or an error. The
+    /// Waits for a word in shared memory. `act` does the task of each moment, and ends the wait with a value or an error. The
     /// thread turns the engine once in `turn_every` looks, unless it is 0 or a thread does nothing else.
     pub fn wait_for<T>(
         &self,
@@ -92,7 +92,7 @@ impl Shared {
         loop {
             let changed = {
                 let mut engine = self.enter(me, operation)?;
-                // The node closes its flag first, and then ends what waits: nothing is added after that.
+                // Leaving closes the flag first, and then ends all waits: no wait may begin after that.
                 self.usable()?;
                 let found = ready(engine.find_service().ok_or_else(missing::<S>)?);
                 if found.is_some() || is_late {
@@ -117,7 +117,7 @@ impl Shared {
     pub fn call<S: Class, T>(&self, operation: &'static str, act: impl FnOnce(&mut S) -> T) -> Result<T> {
         let me = self.check()?;
         let mut engine = self.enter(me, operation)?;
-        // Leaving sets this flag first, and then ends what was begun. What began after that would never end.
+        // Leaving sets this flag first, and then ends all operations. An operation that began later would never end.
         self.usable()?;
         let answer = act(engine.find_service().ok_or_else(missing::<S>)?);
         engine.service_changed(S::CLASS);

@@ -1,6 +1,6 @@
 //! Near or far.
 
-/// How a handle reaches what it stands for. It is chosen when the handle is opened.
+/// Whether a handle reaches its object by shared memory or by a network. It is chosen when the handle is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Locality<N, F> {
     /// By memory that this node shares.
@@ -10,7 +10,7 @@ pub enum Locality<N, F> {
 }
 
 impl<N, F> Locality<N, F> {
-    /// What is near, if it is.
+    /// The near value. `None` if this is far.
     #[inline(always)]
     pub fn near(&self) -> Option<&N> {
         match self {
@@ -19,7 +19,7 @@ impl<N, F> Locality<N, F> {
         }
     }
 
-    /// What is far, if it is.
+    /// The far value. `None` if this is near.
     #[inline(always)]
     pub fn far(&self) -> Option<&F> {
         match self {

@@ -58,7 +58,7 @@ impl SendQueue {
         self.0.clear();
     }
 
-    /// Sends what finds room. `left` gets each packet that left the queue: it was sent, or its peer is gone. Returns how many
+    /// Sends the packets that find room. `left` gets each packet that left the queue: it was sent, or its peer is gone. Returns how many
     /// those are.
     pub fn send(&mut self, out: &mut Outbox<'_>, priority: Priority, mut left: impl FnMut(&Packet)) -> usize {
         self.retain(|packet| {

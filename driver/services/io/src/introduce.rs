@@ -28,14 +28,14 @@ pub(super) struct Newcomer {
     pub gave_up: bool,
 }
 
-/// What a thread finds and creates for a newcomer. It is complete when the thread has dropped its reference.
+/// The way and the memory that a thread finds and creates for a newcomer. The result is complete when the thread has dropped its reference.
 type Found = Arc<Mutex<(Option<Outlet>, Option<Region<u8>>)>>;
 
 /// The newcomers that are being handled.
 pub(super) struct Introductions {
     node: Node,
     waiting: Vec<(Newcomer, Found)>,
-    /// The threads that handle newcomers and drop what takes long.
+    /// The threads that handle newcomers and end former clients.
     clerks: Arc<Clerks>,
     /// The nodes for which something still has to be dropped.
     ending: Vec<(NodeId, Weak<()>)>,

@@ -208,7 +208,7 @@ impl Worker {
         }
     }
 
-    /// Begins what a request asks for. False if the job is not needed: the request is for no client, or no valid one.
+    /// Begins the operation of a request. False if the job is not needed: the request is for no client, or no valid one.
     fn begin(&mut self, job: usize, letter: Letter, mailbox: &Mailbox) -> bool {
         let request = Request::read_from_prefix(&self.jobs[job].room[..letter.len.min(ROOM)]);
         let Some((request, op)) = request.ok().and_then(|(request, _)| Some((request, Op::from_number(request.op)?))) else {

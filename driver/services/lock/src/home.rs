@@ -49,7 +49,7 @@ pub struct Registry {
     /// greater.
     pub last: Option<Home>,
     before: Option<Home>,
-    /// What the former coordinator said when it left: the locks that were held, damaged or frozen, and whether that is all.
+    /// The last report of the former coordinator: the locks that were held, damaged or frozen, and whether that is all.
     farewell: Option<(Home, Vec<Entry>, bool)>,
     /// Nodes that wait here for a lock, over the network.
     waiting: Vec<Waiting>,
@@ -84,7 +84,7 @@ impl Waiting {
     }
 }
 
-/// Cuts what has no room in one packet. Each notice says whether more follow; there is at least one.
+/// Cuts a list that has no room in one packet. Each notice says whether more follow; there is at least one.
 fn in_parts<T: Clone>(all: &[T], tell: impl Fn(Vec<T>, bool) -> Tell) -> Vec<Tell> {
     let parts = all.len().div_ceil(ENTRIES_MAX).max(1);
     let part = |at: usize| all.iter().skip(at * ENTRIES_MAX).take(ENTRIES_MAX).cloned().collect();

@@ -97,7 +97,7 @@ impl Mail {
         }
     }
 
-    /// Sends what finds room. Returns how many packets left.
+    /// Sends the packets that find room. Returns how many packets left.
     pub fn send(&mut self, out: &mut doorbell_engine::kit::Outbox<'_>) -> usize {
         let owed = &mut self.owed;
         self.out.send(out, Priority::High, |packet| Self::left(owed, packet))

@@ -66,7 +66,7 @@ impl Feed {
         [self.writer.sequence(), granted.min(most)]
     }
 
-    /// The first answer to a sender, which has forgotten what it sent before.
+    /// The first answer to a sender, which has forgotten its earlier packets.
     pub fn welcome(&mut self) -> Vec<u8> {
         (self.part, self.asked) = (None, false);
         self.opened_at = self.writer.position();

@@ -106,7 +106,7 @@ impl Devices {
         }
     }
 
-    /// Tells a sender what became of its messages, if it is to know now.
+    /// Tells a sender how many of its messages are in the device, if it is to know now.
     fn tell_news(&mut self, at: usize) {
         let feed = &mut self.feeds[at];
         let (client, stream) = (feed.client, feed.stream);
