@@ -266,6 +266,8 @@ fn find_home(shared: &Shared, deadline: Option<Instant>, patient: bool) -> Resul
                 unmet |= knows.iter().any(|other| other.node != me.node && !others.contains(other));
             }
             Err(error @ (Error::Closed | Error::Forked | Error::Reentrant { .. })) => return Err(error),
+            // It may be the coordinator, and had no time to say so. Another node's word must not count in its place.
+            Err(Error::Timeout { .. }) if deadline.is_some_and(|deadline| world::now() >= deadline) => return Ok(None),
             // A node that is gone or silent is no coordinator that could be reached.
             Ok(_) | Err(_) => {}
         }
