@@ -33,6 +33,8 @@
 //! - [`mode`]: the fabric, link and protocol of each message: requested, observed, chosen.
 //! - Services, each a feature of this crate: [`LockKey`] ([`lock`]), [`Stream`] and [`Reactor`] ([`stream`]), [`collective`],
 //!   [`mod@atomic`], [`Device`] ([`device`]), [`io`].
+//! - The network, the feature `udp`: [`NodeBuilder::listen`] and [`NodeBuilder::connect`]. A program that only shares memory
+//!   turns it off, and builds without code for sockets and ciphers.
 //! - [`testing`]: a domain in one process for the tests of your own programs.
 //!
 //! Each handle has a builder, `Noun::builder(&node)`. Each call that waits has the forms `try_` (never waits), `_by` (until a
@@ -66,11 +68,13 @@ pub mod transfer {
 }
 
 pub use doorbell_engine::{
-    Access, Certainty, Completion, Copy, Counter, CounterKey, Envelope, Error, Event, FabricKind, Faults, Figure, Figures,
-    Incarnation, KEY_BYTES, Key, KeyFault, LaneGeometry, Lendable, Loan, LoanMut, LoanStats, Lowered, Match, Member, Message,
-    Node, NodeBuilder, NodeId, NodeName, Operation, Payload, Peer, Plain, PortKind, Priority, Progress, ReadOnly, ReadWrite,
-    Recipient, Region, Result, Role, Space, Stats, Stored, Taken, TransferReport, UdpError, Wait,
+    Access, Certainty, Completion, Copy, Counter, CounterKey, Envelope, Error, Event, Faults, Figure, Figures, Incarnation,
+    KEY_BYTES, Key, KeyFault, LaneGeometry, Lendable, Loan, LoanMut, LoanStats, Lowered, Match, Member, Message, Node,
+    NodeBuilder, NodeId, NodeName, Operation, Payload, Peer, Plain, Priority, Progress, ReadOnly, ReadWrite, Recipient, Region,
+    Result, Role, Space, Stats, Stored, Taken, TransferReport, Wait,
 };
+#[cfg(feature = "udp")]
+pub use doorbell_engine::{FabricKind, PortKind, UdpError};
 pub use doorbell_engine::{counter, error, loan, mode};
 pub use zerocopy;
 

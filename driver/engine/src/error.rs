@@ -9,7 +9,7 @@ pub use faults::{Circle, DeviceFault, LockFault, NotPerformed, TeamFault};
 use doorbell_fabric::{Incarnation, Message, NodeId};
 #[cfg(not(loom))]
 use doorbell_shm::error::ShmError;
-#[cfg(not(loom))]
+#[cfg(feature = "udp")]
 use doorbell_udp::UdpError;
 
 /// The result of a call of this crate.
@@ -206,7 +206,7 @@ pub enum Error {
     #[error(transparent)]
     Shm(Box<ShmError>),
     /// Taking part in the network failed.
-    #[cfg(not(loom))]
+    #[cfg(feature = "udp")]
     #[error(transparent)]
     Udp(Box<UdpError>),
 }
@@ -255,7 +255,7 @@ impl Error {
             Error::Team { why: TeamFault::Full { .. }, .. } => true,
             #[cfg(not(loom))]
             Error::Shm(error) => error.is_retryable(),
-            #[cfg(not(loom))]
+            #[cfg(feature = "udp")]
             Error::Udp(error) => matches!(**error, UdpError::NoAnswer { .. }),
             #[cfg(not(loom))]
             Error::NotPerformed(why) => *why == NotPerformed::Attempts,
@@ -331,7 +331,7 @@ impl From<ShmError> for Error {
     }
 }
 
-#[cfg(not(loom))]
+#[cfg(feature = "udp")]
 impl From<UdpError> for Error {
     fn from(error: UdpError) -> Self {
         Error::Udp(Box::new(error))
@@ -341,7 +341,7 @@ impl From<UdpError> for Error {
 impl From<Error> for std::io::Error {
     fn from(error: Error) -> Self {
         use std::io::ErrorKind;
-        #[cfg(not(loom))]
+        #[cfg(feature = "udp")]
         if let Error::Udp(error) = error {
             return (*error).into();
         }

@@ -53,7 +53,7 @@ pub use counter::{Counter, CounterKey, Lowered};
 pub use doorbell_shm::board::{Figure, Figures};
 #[cfg(not(loom))]
 pub use doorbell_shm::{domain::Member, faults::Faults, layout::LaneGeometry, space::Space};
-#[cfg(not(loom))]
+#[cfg(feature = "udp")]
 pub use doorbell_udp::{UdpError, port::Kind as PortKind};
 #[cfg(not(loom))]
 pub use drive::poller::Progress;

@@ -16,7 +16,7 @@ pub use work::{Updating, Work, Working};
 use crate::Result;
 use crate::board::monitor::Monitor;
 use crate::error::Error;
-use crate::links::{Fabrics, Net};
+use crate::links::{Fabrics, Network, own_bell};
 use crate::memory::table::RegionTable;
 use crate::message::lending::Lender;
 use crate::message::outbound::Outbound;
@@ -34,14 +34,11 @@ use crate::turn::later::Later;
 use crate::turn::{Engine, EngineSettings};
 use crossbeam_utils::CachePadded;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Priority};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::domain::{Member, Membership};
 use doorbell_shm::doorbell::Bell;
 use doorbell_shm::fabric::ShmFabric;
-use doorbell_udp::UdpFabric;
-use doorbell_udp::port::Port;
 use poller::{PollerWord, Progress, Turned};
 use std::any::Any;
 use std::net::SocketAddr;
@@ -55,37 +52,6 @@ pub const SPIN_ROUNDS: u32 = 64;
 
 /// How long a wait for a joining node sleeps if both the directory and the network may report one.
 const LOOK_AROUND: Duration = Duration::from_millis(10);
-/// For this long after joining, a node that has met no other may still meet some.
-const SETTLING: Duration = Duration::from_millis(500);
-/// How long a sleep lasts if waiting for the port fails.
-const WITHOUT_PORT: Duration = Duration::from_millis(1);
-
-/// A node's place on a network.
-pub(crate) struct Network {
-    udp: Arc<Mutex<UdpFabric>>,
-    /// The thread that sleeps on the bell waits here for both.
-    port: Mutex<Option<Box<dyn Port>>>,
-    addresses: Vec<SocketAddr>,
-    /// The timeout for leaving.
-    linger: Duration,
-    /// Until when the nodes that it seeks may answer.
-    settled: Instant,
-}
-
-impl Network {
-    /// A place for a network port.
-    pub fn new(udp: UdpFabric, port: Box<dyn Port>, linger: Duration, seeks: bool) -> Self {
-        let addresses = udp.addresses().to_vec();
-        let settled = world::now() + if seeks { SETTLING } else { Duration::ZERO };
-        Self { udp: Arc::new(Mutex::new(udp)), port: Mutex::new(Some(port)), addresses, linger, settled }
-    }
-
-    /// Closes the network and frees the address.
-    fn close(&self, end: impl FnOnce(&mut UdpFabric)) {
-        end(&mut self.udp.lock().unwrap_or_else(PoisonError::into_inner));
-        *self.port.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-}
 
 /// The state that the handles of a node share.
 pub struct Shared {
@@ -123,7 +89,7 @@ impl Shared {
         settings: EngineSettings,
     ) -> Self {
         let membership = shm.membership().clone();
-        let net = network.as_ref().map(|network| Net::new(network.udp.clone(), membership.max_nodes()));
+        let net = network.as_ref().map(|network| network.net(membership.max_nodes()));
         let fabric = Fabrics::new(shm, net);
         let ways = Arc::new(Ways::new(membership.max_nodes(), settings.bulk_bytes, settings.modes.steer_all()));
         let turns = Arc::new(CachePadded::new(AtomicU64::new(0)));
@@ -160,7 +126,7 @@ impl Shared {
 
     /// Whether nodes that this one seeks may not have had the time to answer.
     pub fn is_settling(&self) -> bool {
-        self.network.as_ref().is_some_and(|network| world::now() < network.settled)
+        self.network.as_ref().is_some_and(Network::is_settling)
     }
 
     /// Adds a service to the node.
@@ -194,13 +160,12 @@ impl Shared {
                 shared.rouse_poller();
             }
         };
-        network.udp.lock().unwrap_or_else(PoisonError::into_inner).on_gather(Box::new(call));
+        network.on_gather(call);
     }
 
     /// The node at an address of the network.
     pub(crate) fn node_at(&self, address: SocketAddr) -> Option<NodeId> {
-        let udp = &self.network.as_ref()?.udp;
-        udp.lock().unwrap_or_else(PoisonError::into_inner).node_at(address)
+        self.network.as_ref()?.node_at(address)
     }
 
     /// The settings for modes.
@@ -215,7 +180,7 @@ impl Shared {
 
     /// The addresses at which other nodes reach this one on a network.
     pub(crate) fn addresses(&self) -> &[SocketAddr] {
-        self.network.as_ref().map_or(&[], |network| &network.addresses)
+        self.network.as_ref().map_or(&[], Network::addresses)
     }
 
     /// The node's membership of the domain, shared.
@@ -357,8 +322,7 @@ impl Shared {
     }
 
     fn bell(&self) -> &Bell {
-        // SAFETY: the inbox begins with the header page and is mapped as long as the membership.
-        unsafe { Bell::at(self.membership.inbox().ptr()) }
+        own_bell(&self.membership)
     }
 
     /// One turn of the engine. Notes the work that is left over.
@@ -532,7 +496,7 @@ impl Shared {
     /// Ends as if the process had been killed.
     pub(crate) fn abandon(&self) {
         if let Some(network) = &self.network {
-            network.close(UdpFabric::abandon);
+            network.abandon();
         }
         self.membership.abandon();
     }
@@ -543,7 +507,7 @@ impl Shared {
             return Ok(());
         }
         if let Some(network) = &self.network {
-            network.close(|udp| udp.shut(world::now() + network.linger));
+            network.shut();
         }
         self.bell().depart();
         Ok(self.membership.leave()?)

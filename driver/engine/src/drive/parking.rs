@@ -1,16 +1,14 @@
 //! How threads of a node sleep: one of them on the bell or in the port, the others on their operations.
 
-use super::Shared;
 use super::poller::{NOTHING_PENDING, Progress};
-use super::{LOOK_AROUND, WITHOUT_PORT};
+use super::{LOOK_AROUND, Shared};
 use crate::Result;
 use crate::sync::baton::Token;
 use crate::sync::helm::{CALLER, POLLER};
 use crate::sync::op::Op;
 use doorbell_fabric::world;
 use doorbell_shm::board::Figure;
-use doorbell_udp::port::Park;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Leaves the helm when the wait is over, however it ends.
@@ -51,14 +49,9 @@ impl Shared {
 
     /// Sleeps on the bell, and on the network if there is one, while the bell is armed by this sleeper.
     pub(super) fn sleep(&self, sleeper: u32, timeout: Duration) {
-        let Some(network) = &self.network else { return self.bell().sleep_as(sleeper, timeout) };
-        let park = Park { bell: self.bell().word(), expected: sleeper, timeout, writable: false };
-        // The former leader may still be here, on its way out: the bell does not have its number any more.
-        let mut port = network.port.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(port) = &mut *port else { return self.bell().sleep_as(sleeper, timeout) };
-        if let Err(error) = port.park(park) {
-            tracing::debug!(%error, "the UDP port can't be waited for");
-            self.bell().sleep_as(sleeper, timeout.min(WITHOUT_PORT));
+        match &self.network {
+            Some(network) => network.sleep(self.bell(), sleeper, timeout),
+            None => self.bell().sleep_as(sleeper, timeout),
         }
     }
 

@@ -1,9 +1,9 @@
 //! What tasks and event loops need from a node: operations that are polled, the reactor's sleep, and streams, which are written
 //! outside the engine.
 
-use super::{Shared, WITHOUT_PORT};
+use super::Shared;
 use crate::drive::poller::Progress;
-use crate::error::Error;
+use crate::links::{AnyPort, port_of_bell, watch};
 use crate::sync::baton::Token;
 use crate::sync::helm::REACTOR;
 use crate::sync::op::Op;
@@ -12,9 +12,8 @@ use crate::sync::wait::PARK_MOST;
 use crate::turn::Engine;
 use doorbell_fabric::world;
 use doorbell_shm::board::Figure;
-use doorbell_udp::port::{Kind, Park, Port, bell_only};
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::Context;
 use std::time::Duration;
 
@@ -22,6 +21,8 @@ use std::time::Duration;
 const LATE: Duration = Duration::from_millis(20);
 /// How long leaving waits for data that services still have to move.
 const FLUSH_MOST: Duration = Duration::from_secs(1);
+/// How often it looks whether they have.
+const FLUSH_STEP: Duration = Duration::from_millis(1);
 
 /// A pending operation that perhaps no thread waits for. While this lives, some thread turns the engine.
 pub struct Begun(pub Arc<Shared>);
@@ -174,10 +175,9 @@ impl Shared {
 
     /// Prepares the reactor's sleep until `op` is done or something arrives. Returns how long it may sleep, or `None` if
     /// something has happened already; the descriptor then wakes it. Call [`leave_watch`](Self::leave_watch) afterwards.
-    pub fn watch(&self, me: Token, op: &Arc<Op>, bell: &mut Option<Box<dyn Port>>) -> io::Result<Option<Duration>> {
+    pub fn watch(&self, me: Token, op: &Arc<Op>, bell: &mut Option<Box<AnyPort>>) -> io::Result<Option<Duration>> {
         let Some(most) = self.enter(me, "sleep")?.park(me, REACTOR, op, PARK_MOST) else { return Ok(None) };
-        let park = Park { bell: self.bell().word(), expected: REACTOR, timeout: most, writable: false };
-        let is_quiet = self.with_port(bell, |port| port.watch(park))?;
+        let is_quiet = self.with_port(bell, |port| watch(port, self.bell(), REACTOR, most))?;
         if !is_quiet {
             self.leave_watch(me, op, bell)?;
             return Ok(None);
@@ -187,7 +187,7 @@ impl Shared {
     }
 
     /// Called after the sleep.
-    pub fn leave_watch(&self, me: Token, op: &Arc<Op>, bell: &mut Option<Box<dyn Port>>) -> io::Result<()> {
+    pub fn leave_watch(&self, me: Token, op: &Arc<Op>, bell: &mut Option<Box<AnyPort>>) -> io::Result<()> {
         self.with_port(bell, |port| port.unwatch())?;
         let mut engine = self.enter(me, "wake up")?;
         engine.awake(op);
@@ -198,19 +198,19 @@ impl Shared {
     /// Uses the port of the network, or one for the bell alone.
     pub fn with_port<T>(
         &self,
-        bell: &mut Option<Box<dyn Port>>,
-        each: impl FnOnce(&mut dyn Port) -> io::Result<T>,
+        bell: &mut Option<Box<AnyPort>>,
+        each: impl FnOnce(&mut AnyPort) -> io::Result<T>,
     ) -> io::Result<T> {
-        let Some(network) = &self.network else {
-            let port = match bell {
-                Some(port) => port,
-                none => none.insert(bell_only(Kind::Auto)?),
-            };
-            return each(&mut **port);
-        };
-        let mut port = network.port.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(port) = &mut *port else { return Err(Error::Closed.into()) };
-        each(&mut **port)
+        match &self.network {
+            Some(network) => network.with_port(each),
+            None => {
+                let port = match bell {
+                    Some(port) => port,
+                    none => none.insert(port_of_bell(&self.membership)?),
+                };
+                each(port.as_mut())
+            }
+        }
     }
 
     /// Waits until services have moved what the program has handed over: a second at most.
@@ -219,7 +219,7 @@ impl Shared {
         let mut is_flushing = self.baton.enter(me).is_some_and(|engine| engine.is_flushing());
         let until = world::now() + FLUSH_MOST;
         while is_flushing && world::now() < until {
-            let soon = until.min(world::now() + WITHOUT_PORT);
+            let soon = until.min(world::now() + FLUSH_STEP);
             let driven = self.drive(me, &Op::new(), Some(soon), |engine| {
                 is_flushing = engine.is_flushing();
                 !is_flushing

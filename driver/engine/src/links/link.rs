@@ -1,13 +1,11 @@
 //! The sending half of one connection to a node, over any fabric.
 
+use super::net::{BytesOut, TransferId, UdpLink};
 use crate::mode::LinkFigures;
 use doorbell_fabric::{Link, PacketHead, PacketKind, Push};
 use doorbell_shm::fabric::ShmLink;
 use doorbell_shm::lane::BULK_LEAST;
 use doorbell_shm::region::OwnRegion;
-use doorbell_udp::UdpLink;
-use doorbell_udp::fabric::BytesOut;
-use doorbell_udp::protocol::TransferId;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -4,11 +4,17 @@
 //! shares memory with the other. Everything for that incarnation then goes through shared memory, unless a [mode](crate::mode)
 //! that takes the network is requested or chosen.
 
+#[cfg(not(feature = "udp"))]
+mod bell_port;
 mod link;
+// Without the feature, the same names for a network that no node can have.
+#[cfg_attr(not(feature = "udp"), path = "no_net.rs")]
 mod net;
+#[cfg(feature = "udp")]
+mod network;
 
 pub use link::AnyLink;
-pub use net::Net;
+pub use net::{AnyPort, BytesIn, BytesOut, Net, Network, port_of_bell, watch};
 
 use doorbell_fabric::{Fabric, Incarnation, NodeId, Priority, Sink};
 use doorbell_shm::board::LatencyHistogram;
@@ -16,7 +22,6 @@ use doorbell_shm::domain::{Member, Membership, PeerInbox};
 use doorbell_shm::doorbell::Bell;
 use doorbell_shm::error::ShmError;
 use doorbell_shm::fabric::{Change, Hot, ShmFabric};
-use doorbell_udp::fabric::BytesIn;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -52,6 +57,12 @@ impl FromStr for FabricKind {
         let found = Self::WORDS.iter().find(|(_, known)| *known == word);
         found.map(|(kind, _)| *kind).ok_or_else(|| doorbell_fabric::ParseIdError { word: word.into(), expected })
     }
+}
+
+/// The bell of this node.
+pub fn own_bell(membership: &Membership) -> &Bell {
+    // SAFETY: the inbox begins with the header page and is mapped as long as the membership.
+    unsafe { Bell::at(membership.inbox().ptr()) }
 }
 
 /// All fabrics of a node.

@@ -1,12 +1,17 @@
 //! The network as one node's engine sees it.
 
+pub use super::network::{AnyPort, Network, port_of_bell, watch};
+pub use doorbell_udp::UdpLink;
+pub use doorbell_udp::fabric::{BytesIn, BytesOut};
+pub use doorbell_udp::protocol::TransferId;
+
 use super::AnyLink;
 use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Priority, Sink};
 use doorbell_shm::domain::Member;
 use doorbell_shm::fabric::{Change, ShmFabric};
-use doorbell_udp::fabric::{Ask, BytesIn, Change as UdpChange};
-use doorbell_udp::{UdpFabric, UdpLink};
+use doorbell_udp::UdpFabric;
+use doorbell_udp::fabric::{Ask, Change as UdpChange};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -37,7 +42,8 @@ pub struct Net {
     ended: bool,
 }
 
-fn lock(udp: &Mutex<UdpFabric>) -> MutexGuard<'_, UdpFabric> {
+/// The network, locked.
+pub fn lock(udp: &Mutex<UdpFabric>) -> MutexGuard<'_, UdpFabric> {
     udp.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,11 +1,13 @@
 //! How a node joins a domain.
 
+#[cfg_attr(not(feature = "udp"), path = "builder/no_network.rs")]
+mod network;
+
 use super::Node;
 use crate::Result;
 use crate::drive::poller::Progress;
-use crate::drive::{Network, Shared, install};
+use crate::drive::{Shared, install};
 use crate::error::Error;
-use crate::links::FabricKind;
 use crate::message::service::{Class, is_of_program};
 use crate::mode::{Call, ModeRequest, Modes, Policy};
 use crate::sync::wait::Wait;
@@ -14,20 +16,13 @@ use crate::turn::EngineSettings;
 use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Role};
 use doorbell_shm::domain::{JoinOptions, Membership};
-use doorbell_shm::error::ShmError;
 use doorbell_shm::fabric::ShmFabric;
 use doorbell_shm::faults::Faults;
 use doorbell_shm::layout::LaneGeometry;
 use doorbell_shm::space::Space;
-use doorbell_udp::fabric::{About, ask, read_key};
-use doorbell_udp::port::Kind as PortKind;
-use doorbell_udp::protocol::DomainKey;
-use doorbell_udp::{UdpFabric, UdpOptions};
-use std::net::SocketAddr;
-use std::path::Path;
+use network::NetworkOptions;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// The settings of a node that has not joined yet. [`Node::builder`] makes one; nothing happens before [`join`](Self::join).
@@ -50,8 +45,7 @@ pub struct NodeBuilder {
     copy: Copy,
     fifo_from_high: bool,
     faults: Option<Faults>,
-    fabric: FabricKind,
-    udp: UdpOptions,
+    network: NetworkOptions,
     modes: Modes,
     services: Installs,
 }
@@ -67,9 +61,6 @@ impl std::fmt::Debug for Installs {
         write!(f, "{} services", self.0.len())
     }
 }
-
-/// How many ids a node asks for, each already taken by another node of its machine, before it gives up.
-const GRANTS_MAX: usize = 64;
 
 impl NodeBuilder {
     pub(super) fn new(domain: String) -> Self {
@@ -90,8 +81,7 @@ impl NodeBuilder {
             copy: Copy::default(),
             fifo_from_high: false,
             faults: None,
-            fabric: FabricKind::default(),
-            udp: UdpOptions::default(),
+            network: NetworkOptions::default(),
             modes: Modes::default(),
             services: Installs::default(),
         }
@@ -114,14 +104,7 @@ impl NodeBuilder {
         builder.progress = env("DOORBELL_PROGRESS")?.unwrap_or_default();
         builder.wait = env("DOORBELL_WAIT")?.unwrap_or_default();
         builder.copy = env("DOORBELL_COPY")?.unwrap_or_default();
-        builder.fabric = env("DOORBELL_FABRIC")?.unwrap_or_default();
-        builder.udp.listen = env::<Addresses>("DOORBELL_LISTEN")?.unwrap_or_default().0;
-        builder.udp.connect = env::<Addresses>("DOORBELL_CONNECT")?.unwrap_or_default().0;
-        builder.udp.seek = env::<Addresses>("DOORBELL_SEEK")?.unwrap_or_default().0;
-        builder.udp.port = env("DOORBELL_PORT")?.unwrap_or_default();
-        if let Some(path) = env::<String>("DOORBELL_KEY_FILE")? {
-            builder = builder.key_file(path)?;
-        }
+        builder.network = NetworkOptions::from_env()?;
         Ok(builder)
     }
 
@@ -154,8 +137,7 @@ impl NodeBuilder {
     /// decides the size of its own lanes; the default there is one MiB.
     pub fn lanes(mut self, lanes: LaneGeometry) -> Self {
         self.lanes = lanes;
-        let most = lanes.data_bytes.into_iter().max().unwrap_or(0);
-        self.udp.lane_bytes = most.clamp(8 << 10, 1 << 30);
+        self.network.set_lanes(&lanes);
         self
     }
 
@@ -221,86 +203,6 @@ impl NodeBuilder {
         self
     }
 
-    /// Has the node take part in a network and listen at this UDP address. Port 0 means any free port; [`Node::address`] tells
-    /// which. A networked node without such an address uses any free port.
-    ///
-    /// Call this up to four times for a node with several network interfaces. Nodes tell each other their addresses. A
-    /// conversation uses one path at a time. If its path is cut, it continues on another path well before the other node counts
-    /// as [dead](Self::dead_after). Where both nodes have several interfaces, each link has a conversation of its own, and
-    /// [modes](crate::mode) choose among the links.
-    ///
-    /// The domain needs a [key](Self::key_file) if other machines can reach the address.
-    ///
-    /// ```
-    /// # use doorbell::{FabricKind, Match, Node};
-    /// # fn main() -> Result<(), doorbell::Error> {
-    /// let home = Node::builder("net").fabric(FabricKind::Udp).listen(([127, 0, 0, 1], 0).into()).join()?;
-    /// let away = Node::builder("net").fabric(FabricKind::Udp).connect(home.address().unwrap()).join()?;
-    /// away.send(home.id(), 1, b"hello")?;
-    /// let mut buf = [0; 8];
-    /// let envelope = home.recv(Match::any(), &mut buf)?;
-    /// assert_eq!((envelope.source, &buf[..envelope.len]), (away.id(), &b"hello"[..]));
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn listen(mut self, address: SocketAddr) -> Self {
-        self.udp.listen.push(address);
-        self
-    }
-
-    /// Has the node take part in a network through a node at this UDP address. That node must answer within the
-    /// [timeout](Self::patience), or joining fails. May be called several times. The answering nodes name the other nodes. The
-    /// first of them gives this node its id, the highest free one, unless [`id`](Self::id) sets it. Let all nodes connect to
-    /// the same first node, so that no two nodes get the same id.
-    pub fn connect(mut self, address: SocketAddr) -> Self {
-        self.udp.connect.push(address);
-        self
-    }
-
-    /// Has the node look for another node at this UDP address, now and every few seconds. Joining does not wait for an answer.
-    /// May be called several times. If all nodes [listen](Self::listen) at known addresses and seek each other, no node has to
-    /// be first, but each needs an [`id`](Self::id) of its own.
-    pub fn seek(mut self, address: SocketAddr) -> Self {
-        self.udp.seek.push(address);
-        self
-    }
-
-    /// The file with the key that all nodes of the domain share: 32 bytes, or 64 hexadecimal digits. Only the file's owner may
-    /// have access to it. With a key, every conversation over the network is authenticated and encrypted. Without a key, only
-    /// the loopback interface is used.
-    ///
-    /// # Errors
-    /// [`Error::Udp`]: the file can't be read, other users can read it, or its content is not a key.
-    pub fn key_file(mut self, path: impl AsRef<Path>) -> Result<Self> {
-        self.udp.key = Some(read_key(path.as_ref())?);
-        Ok(self)
-    }
-
-    /// The key itself: see [`key_file`](Self::key_file).
-    pub fn key(mut self, key: [u8; 32]) -> Self {
-        self.udp.key = Some(DomainKey(key));
-        self
-    }
-
-    /// Which fabrics to use. The default is shared memory where both nodes share it, and the network otherwise.
-    pub fn fabric(mut self, fabric: FabricKind) -> Self {
-        self.fabric = fabric;
-        self
-    }
-
-    /// How the node waits for datagrams: through io_uring, or through `ppoll` and a second thread. The default is io_uring if
-    /// the machine allows it. Either way, plain socket calls send and receive the datagrams.
-    pub fn udp_port(mut self, kind: PortKind) -> Self {
-        self.udp.port = kind;
-        self
-    }
-
-    /// How long a node on the network must be silent before it counts as dead. The default is one second.
-    pub fn dead_after(mut self, silence: Duration) -> Self {
-        self.udp.dead_after = silence;
-        self
-    }
-
     /// Sets the policy that chooses the fabric, link and protocol of each message: see [`mode`](crate::mode). Without a policy,
     /// a call gets the mode that it requests, and a message without a request takes the shortest path. With a policy, every
     /// send enters the engine, so a send from within [`recv_with`](Node::recv_with) returns [`Error::Reentrant`].
@@ -357,19 +259,9 @@ impl NodeBuilder {
     /// [`Error::Invalid`]: [`FabricKind::Udp`] was set without a network.
     pub fn join(mut self) -> Result<Node> {
         let deadline = world::now() + self.patience.min(Duration::from_secs(1 << 30));
-        let is_networked = self.udp.is_used() && self.fabric != FabricKind::Shm;
-        if self.fabric == FabricKind::Udp {
-            if !is_networked {
-                let what = "the network alone reaches no other node unless an address is given: call listen, connect, or both";
-                return Err(Error::Invalid { what: what.into() });
-            }
-            // The node shares memory with no other.
-            self.space = Space::heap();
-        }
-        let membership = if is_networked { self.join_networked(deadline)? } else { self.join_here(deadline)? };
-        let network = if is_networked { Some(self.enter_network(&membership, deadline)?) } else { None };
+        let (membership, network) = self.enter(deadline)?;
         let fabric = ShmFabric::new(Arc::new(membership), self.faults);
-        let has_poller = self.progress != Progress::Inline || is_networked;
+        let has_poller = self.progress != Progress::Inline || network.is_some();
         let settings = EngineSettings {
             pool_bytes: self.pool_bytes,
             calls: self.wait != Wait::Spin,
@@ -391,8 +283,8 @@ impl NodeBuilder {
         Ok(node)
     }
 
-    fn join_here(&self, deadline: Instant) -> Result<Membership> {
-        let least_incarnation = if self.udp.is_used() { next_life() } else { Incarnation(0) };
+    /// Joins the nodes that share memory.
+    fn join_here(&self, networked: bool, least_incarnation: Incarnation, deadline: Instant) -> Result<Membership> {
         Ok(Membership::join(JoinOptions {
             domain: self.domain.clone(),
             space: self.space.clone(),
@@ -402,57 +294,9 @@ impl NodeBuilder {
             max_nodes: self.max_nodes,
             lanes: self.lanes,
             least_incarnation,
-            networked: self.udp.is_used() && self.fabric != FabricKind::Shm,
+            networked,
             deadline,
         })?)
-    }
-
-    /// Joins. If the node was given no id, it uses the one that the first node it connects to assigns.
-    fn join_networked(&mut self, deadline: Instant) -> Result<Membership> {
-        if self.id.is_some() || self.udp.connect.is_empty() {
-            return self.join_here(deadline);
-        }
-        let about = About { role: self.role, pid: std::process::id(), label: self.label.clone(), nonce: 0 };
-        let mut taken = Vec::new();
-        loop {
-            let grant = ask(&self.domain, &about, &taken, &self.udp, deadline)?;
-            (self.id, self.max_nodes) = (Some(grant.node), grant.max_nodes);
-            match self.join_here(deadline) {
-                // The id belongs to a node that joined without asking for one.
-                Err(Error::Shm(error)) if matches!(*error, ShmError::IdTaken { .. }) && taken.len() < GRANTS_MAX => {
-                    taken.push(grant.node);
-                }
-                joined => return joined,
-            }
-        }
-    }
-
-    fn enter_network(&self, membership: &Membership, deadline: Instant) -> Result<Network> {
-        let me = (membership.id(), membership.incarnation());
-        let about = About { role: self.role, pid: std::process::id(), label: self.label.clone(), nonce: membership.nonce() };
-        let (udp, port) = UdpFabric::open(&self.domain, me, about, membership.max_nodes(), &self.udp, deadline)?;
-        Ok(Network::new(udp, port, self.udp.dead_after, !self.udp.seek.is_empty()))
-    }
-}
-
-/// An incarnation that no earlier node of this machine had, provided that the clock was not set back: milliseconds, repeating
-/// after 24 days.
-fn next_life() -> Incarnation {
-    static LATEST: AtomicU32 = AtomicU32::new(0);
-    let now = world::since_epoch().as_millis() as u32 & 0x7fff_ffff;
-    let before = LATEST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| Some(now.max(latest.wrapping_add(1))));
-    Incarnation(before.map_or(now, |latest| now.max(latest.wrapping_add(1))))
-}
-
-/// Addresses, separated by commas.
-#[derive(Default)]
-struct Addresses(Vec<SocketAddr>);
-
-impl FromStr for Addresses {
-    type Err = std::net::AddrParseError;
-
-    fn from_str(words: &str) -> Result<Self, Self::Err> {
-        words.split(',').map(|word| word.trim().parse()).collect::<Result<_, _>>().map(Self)
     }
 }
 

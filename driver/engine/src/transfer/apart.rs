@@ -7,10 +7,10 @@
 //! arrives in any order.
 
 use super::descriptor::Names;
+use crate::links::{BytesIn, BytesOut};
 use crate::mode::Links;
 use crate::sync::op::Op;
 use doorbell_shm::meeting::Meeting;
-use doorbell_udp::fabric::{BytesIn, BytesOut};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

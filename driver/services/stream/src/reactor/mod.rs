@@ -9,7 +9,7 @@ pub mod tokio;
 
 use doorbell_engine::drive::TURNS_MAX;
 use doorbell_engine::kit::{Node, Op, Progress, Shared, Token, shared_of};
-use doorbell_udp::port::Port;
+use doorbell_engine::links::AnyPort;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -54,7 +54,7 @@ pub struct Reactor {
     /// An operation that is never done. The engine takes the sleeping reactor for a thread that waits for it.
     idle: Arc<Op>,
     /// The bell of a node without a network.
-    bell: Option<Box<dyn Port>>,
+    bell: Option<Box<AnyPort>>,
     /// A duplicate, since the node may close its sockets before this is dropped.
     descriptor: OwnedFd,
     armed: bool,
