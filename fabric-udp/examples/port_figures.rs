@@ -6,7 +6,7 @@
 use doorbell_benches::clock::{Clock, ticks};
 use doorbell_benches::floor::{Patience, UdpEnd, Way};
 use doorbell_udp::Run;
-use doorbell_udp::port::{Kind, Options, Park, Port, Sent, open};
+use doorbell_udp::port::{Kind, Options, Park, Port, Room, Sent, open};
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
@@ -94,13 +94,13 @@ fn other(words: &[&str]) -> (Child, BufReader<std::process::ChildStdout>, Socket
     (child, said, line.trim().parse().unwrap())
 }
 
-fn await_one(port: &mut dyn Port, gear: &str, bell: &AtomicU32) -> Option<(SocketAddr, bool)> {
+fn await_one(port: &mut dyn Port, room: &mut Room, gear: &str, bell: &AtomicU32) -> Option<(SocketAddr, bool)> {
     loop {
         let mut found = None;
         if gear == "parked" {
             port.park(Park { bell, expected: 0, timeout: Duration::from_secs(5), writable: false }).unwrap();
         }
-        port.receive(16, &mut |run| found = Some((run.peer, *run.bytes == *END))).unwrap();
+        port.direct().receive(room, 16, &mut |run: Run<'_>| found = Some((run.peer, *run.bytes == *END))).unwrap();
         if found.is_some() {
             return found;
         }
@@ -112,12 +112,12 @@ fn latency(clock: Clock, kind: &str, gear: &str, bytes: usize) -> f64 {
     let (mut child, _said, peer) = other(&["latency", kind, gear]);
     let mut port = port(kind);
     let bell = AtomicU32::new(0);
-    let mut message = vec![1; bytes];
+    let (mut message, mut room) = (vec![1; bytes], Room::default());
     let mut samples = Vec::with_capacity(rounds);
     for _ in 0..rounds {
         let start = ticks();
         assert_eq!(port.direct().send(&Run { peer, bytes: &mut message, segment: bytes }), Sent::Sent);
-        await_one(&mut *port, gear, &bell);
+        await_one(&mut *port, &mut room, gear, &bell);
         samples.push(ticks() - start);
     }
     assert_eq!(port.direct().send(&Run { peer, bytes: &mut END.to_vec(), segment: 1 }), Sent::Sent);
@@ -134,9 +134,8 @@ fn stream(bytes: usize, many: usize) {
     let end = Instant::now() + STREAM;
     let runs: Vec<_> = messages.iter_mut().map(|message| Run { peer, bytes: message, segment: bytes }).collect();
     while Instant::now() < end {
-        match &runs[..] {
-            [run] => drop(std::hint::black_box(port.direct().send(run))),
-            runs => port.direct().send_all(runs, &mut |_, _| ()),
+        for run in &runs {
+            let _ = std::hint::black_box(port.direct().send(run));
         }
     }
     let sent = port.direct().statistics().sent;
@@ -160,10 +159,10 @@ fn answer(words: &[String]) {
     let mut port = port(kind);
     println!("{}", port.direct().local());
     std::io::stdout().flush().unwrap();
-    let bell = AtomicU32::new(0);
+    let (bell, mut room) = (AtomicU32::new(0), Room::default());
     if what == "latency" {
         let mut message = vec![1; 2000];
-        while let Some((peer, false)) = await_one(&mut *port, gear, &bell) {
+        while let Some((peer, false)) = await_one(&mut *port, &mut room, gear, &bell) {
             let bytes = port.direct().statistics().received.bytes;
             let count = port.direct().statistics().received.datagrams;
             let len = (bytes / count) as usize;
@@ -174,7 +173,8 @@ fn answer(words: &[String]) {
     let (mut bytes, mut first, mut last, mut over) = (0, None, Instant::now(), false);
     while !over {
         let got = port
-            .receive(16, &mut |run| {
+            .direct()
+            .receive(&mut room, 16, &mut |run: Run<'_>| {
                 over |= *run.bytes == *END;
                 bytes += if over { 0 } else { run.bytes.len() };
             })

@@ -3,7 +3,7 @@
 use aws_lc_rs::hmac;
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Sink, Verdict};
 use doorbell_udp::Run;
-use doorbell_udp::port::{Options, Port, Sent, open};
+use doorbell_udp::port::{Options, Port, Room, Sent, open};
 use doorbell_udp::protocol::{
     Config, DomainKey, Endpoint, Event, LinkId, Path, Receive, SessionId, Target, Time, TransferId, Transmit,
 };
@@ -71,6 +71,7 @@ struct Node {
     pushed: u64,
     began: Instant,
     buf: Vec<u8>,
+    room: Room,
 }
 
 fn config(node: u16, key: Option<DomainKey>) -> Config {
@@ -87,7 +88,16 @@ impl Node {
     fn new(node: u16, key: Option<DomainKey>, began: Instant) -> Self {
         let port = open(&Options::new((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
         let endpoint = Endpoint::new(config(node, key), seed(node)).unwrap();
-        Self { endpoint, port, session: None, had: Count::default(), pushed: 0, began, buf: vec![0; 1 << 16] }
+        Self {
+            endpoint,
+            port,
+            session: None,
+            had: Count::default(),
+            pushed: 0,
+            began,
+            buf: vec![0; 1 << 16],
+            room: Room::default(),
+        }
     }
 
     fn address(&self) -> SocketAddr {
@@ -96,8 +106,8 @@ impl Node {
 
     fn turn(&mut self) {
         let now = Time::from_nanos(self.began.elapsed().as_nanos() as u64 + 1);
-        let Self { endpoint, port, had, .. } = self;
-        port.receive(64, &mut |mut run| _ = endpoint.handle(now, LinkId(0), &mut run, had)).unwrap();
+        let Self { endpoint, port, had, room, .. } = self;
+        port.direct().receive(room, 64, &mut |mut run: Run<'_>| _ = endpoint.handle(now, LinkId(0), &mut run, had)).unwrap();
         while let Some(event) = endpoint.poll_event() {
             match event {
                 Event::Connected { session, .. } => assert!(self.session.replace(session).is_none()),

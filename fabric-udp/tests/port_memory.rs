@@ -1,7 +1,7 @@
 //! A port that is warmed up takes no memory from the heap.
 
 use doorbell_udp::Run;
-use doorbell_udp::port::{Kind, Options, Park, Port, Sent, open};
+use doorbell_udp::port::{Kind, Options, Park, Port, Room, Sent, open};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::AtomicU32;
@@ -28,21 +28,21 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-fn exchange(from: &dyn Port, to: &mut dyn Port) {
+fn exchange(from: &dyn Port, to: &mut dyn Port, room: &mut Room) {
     let (bell, peer) = (AtomicU32::new(1), to.direct().local());
     let mut bytes = [[1; 5000]; 8];
     let [one, rest @ ..] = &mut bytes;
     let runs = rest.each_mut().map(|bytes| Run { peer, bytes, segment: 1000 });
     for parked in [false, true] {
         assert_eq!(from.direct().send(&Run { peer, bytes: &mut one[..], segment: 1000 }), Sent::Sent);
-        from.direct().send_all(&runs, &mut |_, sent| assert_eq!(sent, Sent::Sent));
+        runs.iter().for_each(|run| assert_eq!(from.direct().send(run), Sent::Sent));
         let mut came = 0;
         while came < 40_000 {
             if parked {
                 let park = Park { bell: &bell, expected: 1, timeout: Duration::from_secs(20), writable: false };
                 assert!(!to.park(park).unwrap().timeout);
             }
-            to.receive(8, &mut |run| came += run.bytes.len()).unwrap();
+            to.direct().receive(room, 8, &mut |run: Run<'_>| came += run.bytes.len()).unwrap();
         }
     }
 }
@@ -56,10 +56,11 @@ fn nothing_is_allocated_once_it_runs() {
         drop(to);
         let from = port();
         let mut to = open(&Options { kind, ..Options::new(format!("127.0.0.1:{address}").parse().unwrap()) }).unwrap();
-        exchange(&*from, &mut *to);
+        let mut room = Room::default();
+        exchange(&*from, &mut *to, &mut room);
         let before = TAKEN.get();
         for _ in 0..100 {
-            exchange(&*from, &mut *to);
+            exchange(&*from, &mut *to, &mut room);
         }
         assert_eq!(TAKEN.get() - before, 0, "{kind}");
     }

@@ -1,7 +1,7 @@
 //! Refusals of the system, each of which an error names: io_uring and addresses; and an interface that takes only short datagrams.
 
 use doorbell_udp::Run;
-use doorbell_udp::port::{Kind, OpenError, Options, Park, Sent, TroubleKind, UringError, is_loopback_only, open};
+use doorbell_udp::port::{Kind, OpenError, Options, Park, Room, Sent, TroubleKind, UringError, is_loopback_only, open};
 use std::fs::File;
 use std::net::SocketAddr;
 use std::process::Command;
@@ -81,7 +81,8 @@ fn where_io_uring_is_forbidden_plain_calls_take_its_place() {
             assert_eq!(port.direct().send(&Run { peer: address, bytes: &mut [1; 9], segment: 9 }), Sent::Sent);
             let park = Park { bell: &AtomicU32::new(1), expected: 1, timeout: Duration::from_secs(20), writable: false };
             assert!(port.park(park).unwrap().datagram);
-            assert_eq!(port.receive(2, &mut |run| assert_eq!((run.peer, &*run.bytes), (address, &[1; 9][..]))).unwrap(), 1);
+            let mut each = |run: Run<'_>| assert_eq!((run.peer, &*run.bytes), (address, &[1; 9][..]));
+            assert_eq!(port.direct().receive(&mut Room::default(), 2, &mut each).unwrap(), 1);
             // A program that insists on io_uring gets an error.
             let error = open(&loopback(Kind::Uring)).err().unwrap();
             assert!(matches!(error, OpenError::Uring(UringError::Forbidden | UringError::Missing)), "{error:?}");
@@ -211,15 +212,15 @@ fn an_interface_says_what_is_too_long_for_it() {
                 }
             }
             // The datagrams that were sent arrived, in runs.
-            let mut datagrams = 0;
+            let (mut datagrams, mut room) = (0, Room::default());
             while datagrams < 31 {
                 let park = Park { bell: &AtomicU32::new(1), expected: 1, timeout: Duration::from_secs(20), writable: false };
                 assert!(!to.park(park).unwrap().timeout, "{datagrams} came");
-                to.receive(64, &mut |mut run| {
+                let mut each = |mut run: Run<'_>| {
                     assert_eq!(run.peer, from.direct().local());
                     datagrams += run.datagrams().inspect(|datagram| assert_eq!(datagram.len(), 1472)).count();
-                })
-                .unwrap();
+                };
+                to.direct().receive(&mut room, 64, &mut each).unwrap();
             }
             assert!(to.direct().statistics().received.calls < 31);
         }

@@ -3,7 +3,7 @@
 use super::contacts::{Contacts, Standing};
 use super::gather::Gather;
 use super::notice::Greeting;
-use super::receiving::{RUNS, Waste};
+use super::receiving::Waste;
 use super::sending::Way;
 use super::transfers::Transfers;
 use super::{About, CODE_LEFT, LINKS_MAX, RUN_ROOM, UdpError, UdpFabric, UdpOptions};
@@ -113,7 +113,7 @@ impl UdpFabric {
             series: None,
             attended: Time::ZERO,
             later: false,
-            room: Room::new(RUNS),
+            room: Room::default(),
             out: vec![0; RUN_ROOM].into(),
             ways,
             full: 0,

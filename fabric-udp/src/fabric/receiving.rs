@@ -9,7 +9,7 @@ use crate::protocol::{LinkId, Path, Receive, SessionId, Time, TransferId};
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Sink, Verdict};
 
 /// The number of runs taken in one look.
-pub(super) const RUNS: usize = 1;
+const RUNS: usize = 1;
 /// How long the consequences of taken packets may wait for the driver's reply to them, in nanoseconds.
 const LATER: u64 = 20_000;
 /// How often to look at idle links while another link is busy, in nanoseconds.

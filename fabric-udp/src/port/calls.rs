@@ -1,15 +1,11 @@
 //! The system calls of a datagram socket. All `unsafe` code of the port is here and in [`ring`](super::ring).
 
 use super::notation::{CONTROL_BYTES, NAME_BYTES, Name, Orders, Remarks, Report};
-use crate::Run;
 use std::io;
-use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// The most datagrams or runs handed to the kernel in one call.
-pub const BATCH: usize = 16;
 /// The length of the longest run that the kernel can hand over, rounded up.
 pub const PAYLOAD_BYTES: usize = 1 << 16;
 
@@ -29,17 +25,16 @@ const NAME_ROOM: usize = NAME_BYTES.next_multiple_of(16);
 
 const _: () = assert!(std::mem::offset_of!(Place, payload).is_multiple_of(64));
 
-/// Allocates buffers. Buffers that were not written to cost no memory.
-pub fn places(count: usize) -> Box<[Place]> {
-    let layout = std::alloc::Layout::array::<Place>(count).expect("places are counted in tens");
-    assert!(count > 0);
+/// Allocates a buffer. It costs memory only as it is written to.
+pub fn place() -> Box<Place> {
+    let layout = std::alloc::Layout::new::<Place>();
     // SAFETY: the layout has a size; a place consists of bytes, for which zero is a value; the box frees it by the same layout.
     unsafe {
         let memory = std::alloc::alloc_zeroed(layout);
         if memory.is_null() {
             std::alloc::handle_alloc_error(layout);
         }
-        Box::from_raw(std::ptr::slice_from_raw_parts_mut(memory.cast(), count))
+        Box::from_raw(memory.cast())
     }
 }
 
@@ -119,31 +114,6 @@ pub fn receive_report(socket: BorrowedFd<'_>) -> io::Result<(Option<SocketAddr>,
     }
     let remarks = Remarks::read(&control.0[..CONTROL_BYTES.min(header.msg_controllen)]);
     Ok((Name::read(&name[..NAME_ROOM.min(header.msg_namelen as usize)]), remarks.report))
-}
-
-/// Receives as many runs as are there and as `places` can hold, without waiting. `arrivals` gets one entry for each.
-pub fn receive_many(socket: BorrowedFd<'_>, places: &mut [Place], arrivals: &mut [Option<Arrival>; BATCH]) -> io::Result<usize> {
-    let count = places.len().min(BATCH);
-    let mut vectors = [const { MaybeUninit::<libc::iovec>::uninit() }; BATCH];
-    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
-    for ((place, vector), message) in places.iter_mut().zip(&mut vectors).zip(&mut headers) {
-        let vector = vector.write(libc::iovec { iov_base: place.payload.as_mut_ptr().cast(), iov_len: PAYLOAD_BYTES });
-        message.write(libc::mmsghdr { msg_hdr: header(vector, &mut place.name, &mut place.control), msg_len: 0 });
-    }
-    let none = std::ptr::null_mut();
-    // SAFETY: the first `count` headers were written; each names memory of its own place and a local vector, all of which outlive
-    // the call.
-    let received =
-        unsafe { libc::recvmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, libc::MSG_DONTWAIT, none) };
-    if received < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    for ((place, message), arrived) in places.iter().zip(&headers).zip(arrivals.iter_mut()).take(received as usize) {
-        // SAFETY: written above, for as many entries as there are places.
-        let message = unsafe { message.assume_init_ref() };
-        *arrived = Some(arrival(place, &message.msg_hdr, message.msg_len as usize));
-    }
-    Ok(received as usize)
 }
 
 fn header(vector: &mut libc::iovec, name: &mut [u8], control: &mut [u8]) -> libc::msghdr {
@@ -241,22 +211,6 @@ pub fn send_pieces(socket: BorrowedFd<'_>, label: &Label, pieces: [&[u8]; 3]) ->
     // SAFETY: the header names the label, local vectors and the pieces, which outlive the call; the kernel only reads them.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_DONTWAIT) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Sends up to [`BATCH`] runs without waiting, and returns how many were sent. An error concerns the first one.
-pub fn send_many(socket: BorrowedFd<'_>, runs: &[Run<'_>], mut label: impl FnMut(&Run<'_>) -> Label) -> io::Result<usize> {
-    let count = runs.len().min(BATCH);
-    let mut labels = [const { MaybeUninit::<Label>::uninit() }; BATCH];
-    let mut vectors = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; BATCH];
-    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
-    for (((run, place), vector), message) in runs.iter().zip(&mut labels).zip(&mut vectors).zip(&mut headers) {
-        let msg_hdr = place.write(label(run)).header(vector, run.bytes);
-        message.write(libc::mmsghdr { msg_hdr, msg_len: 0 });
-    }
-    // SAFETY: the first `count` headers were written; each names its label, its vector and the bytes of its run, all of which
-    // outlive the call. Except for the lengths in the headers, the kernel only reads.
-    let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, libc::MSG_DONTWAIT) };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
 }
 
 /// Sets an integer option of a socket.

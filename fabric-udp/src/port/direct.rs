@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::calls::{self, Arrival, BATCH, Label, Place};
+use super::calls::{self, Arrival, Label, Place};
 use super::socket::{self, Made};
 use super::sources::Sources;
 use super::{Options, Sent, Statistics, Traffic, Trouble, TroubleKind, Woken};
@@ -68,23 +68,23 @@ struct Counts {
     unusable: Counter,
 }
 
-/// Buffers for arriving runs. Each receiving thread has its own.
+/// The buffer for an arriving run. Each receiving thread has its own.
 pub struct Room {
-    places: Box<[Place]>,
+    place: Box<Place>,
     /// Whether the last look found runs and ended before the socket was empty.
     more: bool,
 }
 
-impl Room {
-    /// Buffers for `runs` runs in one call: 1 to 16, of 68 KiB each. They cost memory only as they are used.
-    pub fn new(runs: usize) -> Self {
-        Self { places: calls::places(runs.clamp(1, BATCH)), more: false }
+impl Default for Room {
+    /// It has 68 KiB, which cost memory only as they are used.
+    fn default() -> Self {
+        Self { place: calls::place(), more: false }
     }
 }
 
 impl fmt::Debug for Room {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Room({})", self.places.len())
+        f.debug_struct("Room").field("more", &self.more).finish_non_exhaustive()
     }
 }
 
@@ -192,9 +192,9 @@ impl Direct {
     /// Takes up to `budget` arrived runs and passes each to `each` in place. Returns their number, zero if the socket was empty.
     /// Does not wait. Any thread may call it with its own buffers.
     ///
-    /// After a look that emptied the socket, the next run is taken alone, in one call. Asking for a second one would double the
-    /// cost of a lone datagram, whose sender waits for a reply. The look after that takes several runs in a call, until the
-    /// budget is used up or the socket is empty.
+    /// After a look that emptied the socket, the next run is taken alone. Asking for a second one would double the cost of a
+    /// lone datagram, whose sender waits for a reply. The look after that goes on until the budget is used up or the socket is
+    /// empty.
     ///
     /// # Errors
     /// Errors of the socket itself, which do not happen while it is open. The fate of an outgoing datagram is not one: see
@@ -227,35 +227,17 @@ impl Direct {
         let mut delivered = 0;
         let mut errors = 0;
         while delivered < budget {
-            let most = (budget - delivered).min(room.places.len());
-            let got = if delivered == 0 || most == 1 {
-                let place = &mut room.places[0];
-                let got = match peer {
-                    Some(peer) if self.is_bare() => calls::receive_connected(self.as_fd(), place, peer),
-                    _ if self.is_bare() => calls::receive_bare(self.as_fd(), place),
-                    _ => calls::receive(self.as_fd(), place),
-                };
-                got.map(|arrival| {
-                    self.0.counts.received[0].add(1);
-                    self.deliver(&mut room.places[0], arrival, each);
-                    (1, 1)
-                })
-            } else {
-                let mut arrivals = [None; BATCH];
-                calls::receive_many(self.as_fd(), &mut room.places[..most], &mut arrivals).map(|count| {
-                    self.0.counts.received[0].add(1);
-                    for (place, arrival) in room.places.iter_mut().zip(arrivals.into_iter().flatten()) {
-                        self.deliver(place, arrival, each);
-                    }
-                    (count, most)
-                })
+            let place = &mut *room.place;
+            let got = match peer {
+                Some(peer) if self.is_bare() => calls::receive_connected(self.as_fd(), place, peer),
+                _ if self.is_bare() => calls::receive_bare(self.as_fd(), place),
+                _ => calls::receive(self.as_fd(), place),
             };
             match got {
-                Ok((count, asked)) => {
-                    delivered += count;
-                    if count < asked {
-                        break;
-                    }
+                Ok(arrival) => {
+                    self.0.counts.received[0].add(1);
+                    self.deliver(place, arrival, each);
+                    delivered += 1;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -324,35 +306,6 @@ impl Direct {
         match self.send_call(len, len, || calls::send_pieces(self.as_fd(), &label, pieces)) {
             Ok(()) => Sent::Sent,
             Err(error) => self.judge(&run, 0, false, &error),
-        }
-    }
-
-    /// Sends several runs in a call, and reports the result of each. Stops at the first run that finds no room; that one and the
-    /// rest remain the caller's. Does not wait. Any thread.
-    pub fn send_all<F: FnMut(usize, Sent) + ?Sized>(&self, runs: &[Run<'_>], told: &mut F) {
-        let mut next = 0;
-        while next < runs.len() {
-            let together = runs[next..].iter().take(BATCH).take_while(|run| self.is_one_send(run)).count();
-            let batch = &runs[next..next + together];
-            let many = || calls::send_many(self.as_fd(), batch, |run| self.label(run, run.bytes.len()));
-            // An error says only that it concerns the first run or an earlier datagram. So send that run alone.
-            let count = if together < 2 { 0 } else { many().unwrap_or(0) };
-            if count == 0 {
-                let sent = self.send(&runs[next]);
-                let full = matches!(sent, Sent::Full { .. });
-                told(next, sent);
-                if full {
-                    return;
-                }
-                next += 1;
-                continue;
-            }
-            self.0.counts.sent[0].add(1);
-            for run in &batch[..count] {
-                self.sent(run.bytes.len(), run.segment);
-                told(next, Sent::Sent);
-                next += 1;
-            }
         }
     }
 
@@ -440,15 +393,6 @@ impl Direct {
 
     fn gso(&self, segment: usize) -> bool {
         self.0.gso.load(Relaxed) && segment <= usize::from(u16::MAX)
-    }
-
-    fn is_one_call(&self, len: usize, segment: usize) -> bool {
-        len <= RUN_BYTES_MOST && len.div_ceil(segment) <= SEGMENTS_MOST
-    }
-
-    fn is_one_send(&self, run: &Run<'_>) -> bool {
-        let (len, segment) = (run.bytes.len(), run.segment.max(1));
-        len <= segment || (self.gso(segment) && self.is_one_call(len, segment))
     }
 
     fn label(&self, run: &Run<'_>, len: usize) -> Label {

@@ -17,18 +17,20 @@ mod calls;
 mod direct;
 mod notation;
 mod plain;
-pub mod relay;
 mod ring;
+#[cfg(feature = "sim")]
+mod sim;
 mod socket;
 mod sources;
 mod uring;
 
 pub use direct::{Direct, Room};
 pub use plain::Plain;
+#[cfg(feature = "sim")]
+pub use sim::relay;
 pub use socket::{OpenError, is_loopback_only};
 pub use uring::{Uring, UringError};
 
-use crate::Run;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -36,9 +38,6 @@ use std::os::fd::BorrowedFd;
 use std::str::FromStr;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
-
-/// The most runs that a port takes from the socket in one call.
-const RUNS: usize = 8;
 
 /// The end of a port at which a thread waits: any thread, one after another.
 pub trait Port: Send {
@@ -52,12 +51,6 @@ pub trait Port: Send {
 
     /// The kind of the port, for people.
     fn kind(&self) -> Kind;
-
-    /// Like [`Direct::receive`] of each socket in turn, with the port's own buffers.
-    ///
-    /// # Errors
-    /// The same as there.
-    fn receive(&mut self, budget: usize, each: &mut dyn FnMut(Run<'_>)) -> io::Result<usize>;
 
     /// Sleeps until something happens, and returns what happened. Arrived datagrams must still be [received](Direct::receive); as
     /// long as one waits in the socket, a park ends at once.
@@ -305,15 +298,6 @@ impl Options {
         let (receive_buffer, send_buffer) = (16 << 20, 4 << 20);
         Self { address, further: Vec::new(), kind: Kind::Auto, receive_buffer, send_buffer, cut: true, gather: true }
     }
-}
-
-/// Receives from each socket in turn.
-fn receive_all(links: &[Direct], room: &mut Room, budget: usize, each: &mut dyn FnMut(Run<'_>)) -> io::Result<usize> {
-    let mut received = 0;
-    for direct in links.iter().flat_map(Direct::sockets) {
-        received += direct.receive(room, budget - received, each)?;
-    }
-    Ok(received)
 }
 
 /// A port without a socket, for waiting on the doorbell alone. Uses io_uring if it is available.

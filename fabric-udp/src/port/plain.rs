@@ -6,8 +6,7 @@
 
 use super::bell::Listener;
 use super::calls;
-use super::{Direct, Kind, Park, Port, RUNS, Room, Woken};
-use crate::Run;
+use super::{Direct, Kind, Park, Port, Woken};
 use rustix::event::epoll;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,7 +15,6 @@ use std::sync::atomic::Ordering;
 /// A port without io_uring.
 pub struct Plain {
     links: Vec<Direct>,
-    room: Room,
     listener: Listener,
     /// The descriptors to wait for; the listener is the last.
     polled: Vec<libc::pollfd>,
@@ -31,7 +29,7 @@ impl Plain {
         let listener = Listener::start()?;
         let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&all, listener.rung(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        Ok(Self { links, room: Room::new(RUNS), listener, polled: Vec::new(), all, watched: Vec::new() })
+        Ok(Self { links, listener, polled: Vec::new(), all, watched: Vec::new() })
     }
 
     /// Makes the one descriptor report each socket, or none.
@@ -61,10 +59,6 @@ impl Port for Plain {
 
     fn kind(&self) -> Kind {
         Kind::Plain
-    }
-
-    fn receive(&mut self, budget: usize, each: &mut dyn FnMut(Run<'_>)) -> io::Result<usize> {
-        super::receive_all(&self.links, &mut self.room, budget, each)
     }
 
     fn park(&mut self, park: Park<'_>) -> io::Result<Woken> {

@@ -9,8 +9,7 @@
 #![forbid(unsafe_code)]
 
 use super::ring::{Completion, Ring};
-use super::{Direct, Kind, Park, Port, RUNS, Room, Woken};
-use crate::Run;
+use super::{Direct, Kind, Park, Port, Woken};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -74,7 +73,6 @@ impl UringError {
 /// A port that waits by io_uring.
 pub struct Uring {
     links: Vec<Direct>,
-    room: Room,
     ring: Ring,
     /// Requests that have not ended. Zero between two parks.
     armed: usize,
@@ -90,7 +88,7 @@ impl Uring {
     }
 
     pub(super) fn new(links: Vec<Direct>) -> Result<Self, UringError> {
-        Ok(Self { links, room: Room::new(RUNS), ring: Ring::new()?, armed: 0 })
+        Ok(Self { links, ring: Ring::new()?, armed: 0 })
     }
 
     fn arm(&mut self, park: Park<'_>) -> io::Result<()> {
@@ -149,10 +147,6 @@ impl Port for Uring {
 
     fn kind(&self) -> Kind {
         Kind::Uring
-    }
-
-    fn receive(&mut self, budget: usize, each: &mut dyn FnMut(Run<'_>)) -> io::Result<usize> {
-        super::receive_all(&self.links, &mut self.room, budget, each)
     }
 
     fn park(&mut self, park: Park<'_>) -> io::Result<Woken> {

@@ -1,5 +1,6 @@
 //! The packet numbers that arrived, and the time at which to acknowledge them.
 
+use super::ranges::RangeSet;
 use super::time::{Nanos, Time};
 
 /// The most ranges remembered. A number below all of them counts as seen.
@@ -7,8 +8,7 @@ const RANGES_MAX: usize = 256;
 
 /// The packet numbers that arrived in one session, and the acknowledgement that is owed for them.
 pub(crate) struct Received {
-    /// Half-open ranges in rising order.
-    ranges: Vec<(u64, u64)>,
+    ranges: RangeSet,
     /// Every number below counts as seen.
     floor: u64,
     largest_at: Time,
@@ -21,44 +21,38 @@ pub(crate) struct Received {
 
 impl Received {
     pub fn new() -> Self {
-        Self { ranges: Vec::new(), floor: 0, largest_at: Time::ZERO, owed: 0, at_once: false, deadline: Time::NEVER }
+        Self { ranges: RangeSet::default(), floor: 0, largest_at: Time::ZERO, owed: 0, at_once: false, deadline: Time::NEVER }
     }
 
     /// Whether the number is new.
     #[inline]
     pub fn is_new(&self, number: u64) -> bool {
-        if let Some(last) = self.ranges.last()
-            && number >= last.0
-        {
-            return number >= last.1;
+        match self.ranges.last() {
+            Some((from, to)) if number >= from => number >= to,
+            _ => number >= self.floor && !self.ranges.covers(number, number + 1),
         }
-        if number < self.floor {
-            return false;
-        }
-        let at = self.ranges.partition_point(|range| range.1 <= number);
-        self.ranges.get(at).is_none_or(|range| number < range.0)
     }
 
     /// The highest number seen.
     #[inline]
     pub fn largest(&self) -> Option<u64> {
-        self.ranges.last().map(|range| range.1 - 1)
+        self.ranges.last().map(|(_, to)| to - 1)
     }
 
     /// Records a new number. `wants_answer`: the datagram held more than acknowledgements.
     #[inline]
     pub fn insert(&mut self, number: u64, now: Time, wants_answer: bool, every: u32, delay: Nanos) {
-        let in_order = match self.ranges.last_mut() {
-            Some(last) if number == last.1 => {
-                last.1 += 1;
-                self.largest_at = now;
-                true
-            }
-            _ => {
-                self.insert_apart(number, now);
-                false
-            }
-        };
+        let next = self.ranges.last().map(|(_, to)| to);
+        let in_order = next == Some(number);
+        if next.is_none_or(|next| number >= next) {
+            self.largest_at = now;
+        }
+        self.ranges.insert(number, number + 1);
+        if self.ranges.pieces() > RANGES_MAX
+            && let Some((_, to)) = self.ranges.take_front(u64::MAX)
+        {
+            self.floor = to;
+        }
         if wants_answer {
             self.owed += 1;
             // A peer that waits for a gap to close should learn of it at once, and so should a sender that had given up a number.
@@ -67,34 +61,6 @@ impl Received {
             } else if self.owed == 1 {
                 self.deadline = now + delay;
             }
-        }
-    }
-
-    #[cold]
-    fn insert_apart(&mut self, number: u64, now: Time) {
-        if self.ranges.last().is_none_or(|last| number > last.1) {
-            self.largest_at = now;
-            self.ranges.push((number, number + 1));
-        } else {
-            let at = self.ranges.partition_point(|range| range.1 < number);
-            let joins_low = self.ranges[at].1 == number;
-            let joins_high = if joins_low {
-                self.ranges.get(at + 1).is_some_and(|r| r.0 == number + 1)
-            } else {
-                self.ranges[at].0 == number + 1
-            };
-            match (joins_low, joins_high) {
-                (true, true) => {
-                    self.ranges[at].1 = self.ranges[at + 1].1;
-                    self.ranges.remove(at + 1);
-                }
-                (true, false) => self.ranges[at].1 = number + 1,
-                (false, true) => self.ranges[at].0 = number,
-                (false, false) => self.ranges.insert(at, (number, number + 1)),
-            }
-        }
-        if self.ranges.len() > RANGES_MAX {
-            self.floor = self.ranges.remove(0).1;
         }
     }
 
@@ -124,16 +90,15 @@ impl Received {
         self.at_once = false;
         self.deadline = Time::NEVER;
         let delay = u32::try_from(now - self.largest_at).unwrap_or(u32::MAX);
-        (delay, self.ranges.iter().rev().map(|&(from, to)| (from, to - 1)))
+        (delay, self.ranges.iter().rev().map(|(from, to)| (from, to - 1)))
     }
 
     /// The other end knows about every number up to `number`, so lower ranges need not be repeated. They stay marked as seen.
     pub fn forget_below(&mut self, number: u64) {
         // The range that holds the number stays whole, which costs nothing.
-        let gone = self.ranges.partition_point(|range| range.1 <= number);
-        if gone > 0 {
-            self.floor = self.ranges[gone - 1].1;
-            self.ranges.drain(..gone);
+        while let Some((from, to)) = self.ranges.first().filter(|(_, to)| *to <= number) {
+            self.ranges.remove(from, to);
+            self.floor = to;
         }
     }
 }
@@ -167,7 +132,7 @@ mod tests {
                     prop_assert!(seen.insert(number));
                     received.insert(number, Time::ZERO, true, 2, 1);
                 }
-                prop_assert!(received.ranges.len() <= RANGES_MAX);
+                prop_assert!(received.ranges.pieces() <= RANGES_MAX);
             }
         }
     }

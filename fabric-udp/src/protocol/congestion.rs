@@ -2,22 +2,6 @@
 
 use super::time::{MILLI, Nanos, Time};
 
-/// A congestion controller.
-pub(crate) trait Controller: Send {
-    /// The number of bytes that may be under way.
-    fn window(&self) -> u64;
-    /// `bytes` were acknowledged; the latest of them was sent at `sent`. `limited`: the window was in use, so it may grow.
-    fn on_ack(&mut self, now: Time, sent: Time, bytes: u64, limited: bool, latest: Nanos, smoothed: Nanos);
-    /// Datagrams were lost; the latest of them was sent at `sent`. Returns whether the window was reduced for that.
-    fn on_loss(&mut self, now: Time, sent: Time) -> bool;
-    /// The datagrams that counted as lost since the last reduction were only late.
-    fn on_false_alarm(&mut self);
-    /// No datagram got through for a long time.
-    fn on_persistent_congestion(&mut self);
-    /// The size of a datagram changed.
-    fn set_mtu(&mut self, mtu: usize);
-}
-
 const BETA: f64 = 0.7;
 const C: f64 = 0.4;
 /// The growth of Reno that gives a CUBIC flow its fair share beside Reno flows.
@@ -131,16 +115,16 @@ impl Cubic {
             self.window += (target - self.window) / self.window * bytes;
         }
     }
-}
 
-impl Controller for Cubic {
+    /// The number of bytes that may be under way.
     #[inline]
-    fn window(&self) -> u64 {
+    pub fn window(&self) -> u64 {
         self.window as u64
     }
 
+    /// `bytes` were acknowledged; the latest of them was sent at `sent`. `limited`: the window was in use, so it may grow.
     #[inline]
-    fn on_ack(&mut self, now: Time, sent: Time, bytes: u64, limited: bool, latest: Nanos, smoothed: Nanos) {
+    pub fn on_ack(&mut self, now: Time, sent: Time, bytes: u64, limited: bool, latest: Nanos, smoothed: Nanos) {
         if !limited {
             // Time in which the window is not needed does not count on the curve.
             self.epoch = None;
@@ -159,7 +143,8 @@ impl Controller for Cubic {
         }
     }
 
-    fn on_loss(&mut self, now: Time, sent: Time) -> bool {
+    /// Datagrams were lost; the latest of them was sent at `sent`. Returns whether the window was reduced for that.
+    pub fn on_loss(&mut self, now: Time, sent: Time) -> bool {
         if self.recovery.is_some_and(|since| sent <= since) {
             return false;
         }
@@ -173,7 +158,8 @@ impl Controller for Cubic {
         true
     }
 
-    fn on_false_alarm(&mut self) {
+    /// The datagrams that counted as lost since the last reduction were only late.
+    pub fn on_false_alarm(&mut self) {
         if let Some(before) = self.before_loss.take()
             && before.window > self.window
         {
@@ -184,7 +170,8 @@ impl Controller for Cubic {
         }
     }
 
-    fn on_persistent_congestion(&mut self) {
+    /// No datagram got through for a long time.
+    pub fn on_persistent_congestion(&mut self) {
         self.window = self.least();
         self.epoch = None;
         self.recovery = None;
@@ -192,7 +179,8 @@ impl Controller for Cubic {
         self.slow_start = SlowStart::default();
     }
 
-    fn set_mtu(&mut self, mtu: usize) {
+    /// The size of a datagram changed.
+    pub fn set_mtu(&mut self, mtu: usize) {
         self.mtu = mtu as f64;
         self.window = self.window.max(self.least());
     }

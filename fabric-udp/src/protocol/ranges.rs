@@ -21,9 +21,15 @@ impl RangeSet {
         self.ranges.iter().copied()
     }
 
-    /// The lowest number.
-    pub fn first(&self) -> Option<u64> {
-        self.ranges.first().map(|range| range.0)
+    /// The highest range.
+    #[inline]
+    pub fn last(&self) -> Option<(u64, u64)> {
+        self.ranges.last().copied()
+    }
+
+    /// The lowest range.
+    pub fn first(&self) -> Option<(u64, u64)> {
+        self.ranges.first().copied()
     }
 
     /// Whether all of `start..end` is in the set.
@@ -37,6 +43,7 @@ impl RangeSet {
     }
 
     /// Adds `start..end`.
+    #[inline]
     pub fn insert(&mut self, start: u64, end: u64) {
         if start >= end {
             return;

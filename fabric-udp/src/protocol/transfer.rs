@@ -179,7 +179,7 @@ impl TransfersOut {
                 continue;
             };
             let most = writer.room().checked_sub(DATA_HEAD)?.min(usize::from(u16::MAX)) as u64;
-            let left = match out.again.iter().next() {
+            let left = match out.again.first() {
                 Some((from, to)) => to - from,
                 None => out.limit.min(out.part.end) - out.next,
             };

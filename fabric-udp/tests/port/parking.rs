@@ -72,7 +72,7 @@ fn one_park_waits_for_all_sockets() {
             assert_eq!(from.direct().send(&run(ends[at], &mut pattern(30, round), 30)), Sent::Sent);
             assert!(park(&mut *to, &AtomicU32::new(0), FOR_EVER).datagram);
             // Each socket gets the datagrams sent to it, and answers from its own address.
-            let mut room = Room::new(1);
+            let mut room = Room::default();
             for (other, direct) in to.links().iter().enumerate() {
                 let mut got = Vec::new();
                 direct.receive(&mut room, 8, &mut |run| got.extend_from_slice(run.bytes)).unwrap();
@@ -189,7 +189,7 @@ impl Helm {
 
     /// Parks up to `times` times, and lets other threads have the port in between.
     fn park(&self, times: usize) {
-        let mut room = Room::new(2);
+        let mut room = Room::default();
         for _ in 0..times {
             let mut port = self.port.lock().unwrap();
             if self.is_over() {
@@ -273,7 +273,7 @@ fn what_another_thread_took_wakes_nobody() {
     with_each(|open| {
         let (from, mut to) = (open(loopback()), open(loopback()));
         let (bell, peer) = (AtomicU32::new(1), local(&*to));
-        let mut room = Room::new(1);
+        let mut room = Room::default();
         for parked in [false, true] {
             if parked {
                 assert!(park(&mut *to, &bell, Duration::from_millis(1)).timeout);

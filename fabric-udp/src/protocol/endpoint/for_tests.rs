@@ -24,7 +24,7 @@ impl Endpoint {
 
     /// The number of sessions and attempts.
     pub(crate) fn occupied(&self) -> usize {
-        self.sessions.occupied()
+        self.sessions.places() - self.sessions.vacant.len()
     }
 
     /// Forges a datagram of an existing session, with this body and perhaps this number, that no endpoint would send.

@@ -243,7 +243,7 @@ impl Endpoint {
             far: theirs.addresses.iter().flatten().map(|reach| reach.address).collect(),
             cipher,
             flight: Flight::new(RoundTrip::new(guess), self.spans.patience, peer_delay, self.spans.dead / 8),
-            congestion: Box::new(Cubic::new(config.initial_window, mtu.current())),
+            congestion: Cubic::new(config.initial_window, mtu.current()),
             mtu,
             spares,
             windows: (theirs.lane_window.into(), config.lane_window.into()),
@@ -291,7 +291,7 @@ impl Endpoint {
             let Some(&(_, path, theirs)) = free.min_by_key(|(_, path, _)| shared(path)) else { break };
             let link = self.config.links[usize::from(path.link.0)];
             let mtu = PathMtu::new(link.start, link.mtu.min(usize::from(theirs)), link.search);
-            let congestion = Box::new(Cubic::new(self.config.initial_window, mtu.current()));
+            let congestion = Cubic::new(self.config.initial_window, mtu.current());
             spares.push(Spare::new(now, path, guess, congestion, mtu));
             chosen.push(path);
         }

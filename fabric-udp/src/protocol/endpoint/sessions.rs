@@ -24,7 +24,7 @@ struct Place {
 /// All sessions and attempts. The low 16 bits of an id are the slot, the others its generation. Peers know the low 32 bits.
 pub(super) struct Sessions {
     places: Vec<Place>,
-    vacant: VecDeque<usize>,
+    pub vacant: VecDeque<usize>,
     most: usize,
     /// The first generation number. It is random, so that names of a former incarnation mean nothing here.
     first_generation: u64,
@@ -87,11 +87,6 @@ impl Sessions {
             Entry::Vacant => Time::NEVER,
         };
         self.places.iter().map(of).min().unwrap_or(Time::NEVER)
-    }
-
-    #[cfg(any(test, feature = "sim"))]
-    pub fn occupied(&self) -> usize {
-        self.places.len() - self.vacant.len()
     }
 
     #[inline]

@@ -243,7 +243,7 @@ impl LaneOut {
     #[cold]
     fn write_again(&mut self, writer: &mut Writer, whole: usize) -> Option<Carried> {
         loop {
-            let number = self.again.first()?;
+            let (number, _) = self.again.first()?;
             let Some(slot) = number.checked_sub(self.base).and_then(|index| self.slots.get_mut(index as usize)) else {
                 self.again.remove(number, number + 1);
                 continue;

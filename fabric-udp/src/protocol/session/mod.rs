@@ -1,6 +1,8 @@
 //! One session: all traffic between this node and one incarnation of another, by one path at a time.
 
 mod cargo;
+#[cfg(any(test, feature = "sim"))]
+mod for_tests;
 mod paths;
 mod receive;
 mod timers;
@@ -9,7 +11,7 @@ mod transmit;
 use super::ack::Received;
 use super::cipher::{Cipher, TAG_MAX};
 use super::config::Spans;
-use super::congestion::Controller;
+use super::congestion::Cubic;
 use super::frame::{ACK_LEN, ACK_RANGE, PACKET_HEAD_MAX};
 use super::header::HEADER;
 use super::lane::{Arrival, LaneIn, payload_max};
@@ -80,7 +82,7 @@ pub(crate) struct Session {
     cipher: Cipher,
     received: Received,
     flight: Flight,
-    congestion: Box<dyn Controller>,
+    congestion: Cubic,
     /// The last value from `congestion`.
     window: u64,
     pacer: Pacer,
@@ -146,7 +148,7 @@ pub(crate) struct Parts {
     pub far: Vec<SocketAddr>,
     pub cipher: Cipher,
     pub flight: Flight,
-    pub congestion: Box<dyn Controller>,
+    pub congestion: Cubic,
     pub mtu: PathMtu,
     pub spares: Vec<Spare>,
     /// The bytes that the other end keeps for us on each lane, and we for it.

@@ -6,7 +6,7 @@
 //! paths.
 
 use super::Session;
-use crate::protocol::congestion::Controller;
+use crate::protocol::congestion::Cubic;
 use crate::protocol::frame::{self, CHALLENGE_LEN};
 use crate::protocol::header::HEADER;
 use crate::protocol::loss::{Carried, RoundTrip};
@@ -46,13 +46,13 @@ pub(crate) struct Spare {
     challenge: bool,
     response: Option<u64>,
     round_trip: RoundTrip,
-    congestion: Box<dyn Controller>,
+    congestion: Cubic,
     mtu: PathMtu,
 }
 
 impl Spare {
     /// A path about which nothing is known yet.
-    pub fn new(now: Time, path: Path, guess: Nanos, congestion: Box<dyn Controller>, mtu: PathMtu) -> Self {
+    pub fn new(now: Time, path: Path, guess: Nanos, congestion: Cubic, mtu: PathMtu) -> Self {
         Self {
             path,
             valid: false,

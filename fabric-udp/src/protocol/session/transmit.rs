@@ -164,7 +164,7 @@ impl Session {
     /// Protects a datagram and records that it was sent.
     #[inline]
     #[allow(clippy::too_many_arguments)]
-    fn finish(
+    pub(super) fn finish(
         &mut self,
         now: Time,
         datagram: &mut [u8],
@@ -394,27 +394,6 @@ impl Session {
         self.flight.carry(Carried::Probe { size: size as u32 });
         self.finish(now, &mut buf[..size], 0, None, 1, true, true);
         Some(Piece { len: size, to: self.path, alone: true, lent: None })
-    }
-
-    #[cfg(any(test, feature = "sim"))]
-    pub fn forge(&mut self, now: Time, number: Option<u64>, body: &[u8]) -> Vec<u8> {
-        let mut datagram = vec![0; HEADER + body.len() + self.cipher.tag()];
-        datagram[HEADER..HEADER + body.len()].copy_from_slice(body);
-        match number {
-            Some(number) => self.cipher.seal(&mut datagram, self.remote, number, 0),
-            None => self.finish(now, &mut datagram, 0, None, 0, false, false),
-        }
-        datagram
-    }
-
-    #[cfg(test)]
-    pub fn records(&self) -> (usize, usize) {
-        self.flight.records()
-    }
-
-    #[cfg(any(test, feature = "sim"))]
-    pub fn named_there(&self) -> u32 {
-        self.remote
     }
 
     /// The last datagram of a session that has ended. It tells the other end, which may still wait for that.

@@ -1,0 +1,3 @@
+//! What tests put between real sockets.
+
+pub mod relay;
