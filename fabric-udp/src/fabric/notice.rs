@@ -2,8 +2,9 @@
 //! checked before it is believed.
 
 use super::About;
+use crate::protocol::wire::{Put, Reader};
 use doorbell_fabric::{Incarnation, NodeId, Role};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 
 /// The version of the greeting's format.
 const GREETING: u8 = 1;
@@ -31,29 +32,25 @@ impl Greeting {
         let About { role, pid, label, nonce } = &self.about;
         let label = &label.as_bytes()[..label.len().min(LABEL_MAX)];
         let mut bytes = vec![GREETING, *role as u8, self.asks.is_some().into(), label.len() as u8];
-        bytes.extend(pid.to_le_bytes());
-        bytes.extend(nonce.to_le_bytes());
-        bytes.extend(label);
-        for node in self.asks.iter().flatten().take(AVOID_MAX) {
-            bytes.extend(node.0.to_le_bytes());
-        }
+        bytes.u32(*pid);
+        bytes.u64(*nonce);
+        bytes.bytes(label);
+        self.asks.iter().flatten().take(AVOID_MAX).for_each(|node| bytes.u16(node.0));
         bytes
     }
 
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let ([form, role, asks, label_len], rest) = bytes.split_first_chunk()?;
-        let (pid, rest) = rest.split_first_chunk()?;
-        let (nonce, rest) = rest.split_first_chunk()?;
-        let (label, rest) = rest.split_at_checked(usize::from(*label_len))?;
-        if *form != GREETING || *asks > 1 || label.len() > LABEL_MAX {
+        let mut reader = Reader::new(bytes);
+        let [form, role, asks, label] = reader.array()?;
+        let (pid, nonce, label) = (reader.u32()?, reader.u64()?, reader.bytes(label.into())?);
+        if form != GREETING || asks > 1 || label.len() > LABEL_MAX {
             return None;
         }
         // The label is for people; without control characters it does no harm on a terminal.
         let label = String::from_utf8_lossy(label).chars().filter(|char| !char.is_control()).collect();
-        let about =
-            About { role: Role::from_number(*role)?, pid: u32::from_le_bytes(*pid), label, nonce: u64::from_le_bytes(*nonce) };
-        let avoid = rest.as_chunks().0.iter().take(AVOID_MAX).map(|id| NodeId(u16::from_le_bytes(*id)));
-        Some(Self { about, asks: (*asks == 1).then(|| avoid.collect()) })
+        let about = About { role: Role::from_number(role)?, pid, label, nonce };
+        let avoid = std::iter::from_fn(|| reader.u16()).take(AVOID_MAX).map(NodeId);
+        Some(Self { about, asks: (asks == 1).then(|| avoid.collect()) })
     }
 }
 
@@ -82,21 +79,16 @@ impl Notice {
             Notice::Members { members, last } => {
                 let mut bytes = vec![1, (*last).into(), members.len() as u8, 0];
                 for Member { node, incarnation, address } in members {
-                    bytes.extend(node.0.to_le_bytes());
-                    bytes.extend(incarnation.0.to_le_bytes());
-                    let ip = match address.ip() {
-                        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-                        IpAddr::V6(ip) => ip,
-                    };
-                    bytes.extend(ip.octets());
-                    bytes.extend(address.port().to_le_bytes());
+                    bytes.u16(node.0);
+                    bytes.u32(incarnation.0);
+                    bytes.address(*address);
                 }
                 bytes
             }
             Notice::Welcome { node, max_nodes } => {
                 let mut bytes = vec![2];
-                bytes.extend(node.0.to_le_bytes());
-                bytes.extend(max_nodes.to_le_bytes());
+                bytes.u16(node.0);
+                bytes.u16(*max_nodes);
                 bytes
             }
             Notice::NoRoom => vec![3],
@@ -104,30 +96,22 @@ impl Notice {
     }
 
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        match bytes {
-            [1, last @ 0..=1, count, _, rest @ ..] => {
-                let (members, beyond) = rest.as_chunks::<MEMBER_BYTES>();
-                let fits = members.len() == usize::from(*count) && members.len() <= MEMBERS_MAX && beyond.is_empty();
-                let members = members.iter().map(|bytes| {
-                    let (node, rest) = bytes.split_first_chunk()?;
-                    let (incarnation, rest) = rest.split_first_chunk()?;
-                    let (ip, port) = rest.split_first_chunk()?;
-                    let ip = IpAddr::V6(Ipv6Addr::from(*ip)).to_canonical();
-                    let address = SocketAddr::new(ip, u16::from_le_bytes(port.try_into().ok()?));
-                    let (node, incarnation) = (NodeId(u16::from_le_bytes(*node)), Incarnation(u32::from_le_bytes(*incarnation)));
-                    Some(Member { node, incarnation, address })
-                });
-                fits.then(|| members.collect::<Option<Vec<_>>>())
-                    .flatten()
-                    .map(|members| Notice::Members { members, last: *last == 1 })
+        let mut reader = Reader::new(bytes);
+        let notice = match reader.u8()? {
+            1 => {
+                let [last @ 0..=1, count, _] = reader.array()? else { return None };
+                let member = |reader: &mut Reader| {
+                    let (node, incarnation) = (NodeId(reader.u16()?), Incarnation(reader.u32()?));
+                    Some(Member { node, incarnation, address: reader.address()? })
+                };
+                let members = (0..count).map(|_| member(&mut reader)).collect::<Option<Vec<_>>>()?;
+                Some(Notice::Members { members, last: last == 1 }).filter(|_| usize::from(count) <= MEMBERS_MAX)?
             }
-            [2, a, b, c, d] => {
-                let node = NodeId(u16::from_le_bytes([*a, *b]));
-                Some(Notice::Welcome { node, max_nodes: u16::from_le_bytes([*c, *d]) })
-            }
-            [3] => Some(Notice::NoRoom),
-            _ => None,
-        }
+            2 => Notice::Welcome { node: NodeId(reader.u16()?), max_nodes: reader.u16()? },
+            3 => Notice::NoRoom,
+            _ => return None,
+        };
+        reader.is_empty().then_some(notice)
     }
 }
 

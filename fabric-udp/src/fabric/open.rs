@@ -3,13 +3,13 @@
 use super::contacts::{Contacts, Standing};
 use super::gather::Gather;
 use super::notice::Greeting;
-use super::receiving::Waste;
+use super::receiving::Always;
 use super::sending::Way;
 use super::transfers::Transfers;
 use super::{About, CODE_LEFT, LINKS_MAX, RUN_ROOM, UdpError, UdpFabric, UdpOptions};
 use crate::port::{self, Direct, Port, Room, is_loopback_only};
 use crate::protocol::{CloseReason, Config, ConfigError, Endpoint, LinkConfig, Time};
-use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_fabric::{Incarnation, NodeId, Verdict};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -190,7 +190,7 @@ impl UdpFabric {
             self.look();
             // Discard everything that still arrives. While it waits, the end of its sender would not be reported.
             let now = self.now();
-            self.endpoint.deliver(now, &mut Waste, usize::MAX);
+            self.endpoint.deliver(now, &mut Always(Verdict::Taken), usize::MAX);
             self.attend(now);
             self.changes.clear();
             if (self.peers.iter().all(Option::is_none) && self.next.is_empty()) || Instant::now() >= deadline {

@@ -74,23 +74,12 @@ impl<S: Sink> Receive for Gate<'_, S> {
     }
 }
 
-/// Takes everything and discards it.
-pub(super) struct Waste;
+/// Answers the same for every packet: takes and discards all, or refuses all.
+pub(super) struct Always(pub Verdict);
 
-impl Sink for Waste {
+impl Sink for Always {
     fn packet(&mut self, _: NodeId, _: Incarnation, _: Priority, _: &PacketHead, _: Payload<'_>) -> Verdict {
-        Verdict::Taken
-    }
-
-    fn damaged(&mut self, _: NodeId, _: Priority, _: &'static str) {}
-}
-
-/// Takes nothing.
-pub(super) struct Nobody;
-
-impl Sink for Nobody {
-    fn packet(&mut self, _: NodeId, _: Incarnation, _: Priority, _: &PacketHead, _: Payload<'_>) -> Verdict {
-        Verdict::Refused
+        self.0
     }
 
     fn damaged(&mut self, _: NodeId, _: Priority, _: &'static str) {}
@@ -107,7 +96,7 @@ impl UdpFabric {
     pub(super) fn drain(&mut self, stopped: bool) {
         loop {
             self.looked = Time::ZERO;
-            if self.take_in(self.now(), &mut Nobody, stopped).0 == 0 {
+            if self.take_in(self.now(), &mut Always(Verdict::Refused), stopped).0 == 0 {
                 return;
             }
         }
@@ -117,7 +106,7 @@ impl UdpFabric {
     pub(super) fn hear(&mut self) {
         self.drain(false);
         let now = self.now();
-        self.deliver(now, &mut Nobody, usize::MAX);
+        self.deliver(now, &mut Always(Verdict::Refused), usize::MAX);
         self.attend(now);
     }
 

@@ -103,7 +103,7 @@ impl UdpFabric {
                 }
             }
         }
-        while let Some(transmit) = self.endpoint.poll_pieces_but(now, &mut self.out, self.full, &mut self.transfers) {
+        while let Some(transmit) = self.endpoint.poll_pieces(now, &mut self.out, self.full, &mut self.transfers) {
             self.send(now, 0, transmit);
         }
     }

@@ -172,9 +172,9 @@ impl UdpFabric {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fabric::receiving::Waste;
+    use crate::fabric::receiving::Always;
     use crate::fabric::{About, UdpOptions};
-    use doorbell_fabric::Role;
+    use doorbell_fabric::{Role, Verdict};
     use std::time::Instant;
 
     fn open(node: u16, options: &UdpOptions) -> UdpFabric {
@@ -184,7 +184,7 @@ mod tests {
     }
 
     fn poll(fabric: &mut UdpFabric, lost: &mut Vec<Change>) {
-        fabric.poll(&mut Waste, 64);
+        fabric.poll(&mut Always(Verdict::Taken), 64);
         while let Some(change) = fabric.next_change() {
             match change {
                 Change::Met(node, _) => fabric.accept(node),

@@ -5,7 +5,7 @@
 use super::calls::{self, Arrival, Label, Place};
 use super::socket::{self, Made};
 use super::sources::Sources;
-use super::{Options, Sent, Statistics, Traffic, Trouble, TroubleKind, Woken};
+use super::{Options, Sent, Statistics, Trouble, TroubleKind, Woken};
 use crate::Run;
 use std::fmt;
 use std::io;
@@ -56,6 +56,10 @@ struct Counter(AtomicU64);
 impl Counter {
     fn add(&self, more: u64) {
         self.0.store(self.0.load(Relaxed).wrapping_add(more), Relaxed);
+    }
+
+    fn read(&self) -> u64 {
+        self.0.load(Relaxed)
     }
 }
 
@@ -368,27 +372,22 @@ impl Direct {
 
     /// The counts since the port was opened.
     pub fn statistics(&self) -> Statistics {
-        let own = self.own_statistics();
-        self.twin().map_or(own, |twin| own.and(&twin.own_statistics()))
-    }
-
-    fn own_statistics(&self) -> Statistics {
-        let read = |counter: &Counter| counter.0.load(Relaxed);
-        let traffic = |[calls, datagrams, bytes]: &[Counter; 3]| Traffic {
-            calls: read(calls),
-            datagrams: read(datagrams),
-            bytes: read(bytes),
-        };
-        let counts = &self.0.counts;
-        Statistics {
-            received: traffic(&counts.received),
-            sent: traffic(&counts.sent),
+        let mut sum = Statistics::default();
+        for direct in self.sockets() {
+            let counts = &direct.0.counts;
+            for (traffic, counts) in [(&mut sum.received, &counts.received), (&mut sum.sent, &counts.sent)] {
+                let [calls, datagrams, bytes] = counts.each_ref().map(Counter::read);
+                traffic.calls += calls;
+                traffic.datagrams += datagrams;
+                traffic.bytes += bytes;
+            }
             // Kernels before 4.12 do not report this.
-            overflowed: calls::overflowed(self.as_fd()).map_or(0, u64::from),
-            full: read(&counts.full),
-            failed: read(&counts.failed),
-            unusable: read(&counts.unusable),
+            sum.overflowed += calls::overflowed(direct.as_fd()).map_or(0, u64::from);
+            sum.full += counts.full.read();
+            sum.failed += counts.failed.read();
+            sum.unusable += counts.unusable.read();
         }
+        sum
     }
 
     fn gso(&self, segment: usize) -> bool {

@@ -219,26 +219,6 @@ pub struct Statistics {
     pub unusable: u64,
 }
 
-impl Traffic {
-    fn and(self, other: Self) -> Self {
-        Self { calls: self.calls + other.calls, datagrams: self.datagrams + other.datagrams, bytes: self.bytes + other.bytes }
-    }
-}
-
-impl Statistics {
-    /// The sum of the counts of two sockets.
-    fn and(self, other: &Self) -> Self {
-        Self {
-            received: self.received.and(other.received),
-            sent: self.sent.and(other.sent),
-            overflowed: self.overflowed + other.overflowed,
-            full: self.full + other.full,
-            failed: self.failed + other.failed,
-            unusable: self.unusable + other.unusable,
-        }
-    }
-}
-
 /// The way in which a port waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Kind {

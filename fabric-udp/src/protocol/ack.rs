@@ -7,6 +7,7 @@ use super::time::{Nanos, Time};
 const RANGES_MAX: usize = 256;
 
 /// The packet numbers that arrived in one session, and the acknowledgement that is owed for them.
+#[derive(Default)]
 pub(crate) struct Received {
     ranges: RangeSet,
     /// Every number below counts as seen.
@@ -21,7 +22,7 @@ pub(crate) struct Received {
 
 impl Received {
     pub fn new() -> Self {
-        Self { ranges: RangeSet::default(), floor: 0, largest_at: Time::ZERO, owed: 0, at_once: false, deadline: Time::NEVER }
+        Self { deadline: Time::NEVER, ..Self::default() }
     }
 
     /// Whether the number is new.

@@ -14,6 +14,7 @@ const HYSTART_HIGH: Nanos = 16 * MILLI;
 const HYSTART_ROUNDS: u32 = 5;
 
 /// CUBIC. Windows are in bytes.
+#[derive(Default)]
 pub(crate) struct Cubic {
     window: f64,
     threshold: f64,
@@ -81,17 +82,7 @@ impl SlowStart {
 
 impl Cubic {
     pub fn new(window: u64, mtu: usize) -> Self {
-        Self {
-            window: window as f64,
-            threshold: f64::INFINITY,
-            mtu: mtu as f64,
-            peak: 0.0,
-            epoch: None,
-            reno: 0.0,
-            recovery: None,
-            before_loss: None,
-            slow_start: SlowStart::default(),
-        }
+        Self { window: window as f64, threshold: f64::INFINITY, mtu: mtu as f64, ..Self::default() }
     }
 
     fn least(&self) -> f64 {

@@ -1,6 +1,6 @@
 //! The frames of a data datagram, behind its header.
 
-use super::wire::{Reader, Writer};
+use super::wire::{Put, Reader, Writer};
 use doorbell_fabric::{PacketHead, PacketKind, Priority};
 
 /// The most ranges in one acknowledgement.
@@ -153,26 +153,36 @@ pub(crate) fn read<'a>(reader: &mut Reader<'a>) -> Result<Option<Frame<'a>>, &'s
 
 #[inline]
 fn read_body<'a>(kind: u8, reader: &mut Reader<'a>) -> Option<Frame<'a>> {
-    if kind & !3 == PACKET {
-        let priority = priority_of(kind & 3)?;
-        let packet_kind = PacketKind::from_number(reader.u8()?)?;
-        let len = usize::from(reader.u16()?);
-        let sequence = reader.u32()?;
-        let tag = reader.u64()?;
-        let message = reader.u32()?;
-        let total = if packet_kind.has_total() { reader.u64()? } else { len as u64 };
-        let payload = reader.bytes(len)?;
-        let head = PacketHead { kind: packet_kind, tag, sequence: message, total };
-        return Some(Frame::Packet { priority, sequence, packet: Packet { head, payload } });
+    if kind == PING {
+        return Some(Frame::Ping);
     }
-    Some(match kind {
-        PING => Frame::Ping,
-        ACK => {
-            let count = usize::from(reader.u8()?);
-            reader.u16()?;
-            let delay = reader.u32()?;
-            let largest = reader.u64()?;
-            let first = reader.u32()?;
+    // Every other frame begins with its kind, a byte and a number of bytes.
+    let (byte, len) = (reader.u8()?, usize::from(reader.u16()?));
+    Some(match (kind & !3, kind) {
+        (PACKET, _) => {
+            let priority = priority_of(kind & 3)?;
+            let kind = PacketKind::from_number(byte)?;
+            let (sequence, tag, message) = (reader.u32()?, reader.u64()?, reader.u32()?);
+            let total = if kind.has_total() { reader.u64()? } else { len as u64 };
+            let head = PacketHead { kind, tag, sequence: message, total };
+            Frame::Packet { priority, sequence, packet: Packet { head, payload: reader.bytes(len)? } }
+        }
+        (FRAGMENT, _) => {
+            let priority = priority_of(kind & 3)?;
+            let (sequence, total, offset) = (reader.u32()?, reader.u32()?, reader.u32()?);
+            let bytes = reader.bytes(len)?;
+            if u64::from(offset) + len as u64 > u64::from(total) || total as usize > IMAGE_MAX || bytes.is_empty() {
+                return None;
+            }
+            Frame::Fragment { priority, sequence, total, offset, bytes }
+        }
+        (CREDIT, _) => {
+            let priority = priority_of(kind & 3)?;
+            Frame::Credit { priority, refused: byte != 0, stamp: reader.u32()?, limit: reader.u64()? }
+        }
+        (_, ACK) => {
+            let count = usize::from(byte);
+            let (delay, largest, first) = (reader.u32()?, reader.u64()?, reader.u32()?);
             if count > ACK_RANGES_MAX {
                 return None;
             }
@@ -182,19 +192,10 @@ fn read_body<'a>(kind: u8, reader: &mut Reader<'a>) -> Option<Frame<'a>> {
             }
             Frame::Ack(ack)
         }
-        CLOSE => {
-            let code = reader.u8()?;
-            reader.u16()?;
-            Frame::Close { code }
-        }
-        CHALLENGE | RESPONSE => {
-            reader.array::<3>()?;
-            let word = reader.u64()?;
-            if kind == CHALLENGE { Frame::Challenge(word) } else { Frame::Response(word) }
-        }
-        DATA => {
-            reader.u8()?;
-            let len = usize::from(reader.u16()?);
+        (_, CLOSE) => Frame::Close { code: byte },
+        (_, CHALLENGE) => Frame::Challenge(reader.u64()?),
+        (_, RESPONSE) => Frame::Response(reader.u64()?),
+        (_, DATA) => {
             let (transfer, offset, total) = (reader.u64()?, reader.u64()?, reader.u64()?);
             let bytes = reader.bytes(len)?;
             if offset.checked_add(len as u64)? > total {
@@ -202,33 +203,11 @@ fn read_body<'a>(kind: u8, reader: &mut Reader<'a>) -> Option<Frame<'a>> {
             }
             Frame::Data { transfer, offset, total, bytes }
         }
-        GRANT => {
-            reader.array::<3>()?;
-            Frame::Grant { transfer: reader.u64()?, limit: reader.u64()? }
-        }
-        CANCEL => {
-            let by = reader.u8()?;
-            reader.u16()?;
+        (_, GRANT) => Frame::Grant { transfer: reader.u64()?, limit: reader.u64()? },
+        (_, CANCEL) => {
             let transfer = reader.u64()?;
             reader.u64()?;
-            Frame::Cancel { transfer, by_receiver: by != 0 }
-        }
-        kind if kind & !3 == FRAGMENT => {
-            let priority = priority_of(kind & 3)?;
-            reader.u8()?;
-            let len = usize::from(reader.u16()?);
-            let (sequence, total, offset) = (reader.u32()?, reader.u32()?, reader.u32()?);
-            let bytes = reader.bytes(len)?;
-            if u64::from(offset) + len as u64 > u64::from(total) || total as usize > IMAGE_MAX || bytes.is_empty() {
-                return None;
-            }
-            Frame::Fragment { priority, sequence, total, offset, bytes }
-        }
-        kind if kind & !3 == CREDIT => {
-            let priority = priority_of(kind & 3)?;
-            let refused = reader.u8()? != 0;
-            reader.u16()?;
-            Frame::Credit { priority, refused, stamp: reader.u32()?, limit: reader.u64()? }
+            Frame::Cancel { transfer, by_receiver: byte != 0 }
         }
         _ => return None,
     })
@@ -250,9 +229,7 @@ pub(crate) fn image_len(head: &PacketHead, payload: usize) -> usize {
 #[inline]
 pub(crate) fn write_image(image: &mut [u8], priority: Priority, sequence: u32, head: &PacketHead, payload: &[u8]) {
     let mut writer = Writer::new(image);
-    writer.u8(PACKET | priority as u8);
-    writer.u8(head.kind as u8);
-    writer.u16(payload.len() as u16);
+    write_head(&mut writer, PACKET | priority as u8, head.kind as u8, payload.len());
     writer.u32(sequence);
     writer.u64(head.tag);
     writer.u32(head.sequence);
@@ -271,6 +248,19 @@ pub(crate) fn read_image(image: &[u8]) -> Option<(Priority, u32, Packet<'_>)> {
     }
 }
 
+/// The beginning of every frame but a ping.
+#[inline]
+fn write_head(writer: &mut Writer, kind: u8, byte: u8, len: usize) {
+    writer.bytes(&[kind, byte, len as u8, (len >> 8) as u8]);
+}
+
+/// A frame of numbers alone.
+#[inline]
+fn write_words<const N: usize>(writer: &mut Writer, kind: u8, byte: u8, len: usize, words: [u64; N]) {
+    write_head(writer, kind, byte, len);
+    words.into_iter().for_each(|word| writer.u64(word));
+}
+
 pub(crate) fn write_ping(writer: &mut Writer) {
     writer.u8(PING);
 }
@@ -286,9 +276,7 @@ pub(crate) fn write_ack(writer: &mut Writer, delay: u32, ranges: impl Iterator<I
     let Some((mut low, largest)) = ranges.next() else { return };
     let most = ((writer.room().saturating_sub(ACK_LEN)) / ACK_RANGE).min(ACK_RANGES_MAX);
     let start = writer.len();
-    writer.u8(ACK);
-    writer.u8(0);
-    writer.u16(0);
+    write_head(writer, ACK, 0, 0);
     writer.u32(delay);
     writer.u64(largest);
     writer.u32((largest - low) as u32);
@@ -310,59 +298,38 @@ pub(crate) fn write_ack(writer: &mut Writer, delay: u32, ranges: impl Iterator<I
 }
 
 pub(crate) fn write_close(writer: &mut Writer, code: u8) {
-    writer.u8(CLOSE);
-    writer.u8(code);
-    writer.u16(0);
+    write_head(writer, CLOSE, code, 0);
 }
 
 pub(crate) fn write_challenge(writer: &mut Writer, word: u64) {
-    writer.u32(u32::from(CHALLENGE));
-    writer.u64(word);
+    write_words(writer, CHALLENGE, 0, 0, [word]);
 }
 
 pub(crate) fn write_response(writer: &mut Writer, word: u64) {
-    writer.u32(u32::from(RESPONSE));
-    writer.u64(word);
+    write_words(writer, RESPONSE, 0, 0, [word]);
 }
 
 /// Writes the head of transfer bytes. The bytes themselves follow.
 pub(crate) fn write_data_head(writer: &mut Writer, transfer: u64, offset: u64, total: u64, len: usize) {
-    writer.u8(DATA);
-    writer.u8(0);
-    writer.u16(len as u16);
-    writer.u64(transfer);
-    writer.u64(offset);
-    writer.u64(total);
+    write_words(writer, DATA, 0, len, [transfer, offset, total]);
 }
 
 pub(crate) fn write_grant(writer: &mut Writer, transfer: u64, limit: u64) {
-    writer.u32(u32::from(GRANT));
-    writer.u64(transfer);
-    writer.u64(limit);
+    write_words(writer, GRANT, 0, 0, [transfer, limit]);
 }
 
 pub(crate) fn write_cancel(writer: &mut Writer, transfer: u64, by_receiver: bool) {
-    writer.u8(CANCEL);
-    writer.u8(by_receiver.into());
-    writer.u16(0);
-    writer.u64(transfer);
-    writer.u64(0);
+    write_words(writer, CANCEL, by_receiver.into(), 0, [transfer, 0]);
 }
 
 pub(crate) fn write_fragment(writer: &mut Writer, priority: Priority, sequence: u32, total: u32, offset: u32, bytes: &[u8]) {
-    writer.u8(FRAGMENT | priority as u8);
-    writer.u8(0);
-    writer.u16(bytes.len() as u16);
-    writer.u32(sequence);
-    writer.u32(total);
-    writer.u32(offset);
+    write_head(writer, FRAGMENT | priority as u8, 0, bytes.len());
+    [sequence, total, offset].into_iter().for_each(|number| writer.u32(number));
     writer.bytes(bytes);
 }
 
 pub(crate) fn write_credit(writer: &mut Writer, priority: Priority, refused: bool, stamp: u32, limit: u64) {
-    writer.u8(CREDIT | priority as u8);
-    writer.u8(refused.into());
-    writer.u16(0);
+    write_head(writer, CREDIT | priority as u8, refused.into(), 0);
     writer.u32(stamp);
     writer.u64(limit);
 }

@@ -1,6 +1,6 @@
 //! The first bytes of a datagram.
 
-use super::wire::{Reader, Writer};
+use super::wire::{Put, Reader, Writer};
 
 /// The kind of a datagram, which is its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ const REORDER_MAX: u64 = 256;
 pub(crate) const RECORDS_MAX: usize = 1 << 15;
 
 /// The round trip as measured.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct RoundTrip {
     pub latest: Nanos,
     pub least: Nanos,
@@ -142,6 +142,7 @@ pub(crate) struct Lost {
 }
 
 /// All sent datagrams that were not acknowledged yet.
+#[derive(Default)]
 pub(crate) struct Flight {
     sent: VecDeque<Sent>,
     /// The number of the first entry in `sent`.
@@ -176,30 +177,17 @@ pub(crate) struct Flight {
     pause_max: Nanos,
 }
 
+/// The items of a sent datagram.
+#[inline]
+fn items<'a>(carried: &'a VecDeque<Carried>, base: u64, sent: &Sent) -> impl Iterator<Item = Carried> + use<'a> {
+    let first = (sent.carried - base) as usize;
+    carried.range(first..first + usize::from(sent.count)).copied()
+}
+
 impl Flight {
     pub fn new(round_trip: RoundTrip, granularity: Nanos, peer_delay: Nanos, pause_max: Nanos) -> Self {
-        Self {
-            sent: VecDeque::new(),
-            base: 0,
-            carried: VecDeque::new(),
-            carried_base: 0,
-            bytes: 0,
-            waiting: 0,
-            waiting_since: Time::ZERO,
-            largest_acked: None,
-            loss_at: Time::NEVER,
-            latest_sent: Time::ZERO,
-            given_up: false,
-            questions: 0,
-            reorder: REORDER_START,
-            alarm: (0, 0),
-            alarm_from: 0,
-            path_from: 0,
-            round_trip,
-            granularity,
-            peer_delay,
-            pause_max,
-        }
+        let (loss_at, reorder) = (Time::NEVER, REORDER_START);
+        Self { loss_at, reorder, round_trip, granularity, peer_delay, pause_max, ..Self::default() }
     }
 
     /// The number of the next datagram.
@@ -258,13 +246,20 @@ impl Flight {
             if keep {
                 break;
             }
-            let end = first.carried + u64::from(first.count);
-            self.sent.pop_front();
-            self.base += 1;
-            while self.carried_base < end {
-                self.carried.pop_front();
-                self.carried_base += 1;
-            }
+            self.drop_first(|_| ());
+        }
+    }
+
+    /// Drops the oldest record, and passes its items to `each`.
+    fn drop_first(&mut self, mut each: impl FnMut(Carried)) {
+        let Some(first) = self.sent.pop_front() else { return };
+        self.base += 1;
+        let end = first.carried + u64::from(first.count);
+        while self.carried_base < end
+            && let Some(carried) = self.carried.pop_front()
+        {
+            self.carried_base += 1;
+            each(carried);
         }
     }
 
@@ -286,10 +281,8 @@ impl Flight {
                     continue;
                 }
                 sent.state = State::Done;
-                let (size, probe, first, count, at) = (sent.size, sent.probe, sent.carried, sent.count, sent.at);
-                for index in 0..u64::from(count) {
-                    arrived(self.carried[(first - self.carried_base + index) as usize]);
-                }
+                let (size, probe, at) = (sent.size, sent.probe, sent.at);
+                items(&self.carried, self.carried_base, sent).for_each(&mut arrived);
                 let is_here = number >= self.path_from;
                 if size as usize > MTU_FLOOR && is_here {
                     acked.large = acked.large.max(Some((size as usize, number)));
@@ -363,9 +356,7 @@ impl Flight {
             sent.state = State::Lost;
             self.waiting -= 1;
             found.datagrams += 1;
-            for index in 0..u64::from(sent.count) {
-                lost(number, 0, self.carried[(sent.carried - self.carried_base + index) as usize]);
-            }
+            items(&self.carried, self.carried_base, sent).for_each(|carried| lost(number, 0, carried));
             if !sent.probe {
                 lost(number, sent.size as usize, Carried::Nothing);
                 self.bytes -= u64::from(sent.size);
@@ -413,9 +404,7 @@ impl Flight {
     /// Calls `again` for the items of the oldest datagrams under way, to send them once more.
     pub fn oldest(&self, most: usize, mut again: impl FnMut(Carried)) {
         for sent in self.sent.iter().filter(|sent| sent.state == State::UnderWay && !sent.probe).take(most) {
-            for index in 0..u64::from(sent.count) {
-                again(self.carried[(sent.carried - self.carried_base + index) as usize]);
-            }
+            items(&self.carried, self.carried_base, sent).for_each(&mut again);
         }
     }
 
@@ -430,9 +419,7 @@ impl Flight {
             if !sent.probe {
                 self.bytes -= u64::from(sent.size);
             }
-            for index in 0..u64::from(sent.count) {
-                again(self.carried[(sent.carried - self.carried_base + index) as usize]);
-            }
+            items(&self.carried, self.carried_base, sent).for_each(&mut again);
         }
         self.drop_done(now);
     }
@@ -448,26 +435,19 @@ impl Flight {
     /// acknowledges nothing costs bounded memory, whatever it makes this end send.
     pub fn thin(&mut self, now: Time, window: u64, mut again: impl FnMut(Carried)) {
         while self.is_crowded(window)
-            && let Some(first) = self.sent.pop_front()
+            && let Some(first) = self.sent.front()
         {
-            self.base += 1;
             let is_under_way = first.state == State::UnderWay;
             if is_under_way {
                 self.given_up = true;
                 self.waiting -= 1;
-                if !first.probe {
-                    self.bytes -= u64::from(first.size);
-                }
+                self.bytes -= if first.probe { 0 } else { u64::from(first.size) };
             }
-            let end = first.carried + u64::from(first.count);
-            while self.carried_base < end
-                && let Some(carried) = self.carried.pop_front()
-            {
-                self.carried_base += 1;
+            self.drop_first(|carried| {
                 if is_under_way {
                     again(carried);
                 }
-            }
+            });
         }
         self.drop_done(now);
     }
@@ -482,9 +462,7 @@ impl Flight {
     pub fn leave(&mut self, round_trip: RoundTrip, mut again: impl FnMut(Carried)) {
         for sent in self.sent.iter_mut().filter(|sent| sent.state == State::UnderWay) {
             sent.state = State::Lost;
-            for index in 0..u64::from(sent.count) {
-                again(self.carried[(sent.carried - self.carried_base + index) as usize]);
-            }
+            items(&self.carried, self.carried_base, sent).for_each(&mut again);
         }
         (self.bytes, self.waiting, self.questions, self.given_up) = (0, 0, 0, false);
         (self.loss_at, self.alarm, self.reorder) = (Time::NEVER, (0, 0), REORDER_START);

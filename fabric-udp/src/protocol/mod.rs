@@ -31,7 +31,7 @@ pub mod sim;
 mod stats;
 mod time;
 mod transfer;
-mod wire;
+pub(crate) mod wire;
 
 #[cfg(test)]
 mod tests;

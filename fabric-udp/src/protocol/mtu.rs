@@ -16,6 +16,7 @@ const AGAIN: Nanos = 600_000 * MILLI;
 const AGAIN_AFTER_HOLE: Nanos = 5_000 * MILLI;
 
 /// The search for the path's MTU.
+#[derive(Default)]
 pub(crate) struct PathMtu {
     current: usize,
     /// A size that neither end nor link exceeds.
@@ -37,19 +38,7 @@ pub(crate) struct PathMtu {
 impl PathMtu {
     /// Begins with datagrams of `start` bytes. With `search`, larger ones up to `ceiling` are tried.
     pub fn new(start: usize, ceiling: usize, search: bool) -> Self {
-        let current = start.min(ceiling);
-        Self {
-            current,
-            ceiling,
-            too_large: ceiling + 1,
-            under_way: false,
-            tries: 0,
-            next: Time::ZERO,
-            search,
-            suspicion: 0,
-            suspect: 0,
-            arrived: [(0, 0); 2],
-        }
+        Self { current: start.min(ceiling), ceiling, too_large: ceiling + 1, search, ..Self::default() }
     }
 
     /// The size of the largest datagram to send.

@@ -1,5 +1,7 @@
 //! Reads and writes little-endian numbers, and checks every bound.
 
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
 /// Reads numbers and bytes off the front of a slice.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a> {
@@ -50,6 +52,70 @@ impl<'a> Reader<'a> {
     pub fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_le_bytes)
     }
+
+    /// Bytes behind their number.
+    pub fn message(&mut self) -> Option<&'a [u8]> {
+        let len = self.u16()?;
+        self.bytes(len.into())
+    }
+
+    pub fn address(&mut self) -> Option<SocketAddr> {
+        let ip = IpAddr::V6(Ipv6Addr::from(self.array::<16>()?)).to_canonical();
+        Some(SocketAddr::new(ip, self.u16()?))
+    }
+}
+
+/// Takes numbers and bytes one after another.
+pub(crate) trait Put {
+    fn bytes(&mut self, bytes: &[u8]);
+
+    #[inline]
+    fn u8(&mut self, number: u8) {
+        self.bytes(&[number]);
+    }
+
+    #[inline]
+    fn u16(&mut self, number: u16) {
+        self.bytes(&number.to_le_bytes());
+    }
+
+    #[inline]
+    fn u32(&mut self, number: u32) {
+        self.bytes(&number.to_le_bytes());
+    }
+
+    #[inline]
+    fn u64(&mut self, number: u64) {
+        self.bytes(&number.to_le_bytes());
+    }
+
+    /// Bytes behind their number.
+    fn message(&mut self, bytes: &[u8]) {
+        self.u16(bytes.len() as u16);
+        self.bytes(bytes);
+    }
+
+    fn address(&mut self, address: SocketAddr) {
+        let ip = match address.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        self.bytes(&ip.octets());
+        self.u16(address.port());
+    }
+}
+
+impl Put for Vec<u8> {
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+}
+
+impl Put for Writer<'_> {
+    #[inline]
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.space(bytes.len()).copy_from_slice(bytes);
+    }
 }
 
 /// Writes numbers and bytes one after another. The caller ensures that there is [`room`](Self::room).
@@ -76,11 +142,6 @@ impl<'a> Writer<'a> {
         self.buf.len() - self.at
     }
 
-    #[inline]
-    pub fn bytes(&mut self, bytes: &[u8]) {
-        self.space(bytes.len()).copy_from_slice(bytes);
-    }
-
     /// The next `len` bytes, for the caller to write.
     #[inline]
     pub fn space(&mut self, len: usize) -> &mut [u8] {
@@ -94,25 +155,5 @@ impl<'a> Writer<'a> {
     pub fn back_to(&mut self, len: usize) {
         debug_assert!(len <= self.at);
         self.at = len;
-    }
-
-    #[inline]
-    pub fn u8(&mut self, number: u8) {
-        self.bytes(&[number]);
-    }
-
-    #[inline]
-    pub fn u16(&mut self, number: u16) {
-        self.bytes(&number.to_le_bytes());
-    }
-
-    #[inline]
-    pub fn u32(&mut self, number: u32) {
-        self.bytes(&number.to_le_bytes());
-    }
-
-    #[inline]
-    pub fn u64(&mut self, number: u64) {
-        self.bytes(&number.to_le_bytes());
     }
 }

@@ -34,7 +34,7 @@ impl Endpoint {
 
     /// Whether everything pushed on a session was acknowledged and no transfer to the peer runs. `true` if the session has ended.
     pub fn is_flushed(&self, session: SessionId) -> bool {
-        self.sessions.peek(session).is_none_or(Session::is_flushed)
+        self.sessions.peek(session).is_none_or(|session| session.cargo.is_idle())
     }
 
     /// The counts of a session.

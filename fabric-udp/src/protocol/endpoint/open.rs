@@ -308,21 +308,14 @@ impl Endpoint {
             self.stats.stray += 1;
             return;
         };
-        let id = attempt.id;
-        let hello = Hello {
-            versions: self.config.versions,
-            session: id.0 as u32,
-            nonce: attempt.nonce,
-            domain: self.secret.domain,
-            keyed: self.secret.key.is_some(),
-        };
+        let (id, nonce, strand) = (attempt.id, attempt.nonce, attempt.strand);
+        let hello = self.hello(id, nonce);
         match handshake::read_answer(&self.secret, datagram) {
             None => self.stats.junk += 1,
             Some(Answer::Retry(cookie)) => self.on_retry(now, index, &hello, cookie),
             Some(Answer::Accept(name, message)) => self.on_accept(now, index, from, &hello, name, message),
             Some(Answer::Reject(Rejection::AlreadyConnected(node, incarnation))) => {
                 // The session exists or is on its way. If not, the other end will find out.
-                let strand = attempt.strand;
                 let session = self.sessions.with(node, strand);
                 let on_its_way = self.sessions.offers().any(|(_, session)| (session.peer.node, session.strand) == (node, strand));
                 if session.is_some() || on_its_way {

@@ -31,18 +31,18 @@ impl Endpoint {
 
     /// The bytes of packets that a lane of a session holds at least; zero if the session has ended.
     pub fn lane_bytes(&self, session: SessionId) -> usize {
-        self.sessions.peek(session).map_or(0, |session| session.lane_bytes())
+        self.sessions.peek(session).map_or(0, |session| session.cargo.lanes_out[0].bytes())
     }
 
     /// Whether `len` bytes can be pushed now, in packets of `packet` bytes.
     pub fn has_room(&self, session: SessionId, priority: Priority, len: usize, packet: usize) -> bool {
-        self.sessions.peek(session).is_some_and(|session| session.has_room(priority, len, packet))
+        self.sessions.peek(session).is_some_and(|session| session.cargo.lanes_out[priority.index()].has_room(len, packet))
     }
 
     /// Whether the target has refused further packets of this lane until it asks for some.
     #[inline]
     pub fn refused(&self, session: SessionId, priority: Priority) -> bool {
-        self.sessions.peek(session).is_some_and(|session| session.refused(priority))
+        self.sessions.peek(session).is_some_and(|session| session.cargo.lanes_out[priority.index()].refused())
     }
 
     /// Whether packets wait that the driver neither refused nor put off.

@@ -22,6 +22,7 @@ struct Place {
 }
 
 /// All sessions and attempts. The low 16 bits of an id are the slot, the others its generation. Peers know the low 32 bits.
+#[derive(Default)]
 pub(super) struct Sessions {
     places: Vec<Place>,
     pub vacant: VecDeque<usize>,
@@ -38,15 +39,7 @@ pub(super) struct Sessions {
 
 impl Sessions {
     pub fn new(most: usize, salt: u32) -> Self {
-        Self {
-            places: Vec::new(),
-            vacant: VecDeque::new(),
-            most,
-            first_generation: u64::from(salt),
-            peers: BTreeMap::new(),
-            lives: BTreeMap::new(),
-            former: BTreeMap::new(),
-        }
+        Self { most, first_generation: salt.into(), ..Self::default() }
     }
 
     pub fn insert(&mut self, entry: impl FnOnce(SessionId) -> Entry) -> Option<SessionId> {

@@ -21,7 +21,7 @@ impl Endpoint {
     /// Like [`expect`](Self::expect), but the peer's driver reads the name as a grant for all bytes.
     pub fn expect_granted(&mut self, session: SessionId, total: u64) -> Result<TransferId, TransferError> {
         let (_, live) = self.sessions.live(session).ok_or(TransferError::Gone)?;
-        Ok(TransferId(live.expect_granted(total)))
+        Ok(TransferId(live.cargo.transfers_in.expect(total, total)))
     }
 
     /// Lets the peer send the bytes of a transfer below `limit`. A lower limit than before changes nothing.
@@ -79,7 +79,7 @@ impl Endpoint {
     /// Stops expecting a transfer from the peer, because everything that the peer sends is there. The peer is not told.
     pub fn forget(&mut self, session: SessionId, transfer: TransferId) {
         if let Some((_, session)) = self.sessions.live(session) {
-            session.forget(transfer.0);
+            session.cargo.transfers_in.cancel(transfer.0);
         }
     }
 

@@ -20,14 +20,10 @@ impl Endpoint {
     }
 
     /// Like [`poll_transmit`](Self::poll_transmit), but a long packet, and bytes of a transfer, may stay where they lie. The
-    /// datagram is then in [`pieces`](Self::pieces), until the next call of another method.
-    pub fn poll_pieces<S: Source>(&mut self, now: Time, buf: &mut [u8], source: &mut S) -> Option<Transmit> {
-        self.next_transmit(now, buf, source, true, 0)
-    }
-
-    /// Like [`poll_pieces`](Self::poll_pieces), but keeps datagrams of links that have no room now: `full` has a bit for each
-    /// link, the lowest for the first. (A Challenge to another path of a session may be returned nevertheless.)
-    pub fn poll_pieces_but<S: Source>(&mut self, now: Time, buf: &mut [u8], full: u32, source: &mut S) -> Option<Transmit> {
+    /// datagram is then in [`pieces`](Self::pieces), until the next call of another method. Datagrams of links that have no room
+    /// now are kept: `full` has a bit for each link, the lowest for the first. (A Challenge to another path of a session may be
+    /// returned nevertheless.)
+    pub fn poll_pieces<S: Source>(&mut self, now: Time, buf: &mut [u8], full: u32, source: &mut S) -> Option<Transmit> {
         self.next_transmit(now, buf, source, true, full)
     }
 

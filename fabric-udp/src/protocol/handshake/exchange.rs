@@ -25,9 +25,7 @@ impl Exchange {
         let Some(key) = &secret.key else { return Some((Exchange::Clear(params.share), params.write())) };
         let prologue = hello.prologue();
         let mut state = noise(key, random, &prologue)?.build_initiator().ok()?;
-        let mut message = vec![0; MESSAGE_MAX];
-        let len = state.write_message(&params.write(), &mut message).ok()?;
-        message.truncate(len);
+        let message = say(&mut state, params)?;
         Some((Exchange::Noise(Box::new(state)), message))
     }
 
@@ -40,9 +38,7 @@ impl Exchange {
                 Some((params, Secrets { send, receive }))
             }
             Exchange::Noise(state) => {
-                let mut payload = [0; MESSAGE_MAX];
-                let len = state.read_message(message, &mut payload).ok()?;
-                let params = Params::read(payload.get(..len)?)?;
+                let params = hear(state, message)?;
                 let (send, receive) = state.dangerously_get_raw_split();
                 Some((params, Secrets { send, receive }))
             }
@@ -61,9 +57,7 @@ impl Asked {
         let Some(key) = &secret.key else { return Some(Asked { params: Params::read(message)?, noise: None }) };
         let prologue = hello.prologue();
         let mut state = noise(key, random, &prologue)?.build_responder().ok()?;
-        let mut payload = [0; MESSAGE_MAX];
-        let len = state.read_message(message, &mut payload).ok()?;
-        Some(Asked { params: Params::read(payload.get(..len)?)?, noise: Some(Box::new(state)) })
+        Some(Asked { params: hear(&mut state, message)?, noise: Some(Box::new(state)) })
     }
 
     /// Agrees. Returns the peer's parameters, the message for Accept, and the secrets.
@@ -72,12 +66,25 @@ impl Asked {
             let (receive, send) = secrets_of_shares(&hello.prologue(), &self.params.share, &ours.share);
             return Some((self.params, ours.write(), Secrets { send, receive }));
         };
-        let mut message = vec![0; MESSAGE_MAX];
-        let len = state.write_message(&ours.write(), &mut message).ok()?;
-        message.truncate(len);
+        let message = say(&mut state, ours)?;
         let (receive, send) = state.dangerously_get_raw_split();
         Some((self.params, message, Secrets { send, receive }))
     }
+}
+
+/// The next message of the exchange, with parameters.
+fn say(state: &mut snow::HandshakeState, params: &Params) -> Option<Vec<u8>> {
+    let mut message = vec![0; MESSAGE_MAX];
+    let len = state.write_message(&params.write(), &mut message).ok()?;
+    message.truncate(len);
+    Some(message)
+}
+
+/// The parameters in the other end's next message.
+fn hear(state: &mut snow::HandshakeState, message: &[u8]) -> Option<Params> {
+    let mut payload = [0; MESSAGE_MAX];
+    let len = state.read_message(message, &mut payload).ok()?;
+    Params::read(payload.get(..len)?)
 }
 
 /// The library's algorithms, with randomness from our seed.

@@ -16,7 +16,7 @@ pub(crate) use proof::DomainSecret;
 pub use rejection::Rejection;
 
 use super::header::Kind;
-use super::wire::{Reader, Writer};
+use super::wire::{Put, Reader};
 use proof::undamaged;
 
 const MAGIC: [u8; 3] = *b"DBL";
@@ -34,31 +34,41 @@ pub(crate) struct Hello {
     pub keyed: bool,
 }
 
+/// The start of a datagram of this kind.
+fn start(kind: Kind) -> Vec<u8> {
+    let mut datagram = Vec::with_capacity(128);
+    datagram.u8(kind as u8);
+    datagram.bytes(&MAGIC);
+    datagram
+}
+
+/// Skips the start of a datagram.
+fn skip_start(reader: &mut Reader) -> Option<()> {
+    reader.u8()?;
+    (reader.array()? == MAGIC).then_some(())
+}
+
 impl Hello {
-    fn write(&self, kind: Kind, datagram: &mut Vec<u8>) {
-        datagram.push(kind as u8);
-        datagram.extend_from_slice(&MAGIC);
-        datagram.extend_from_slice(&self.prologue());
+    fn start(&self, kind: Kind) -> Vec<u8> {
+        let mut datagram = start(kind);
+        datagram.bytes(&self.prologue());
+        datagram
     }
 
     /// The bytes that both ends must have seen alike.
-    fn prologue(&self) -> [u8; 28] {
-        let mut bytes = [0; 28];
-        let mut writer = Writer::new(&mut bytes);
-        writer.u16(self.versions.0);
-        writer.u16(self.versions.1);
-        writer.u32(self.session);
-        writer.u64(self.nonce);
-        writer.u64(self.domain);
-        writer.u32(self.keyed.into());
+    fn prologue(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(28);
+        bytes.u16(self.versions.0);
+        bytes.u16(self.versions.1);
+        bytes.u32(self.session);
+        bytes.u64(self.nonce);
+        bytes.u64(self.domain);
+        bytes.u32(self.keyed.into());
         bytes
     }
 
     fn read(reader: &mut Reader) -> Option<Hello> {
-        reader.u8()?;
-        if reader.array()? != MAGIC {
-            return None;
-        }
+        skip_start(reader)?;
         let versions = (reader.u16()?, reader.u16()?);
         let (session, nonce, domain) = (reader.u32()?, reader.u64()?, reader.u64()?);
         let keyed = reader.u32()? & 1 != 0;
@@ -98,23 +108,17 @@ pub(crate) fn read_request<'d>(secret: &DomainSecret, versions: (u16, u16), data
     if Kind::of(datagram) == Some(Kind::Hello) {
         return Some(Request::Hello(hello));
     }
-    let cookie = reader.array()?;
-    let len = usize::from(reader.u16()?);
-    Some(Request::Open(hello, cookie, reader.bytes(len)?))
+    Some(Request::Open(hello, reader.array()?, reader.message()?))
 }
 
 pub(crate) fn write_hello(secret: &DomainSecret, hello: &Hello) -> Vec<u8> {
-    let mut datagram = Vec::with_capacity(64);
-    hello.write(Kind::Hello, &mut datagram);
-    secret.prove(datagram, false)
+    secret.prove(hello.start(Kind::Hello), false)
 }
 
 pub(crate) fn write_open(secret: &DomainSecret, hello: &Hello, cookie: &[u8; COOKIE], message: &[u8]) -> Vec<u8> {
-    let mut datagram = Vec::with_capacity(128 + message.len());
-    hello.write(Kind::Open, &mut datagram);
-    datagram.extend_from_slice(cookie);
-    datagram.extend_from_slice(&(message.len() as u16).to_le_bytes());
-    datagram.extend_from_slice(message);
+    let mut datagram = hello.start(Kind::Open);
+    datagram.bytes(cookie);
+    datagram.message(message);
     secret.prove(datagram, false)
 }
 
@@ -126,44 +130,38 @@ pub(crate) enum Answer<'d> {
     Reject(Rejection),
 }
 
-fn write_answer(kind: Kind, hello: &Hello) -> Vec<u8> {
-    let mut datagram = Vec::with_capacity(64);
-    datagram.push(kind as u8);
-    datagram.extend_from_slice(&MAGIC);
-    datagram.extend_from_slice(&hello.session.to_le_bytes());
-    datagram.extend_from_slice(&hello.nonce.to_le_bytes());
+fn start_answer(kind: Kind, hello: &Hello) -> Vec<u8> {
+    let mut datagram = start(kind);
+    datagram.u32(hello.session);
+    datagram.u64(hello.nonce);
     datagram
 }
 
 pub(crate) fn write_retry(secret: &DomainSecret, hello: &Hello, cookie: &[u8; COOKIE]) -> Vec<u8> {
-    let mut datagram = write_answer(Kind::Retry, hello);
-    datagram.extend_from_slice(cookie);
+    let mut datagram = start_answer(Kind::Retry, hello);
+    datagram.bytes(cookie);
     secret.prove(datagram, false)
 }
 
 pub(crate) fn write_reject(secret: &DomainSecret, hello: &Hello, why: Rejection) -> Vec<u8> {
-    let mut datagram = write_answer(Kind::Reject, hello);
+    let mut datagram = start_answer(Kind::Reject, hello);
     let (number, more) = why.number();
-    datagram.extend_from_slice(&u32::from(number).to_le_bytes());
-    datagram.extend_from_slice(&more.to_le_bytes());
+    datagram.u32(number.into());
+    datagram.u64(more);
     secret.prove(datagram, why.is_open())
 }
 
 pub(crate) fn write_accept(secret: &DomainSecret, hello: &Hello, session: u32, message: &[u8]) -> Vec<u8> {
-    let mut datagram = write_answer(Kind::Accept, hello);
-    datagram.extend_from_slice(&session.to_le_bytes());
-    datagram.extend_from_slice(&(message.len() as u16).to_le_bytes());
-    datagram.extend_from_slice(message);
+    let mut datagram = start_answer(Kind::Accept, hello);
+    datagram.u32(session);
+    datagram.message(message);
     secret.prove(datagram, false)
 }
 
 /// The session and the nonce that an answer is for.
 pub(crate) fn addressee(datagram: &[u8]) -> Option<(u32, u64)> {
     let mut reader = Reader::new(datagram);
-    reader.u8()?;
-    if reader.array()? != MAGIC {
-        return None;
-    }
+    skip_start(&mut reader)?;
     Some((reader.u32()?, reader.u64()?))
 }
 
@@ -186,11 +184,7 @@ pub(crate) fn read_answer<'d>(secret: &DomainSecret, datagram: &'d [u8]) -> Opti
     let mut reader = Reader::new(body.get(16..)?);
     match kind {
         Kind::Retry => Some(Answer::Retry(reader.array()?)),
-        Kind::Accept => {
-            let session = reader.u32()?;
-            let len = usize::from(reader.u16()?);
-            Some(Answer::Accept(session, reader.bytes(len)?))
-        }
+        Kind::Accept => Some(Answer::Accept(reader.u32()?, reader.message()?)),
         Kind::Reject => rejection(body).map(Answer::Reject),
         Kind::Hello | Kind::Open | Kind::Data => None,
     }

@@ -3,15 +3,14 @@
 use crate::protocol::LinkId;
 use crate::protocol::config::{Config, Integrity, LinkConfig};
 use crate::protocol::random::Random;
-use crate::protocol::wire::{Reader, Writer};
+use crate::protocol::wire::{Put, Reader};
 use doorbell_fabric::{Incarnation, NodeId};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 /// The most addresses that an end tells of.
 pub(crate) const ADDRESSES_MAX: usize = 4;
 /// The most sessions between two nodes: one for each address that an end tells of.
 pub(crate) const STRANDS_MAX: usize = ADDRESSES_MAX;
-const REACH_BYTES: usize = 20;
 
 /// The parameters that each end tells the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,33 +66,22 @@ impl Params {
     }
 
     pub fn write(&self) -> Vec<u8> {
-        let addresses = self.addresses.as_deref();
-        let tail = addresses.map_or(0, |addresses| 4 + addresses.len() * REACH_BYTES);
-        let mut bytes = vec![0; 38 + self.greeting.len() + tail];
-        let mut writer = Writer::new(&mut bytes);
-        writer.u16(self.node.0);
-        writer.u8(self.strand);
-        writer.u8(self.full_integrity.into());
-        writer.u32(self.incarnation.0);
-        writer.u16(self.mtu);
-        writer.u16(self.greeting.len() as u16);
-        writer.u32(self.lane_window);
-        writer.u32(self.ack_delay);
-        writer.bytes(&[0; 2]);
-        writer.bytes(&self.share);
-        writer.bytes(&self.greeting);
-        if let Some(addresses) = addresses {
-            writer.u8(addresses.len() as u8);
-            writer.u8(self.wildcard.into());
-            writer.bytes(&[0; 2]);
+        let mut bytes = Vec::new();
+        bytes.u16(self.node.0);
+        bytes.bytes(&[self.strand, self.full_integrity.into()]);
+        bytes.u32(self.incarnation.0);
+        bytes.u16(self.mtu);
+        bytes.u16(self.greeting.len() as u16);
+        bytes.u32(self.lane_window);
+        bytes.u32(self.ack_delay);
+        bytes.u16(0);
+        bytes.bytes(&self.share);
+        bytes.bytes(&self.greeting);
+        if let Some(addresses) = &self.addresses {
+            bytes.bytes(&[addresses.len() as u8, self.wildcard.into(), 0, 0]);
             for Reach { address, mtu } in addresses {
-                let ip = match address.ip() {
-                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-                    IpAddr::V6(ip) => ip,
-                };
-                writer.bytes(&ip.octets());
-                writer.u16(address.port());
-                writer.u16(*mtu);
+                bytes.address(*address);
+                bytes.u16(*mtu);
             }
         }
         bytes
@@ -142,9 +130,7 @@ impl Params {
             return None;
         }
         let one = |reader: &mut Reader| {
-            let ip = IpAddr::V6(Ipv6Addr::from(reader.array::<16>()?)).to_canonical();
-            let address = SocketAddr::new(ip, reader.u16()?);
-            let mtu = reader.u16()?;
+            let (address, mtu) = (reader.address()?, reader.u16()?);
             (is_one_place(address) && mtu >= 1_200).then_some(Reach { address, mtu })
         };
         (0..count).map(|_| one(reader)).collect()

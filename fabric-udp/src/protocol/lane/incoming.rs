@@ -19,6 +19,7 @@ pub(crate) enum Arrival {
 }
 
 /// The incoming packets of one lane.
+#[derive(Default)]
 pub(crate) struct LaneIn {
     priority: Priority,
     /// The number of the next packet for the driver.
@@ -111,22 +112,7 @@ pub(crate) struct Source {
 
 impl LaneIn {
     pub fn new(priority: Priority, window: u64) -> Self {
-        Self {
-            priority,
-            next: 0,
-            ready: Ready::default(),
-            early: BTreeMap::new(),
-            held: 0,
-            window,
-            taken: 0,
-            limit: window,
-            refused: false,
-            later: false,
-            stamp: 0,
-            untold: false,
-            delivered: 0,
-            refusals: 0,
-        }
+        Self { priority, window, limit: window, ..Self::default() }
     }
 
     /// Whether packets wait for the driver.

@@ -5,7 +5,7 @@ use crate::protocol::frame::{self, FRAGMENT_HEAD, IMAGE_MAX, PACKET_HEAD_MAX, im
 use crate::protocol::lent::{LEND_LEAST, Lender, Lent};
 use crate::protocol::loss::Carried;
 use crate::protocol::ranges::RangeSet;
-use crate::protocol::wire::Writer;
+use crate::protocol::wire::{Put, Writer};
 use doorbell_fabric::{PacketHead, PacketKind, Priority};
 use std::collections::VecDeque;
 
@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 const FRAGMENT_LEAST: usize = 256;
 
 /// The outgoing packets of one lane.
+#[derive(Default)]
 pub(crate) struct LaneOut {
     priority: Priority,
     /// The images, each in one piece. The ring skips its end where an image would not fit.
@@ -67,23 +68,7 @@ impl LaneOut {
     pub fn new(priority: Priority, limit: u64, buffer: usize) -> Self {
         // The largest packet must fit anywhere in the ring, together with another one.
         let capacity = buffer.max(4 * IMAGE_MAX);
-        Self {
-            priority,
-            images: Vec::new(),
-            capacity,
-            head: 0,
-            slots: VecDeque::new(),
-            base: 0,
-            unsent: 0,
-            again: RangeSet::default(),
-            charged: 0,
-            waiting: (0, 0),
-            window: limit,
-            limit,
-            stamp: 0,
-            refused: false,
-            full: false,
-        }
+        Self { priority, capacity, window: limit, limit, ..Self::default() }
     }
 
     /// Whether the other end's driver takes no more until it asks for some.

@@ -8,14 +8,14 @@ use std::collections::VecDeque;
 
 /// Small items that are sent once each, and again if they were lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Control {
+pub(crate) enum Control {
     Grant(u64),
     Cancel { transfer: u64, by_receiver: bool },
 }
 
 /// The progress of a session's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Closing {
+pub(crate) enum Closing {
     No,
     /// Everything is sent first.
     Finishing {
@@ -30,7 +30,7 @@ pub(super) enum Closing {
     Known,
 }
 
-pub(super) struct Cargo {
+pub(crate) struct Cargo {
     pub lanes_out: [LaneOut; PRIORITIES],
     pub lanes_in: [LaneIn; PRIORITIES],
     pub transfers_out: TransfersOut,

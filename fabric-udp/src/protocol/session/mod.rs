@@ -87,7 +87,7 @@ pub(crate) struct Session {
     window: u64,
     pacer: Pacer,
     mtu: PathMtu,
-    cargo: Cargo,
+    pub cargo: Cargo,
     /// For each class of traffic, the number of datagrams for which it stood back.
     passed_over: [u8; CLASSES],
     /// The number of datagrams that may go whatever the window is.
@@ -228,19 +228,6 @@ impl Session {
         (self.mtu.current() - overhead).min(payload_max(self.lane_window))
     }
 
-    /// The bytes that each lane holds at least, at both ends.
-    pub fn lane_bytes(&self) -> usize {
-        self.cargo.lanes_out[0].bytes()
-    }
-
-    pub fn has_room(&self, priority: Priority, len: usize, packet: usize) -> bool {
-        self.cargo.lanes_out[priority.index()].has_room(len, packet)
-    }
-
-    pub fn refused(&self, priority: Priority) -> bool {
-        self.cargo.lanes_out[priority.index()].refused()
-    }
-
     #[inline]
     pub fn push(&mut self, now: Time, priority: Priority, head: &PacketHead, payload: &[u8]) -> Push {
         if self.over.is_some() || self.cargo.closing != Closing::No {
@@ -263,11 +250,6 @@ impl Session {
         transfer
     }
 
-    /// Like `expect`; the driver grants all of it.
-    pub fn expect_granted(&mut self, total: u64) -> u64 {
-        self.cargo.transfers_in.expect(total, total)
-    }
-
     pub fn grant(&mut self, transfer: u64, limit: u64) {
         if self.cargo.transfers_in.grant(transfer, limit) {
             self.cargo.controls.push_back(Control::Grant(transfer));
@@ -288,11 +270,6 @@ impl Session {
         }
         self.last_used = now;
         self.cargo.transfers_out.begin(transfer, part, total, granted, priority)
-    }
-
-    /// Stops expecting a transfer from the peer, which is not told.
-    pub fn forget(&mut self, transfer: u64) {
-        self.cargo.transfers_in.cancel(transfer);
     }
 
     /// Cancels a transfer at this end. Returns whether it was still running.
@@ -381,10 +358,6 @@ impl Session {
     pub fn doubt(&mut self, now: Time, times: u64) {
         self.doubted.get_or_insert(now + times * self.spans.dead);
         self.ask_now();
-    }
-
-    pub fn is_flushed(&self) -> bool {
-        self.cargo.is_idle()
     }
 
     /// The bytes that were lent to the last datagram.

@@ -240,7 +240,7 @@ impl<D: Driver> Network<D> {
         let lends = index.is_multiple_of(2);
         loop {
             let transmit = if lends {
-                endpoint.poll_pieces(self.now, &mut self.buf, driver)
+                endpoint.poll_pieces(self.now, &mut self.buf, 0, driver)
             } else {
                 endpoint.poll_transmit(self.now, &mut self.buf, driver)
             };

@@ -376,7 +376,7 @@ fn a_link_without_room_holds_up_no_other() {
     endpoint.connect(now, Target { path: stranger, node: None });
     let mut buf = vec![0; 1 << 16];
     let mut sent = |endpoint: &mut Endpoint, full| {
-        let next = || endpoint.poll_pieces_but(now, &mut buf, full, &mut ()).map(|transmit| transmit.path);
+        let next = || endpoint.poll_pieces(now, &mut buf, full, &mut ()).map(|transmit| transmit.path);
         std::iter::from_fn(next).collect::<Vec<_>>()
     };
     assert_eq!(sent(endpoint, 0b11), []);
