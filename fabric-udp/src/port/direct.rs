@@ -5,7 +5,7 @@
 use super::calls::{self, Arrival, Label, Place};
 use super::socket::{self, Made};
 use super::sources::Sources;
-use super::{Options, Sent, Statistics, Trouble, TroubleKind, Woken};
+use super::{Sent, Statistics, Trouble, TroubleKind, Woken};
 use crate::Run;
 use std::fmt;
 use std::io;
@@ -26,15 +26,9 @@ const STRANGERS_ERRORS: usize = 32;
 pub struct Direct(Arc<Shared>);
 
 struct Shared {
-    socket: socket2::Socket,
-    local: SocketAddr,
-    receive_buffer: usize,
-    send_buffer: usize,
+    made: Made,
     /// Whether the kernel cuts runs. Becomes false if an interface turns out to be unable to.
     gso: AtomicBool,
-    gro: bool,
-    /// Whether it is an IPv6 socket.
-    mapped: bool,
     /// The local address that each peer wrote to, if the socket is bound to all addresses.
     sources: Option<Sources>,
     /// Whether the socket's error queue may hold a report.
@@ -42,8 +36,6 @@ struct Shared {
     /// The last send found no room.
     full: AtomicBool,
     counts: Counts,
-    /// The options it was opened with.
-    options: Options,
     /// Whether it is a twin, which sends to one peer only.
     connected: bool,
     twin: OnceLock<Direct>,
@@ -94,43 +86,22 @@ impl fmt::Debug for Room {
 
 impl fmt::Debug for Direct {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Direct").field("local", &self.0.local).finish_non_exhaustive()
+        f.debug_struct("Direct").field("local", &self.0.made.local).finish_non_exhaustive()
     }
 }
 
 impl AsFd for Direct {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.socket.as_fd()
+        self.0.made.socket.as_fd()
     }
 }
 
 impl Direct {
-    pub(super) fn new(made: Made) -> Self {
-        Self::made(made, false)
-    }
-
-    fn made(made: Made, connected: bool) -> Self {
-        let Made { socket, local, receive_buffer, send_buffer, gso, gro, options } = made;
-        let sources = local.ip().is_unspecified().then(Sources::new);
-        let (gso, mapped) = (AtomicBool::new(gso), local.is_ipv6());
-        let (troubled, full, counts) = (AtomicBool::new(false), AtomicBool::new(false), Counts::default());
-        let twin = OnceLock::new();
-        Self(Arc::new(Shared {
-            socket,
-            local,
-            receive_buffer,
-            send_buffer,
-            gso,
-            gro,
-            mapped,
-            sources,
-            troubled,
-            full,
-            counts,
-            options,
-            connected,
-            twin,
-        }))
+    /// `connected`: it is a twin.
+    pub(super) fn new(made: Made, connected: bool) -> Self {
+        let (gso, sources) = (AtomicBool::new(made.gso), made.local.ip().is_unspecified().then(Sources::new));
+        let (troubled, full, counts, twin) = Default::default();
+        Self(Arc::new(Shared { made, gso, sources, troubled, full, counts, connected, twin }))
     }
 
     /// Opens a [twin](Self::twin) for the traffic with this peer, in place of the former one.
@@ -139,7 +110,7 @@ impl Direct {
     /// The socket is bound to all addresses of the machine or is a twin, or the system refuses.
     pub fn connect(&self, peer: SocketAddr) -> io::Result<()> {
         let shared = &*self.0;
-        if shared.sources.is_some() || shared.connected || peer.is_ipv4() != shared.local.is_ipv4() {
+        if shared.sources.is_some() || shared.connected || peer.is_ipv4() != shared.made.local.is_ipv4() {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let twin = match shared.twin.get() {
@@ -147,19 +118,19 @@ impl Direct {
             None => {
                 // Allow it only for this moment: two sockets share an address only if both allow it, and no other socket should
                 // get this one.
-                shared.socket.set_reuse_address(true)?;
-                let made = socket::make(shared.local, &shared.options, true);
-                shared.socket.set_reuse_address(false)?;
+                shared.made.socket.set_reuse_address(true)?;
+                let made = socket::make(shared.made.local, &shared.made.options, true);
+                shared.made.socket.set_reuse_address(false)?;
                 let made = made?;
                 made.socket.set_reuse_address(false)?;
                 // Until the twin is connected, datagrams of others arrive there as well. So a twin that cannot be connected must
                 // not stay.
                 made.socket.connect(&peer.into())?;
-                shared.twin.get_or_init(|| Self::made(made, true));
+                shared.twin.get_or_init(|| Self::new(made, true));
                 return Ok(());
             }
         };
-        twin.0.socket.connect(&peer.into())
+        twin.0.made.socket.connect(&peer.into())
     }
 
     /// A second socket with the same address, connected to one peer. Sending there is cheaper, because the kernel looks up the
@@ -175,22 +146,12 @@ impl Direct {
 
     /// The address that it is bound to.
     pub fn local(&self) -> SocketAddr {
-        self.0.local
+        self.0.made.local
     }
 
     /// The size of the receive buffer as the kernel counts it: including its overhead, which for small datagrams is most of it.
     pub fn receive_buffer(&self) -> usize {
-        self.0.receive_buffer
-    }
-
-    /// The size of the send buffer as the kernel counts it.
-    pub fn send_buffer(&self) -> usize {
-        self.0.send_buffer
-    }
-
-    /// Whether the kernel cuts runs into datagrams, and whether it gathers datagrams into runs.
-    pub fn offloads(&self) -> (bool, bool) {
-        (self.0.gso.load(Relaxed), self.0.gro)
+        self.0.made.socket.recv_buffer_size().unwrap_or(0)
     }
 
     /// Takes up to `budget` arrived runs and passes each to `each` in place. Returns their number, zero if the socket was empty.
@@ -258,7 +219,7 @@ impl Direct {
 
     /// Whether the kernel reports nothing about a datagram but its sender.
     fn is_bare(&self) -> bool {
-        !self.0.gro && self.0.sources.is_none()
+        !self.0.made.gro && self.0.sources.is_none()
     }
 
     /// Counts a run and hands it over.
@@ -400,7 +361,7 @@ impl Direct {
             return Label::connected(segment);
         }
         let source = self.0.sources.as_ref().and_then(|sources| sources.find(run.peer));
-        Label::new(run.peer, segment, source, self.0.mapped)
+        Label::new(run.peer, segment, source, self.0.made.local.is_ipv6())
     }
 
     fn sent(&self, len: usize, segment: usize) {

@@ -300,8 +300,9 @@ pub fn bell_only(kind: Kind) -> io::Result<Box<dyn Port>> {
 /// An address cannot be used, or io_uring was required and is not available.
 pub fn open(options: &Options) -> Result<Box<dyn Port>, OpenError> {
     let addresses = std::iter::once(&options.address).chain(&options.further);
-    let links =
-        addresses.map(|address| socket::make(*address, options, false).map(Direct::new)).collect::<Result<Vec<_>, _>>()?;
+    let links = addresses
+        .map(|address| socket::make(*address, options, false).map(|made| Direct::new(made, false)))
+        .collect::<Result<Vec<_>, _>>()?;
     if options.kind != Kind::Plain {
         match Uring::new(links.clone()) {
             Ok(port) => return Ok(Box::new(port)),

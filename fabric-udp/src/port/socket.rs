@@ -73,14 +73,11 @@ pub fn is_loopback_only(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// A socket with the values that the kernel granted.
+/// A socket with what the kernel granted.
 #[derive(Debug)]
 pub struct Made {
     pub socket: Socket,
     pub local: SocketAddr,
-    /// In bytes, as the kernel counts them: with its own overhead, several hundred for each datagram.
-    pub receive_buffer: usize,
-    pub send_buffer: usize,
     /// Whether the kernel cuts runs into datagrams, and whether it gathers them.
     pub gso: bool,
     pub gro: bool,
@@ -152,9 +149,7 @@ pub fn make(address: SocketAddr, options: &Options, shares: bool) -> Result<Made
     })?;
     let local = socket.local_addr().map_err(failed("ask for the address of the socket"))?;
     let local = local.as_socket().ok_or_else(|| failed("read the address of the socket")(io::ErrorKind::InvalidData.into()))?;
-    let receive_buffer = socket.recv_buffer_size().map_err(failed("ask for the size of the receive buffer"))?;
-    let send_buffer = socket.send_buffer_size().map_err(failed("ask for the size of the send buffer"))?;
-    Ok(Made { socket, local, receive_buffer, send_buffer, gso, gro, options: options.clone() })
+    Ok(Made { socket, local, gso, gro, options: options.clone() })
 }
 
 /// Requests larger buffers: beyond the system's limit where that is allowed, else up to it. The granted size is read later.

@@ -21,16 +21,11 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    #[inline]
     pub fn of(datagram: &[u8]) -> Option<Kind> {
-        match *datagram.first()? {
-            0xD0 => Some(Kind::Hello),
-            0xD1 => Some(Kind::Retry),
-            0xD2 => Some(Kind::Open),
-            0xD3 => Some(Kind::Accept),
-            0xD4 => Some(Kind::Reject),
-            0xD8 => Some(Kind::Data),
-            _ => None,
-        }
+        let first = *datagram.first()?;
+        let kinds = [Kind::Data, Kind::Hello, Kind::Retry, Kind::Open, Kind::Accept, Kind::Reject];
+        kinds.into_iter().find(|kind| *kind as u8 == first)
     }
 }
 

@@ -3,10 +3,28 @@
 use super::Endpoint;
 use crate::protocol::handshake::{COOKIE, DomainSecret, Hello};
 use crate::protocol::session::Session;
-use crate::protocol::{SessionId, Time};
+use crate::protocol::{Peer, SessionId, Time};
+#[cfg(test)]
+use doorbell_fabric::NodeId;
 use std::net::SocketAddr;
 
 impl Endpoint {
+    /// The other end of a connected session.
+    pub(crate) fn peer(&self, session: SessionId) -> Option<Peer> {
+        self.sessions.peek(session).map(|session| session.peer)
+    }
+
+    /// The first session with a node, if there is one.
+    #[cfg(test)]
+    pub(crate) fn session_with(&self, node: NodeId) -> Option<SessionId> {
+        self.sessions.with(node, 0).map(|session| session.id)
+    }
+
+    /// Whether everything pushed on a session was acknowledged and no transfer to the peer runs. `true` if the session has ended.
+    pub(crate) fn is_flushed(&self, session: SessionId) -> bool {
+        self.sessions.peek(session).is_none_or(|session| session.cargo.is_idle())
+    }
+
     /// The name by which the other end knows a session.
     pub(crate) fn named_there(&self, session: SessionId) -> Option<u32> {
         self.sessions.peek(session).map(Session::named_there)

@@ -1,14 +1,13 @@
 //! The beginning and the end of sessions.
 
 use super::{CODE_DAMAGED, CODE_DUPLICATE, CODE_IDLE, CODE_NO_FIRST, CODE_REPLACED, Endpoint, Entry, REFUSED_EVERY, Target};
-use crate::protocol::cipher::{Cipher, RekeyAfter, Secrets};
+use crate::protocol::cipher::Secrets;
 use crate::protocol::congestion::Cubic;
 use crate::protocol::handshake::{
     self, Answer, Asked, COOKIE, Exchange, HANDSHAKE_MAX, Hello, Params, Rejection, Request, addressee,
 };
-use crate::protocol::loss::{Flight, RoundTrip};
 use crate::protocol::mtu::PathMtu;
-use crate::protocol::session::{Offer, Parts, Session, Spare};
+use crate::protocol::session::{Beginning, Offer, Session, Spare};
 use crate::protocol::time::{MICRO, MILLI, Nanos, Time};
 use crate::protocol::{CloseReason, Event, Path, Peer, SessionId};
 
@@ -197,11 +196,9 @@ impl Endpoint {
             return;
         };
         let guess = age.clamp(10 * MICRO, ROUND_TRIP_GUESS);
-        let parts = self.parts(from, &theirs, false, hello, &secrets, guess, now);
+        let mut session = self.session(now, from, (hello.session, theirs), false, hello, &secrets, guess);
         let id = self.sessions.insert(|id| {
-            let mut session = Box::new(Session::new(now, Parts { id, remote: hello.session, ..parts }, false));
-            session.nonce = hello.nonce;
-            session.greeting = theirs.greeting;
+            session.id = id;
             Entry::Session(session)
         });
         let Some(id) = id else { return self.refuse(now, from, hello, Rejection::Full) };
@@ -214,45 +211,22 @@ impl Endpoint {
         self.answer(from, accept);
     }
 
-    /// The parts of a session with the sender of `theirs`. The caller fills in the id and the name at the other end.
+    /// A session with the sender of `theirs`, which names it `remote`. The caller fills in the id.
     #[allow(clippy::too_many_arguments)]
-    fn parts(
+    fn session(
         &mut self,
+        now: Time,
         path: Path,
-        theirs: &Params,
+        (remote, theirs): (u32, Params),
         asked: bool,
         hello: &Hello,
         secrets: &Secrets,
         guess: Nanos,
-        now: Time,
-    ) -> Parts {
-        let spares = self.spares(path, theirs, asked, guess, now);
-        let link = self.config.links[usize::from(path.link.0)];
-        let config = &self.config;
-        let limits = RekeyAfter { packets: config.rekey_after_packets, bytes: config.rekey_after_bytes };
-        let full = theirs.full_integrity || config.integrity == crate::protocol::Integrity::Full;
-        let cipher = if hello.keyed { Cipher::sealed(secrets, limits) } else { Cipher::checked(secrets, full) };
-        let mtu = PathMtu::new(link.start, link.mtu.min(usize::from(theirs.mtu)), link.search);
-        let peer_delay = u64::from(theirs.ack_delay) * MICRO;
-        Parts {
-            id: SessionId(0),
-            remote: 0,
-            path,
-            peer: Peer { node: theirs.node, incarnation: theirs.incarnation },
-            strand: theirs.strand,
-            far: theirs.addresses.iter().flatten().map(|reach| reach.address).collect(),
-            cipher,
-            flight: Flight::new(RoundTrip::new(guess), self.spans.patience, peer_delay, self.spans.dead / 8),
-            congestion: Cubic::new(config.initial_window, mtu.current()),
-            mtu,
-            spares,
-            windows: (theirs.lane_window.into(), config.lane_window.into()),
-            buffer: config.lane_buffer as usize,
-            spans: self.spans,
-            quiet_after: self.spans.quiet_after(config.node, theirs.node, theirs.strand),
-            ack_every: config.ack_every,
-            words: self.random.child(),
-        }
+    ) -> Box<Session> {
+        let spares = self.spares(path, &theirs, asked, guess, now);
+        let (config, spans, words) = (&self.config, self.spans, self.random.child());
+        let beginning = Beginning { config, spans, path, asked, hello, remote, theirs, secrets, guess, spares, words };
+        Box::new(Session::new(now, beginning))
     }
 
     /// The other paths to the sender of `theirs`: each of our links with each of its addresses, at most [`PATHS_MAX`] with the
@@ -383,10 +357,8 @@ impl Endpoint {
             let there = Rejection::AlreadyConnected(theirs.node, theirs.incarnation);
             return self.fail_attempt(index, CloseReason::Rejected(there));
         }
-        let parts = self.parts(from, &theirs, true, hello, &secrets, guess, now);
-        let mut session = Box::new(Session::new(now, Parts { id, remote: name, ..parts }, true));
-        session.nonce = hello.nonce;
-        session.greeting = theirs.greeting;
+        let mut session = self.session(now, from, (name, theirs), true, hello, &secrets, guess);
+        session.id = id;
         self.sessions.promote(index, session);
         self.connected(now, index, true);
         self.after(now, index);

@@ -32,6 +32,18 @@ pub enum Rejection {
     NoFirst,
 }
 
+/// The numbers of the reasons that say nothing more.
+const PLAIN: [(u8, Rejection); 8] = [
+    (2, Rejection::OtherDomain),
+    (3, Rejection::NeedsKey),
+    (4, Rejection::HasNoKey),
+    (5, Rejection::WrongKey),
+    (7, Rejection::Stale),
+    (8, Rejection::SameNode),
+    (9, Rejection::Full),
+    (10, Rejection::NoFirst),
+];
+
 impl Rejection {
     /// Whether the reason is told even to a peer that may lack the key.
     pub(super) fn is_open(self) -> bool {
@@ -42,31 +54,16 @@ impl Rejection {
     pub(super) fn number(self) -> (u8, u64) {
         match self {
             Rejection::Version { lowest, highest } => (1, u64::from(lowest) | u64::from(highest) << 16),
-            Rejection::OtherDomain => (2, 0),
-            Rejection::NeedsKey => (3, 0),
-            Rejection::HasNoKey => (4, 0),
-            Rejection::WrongKey => (5, 0),
             Rejection::AlreadyConnected(node, life) => (6, u64::from(node.0) | u64::from(life.0) << 16),
-            Rejection::Stale => (7, 0),
-            Rejection::SameNode => (8, 0),
-            Rejection::Full => (9, 0),
-            Rejection::NoFirst => (10, 0),
+            plain => (PLAIN.into_iter().find(|(_, why)| *why == plain).map_or(0, |(number, _)| number), 0),
         }
     }
 
     pub(super) fn from_number(number: u8, more: u64) -> Option<Rejection> {
-        Some(match number {
-            1 => Rejection::Version { lowest: more as u16, highest: (more >> 16) as u16 },
-            2 => Rejection::OtherDomain,
-            3 => Rejection::NeedsKey,
-            4 => Rejection::HasNoKey,
-            5 => Rejection::WrongKey,
-            6 => Rejection::AlreadyConnected(NodeId(more as u16), Incarnation((more >> 16) as u32)),
-            7 => Rejection::Stale,
-            8 => Rejection::SameNode,
-            9 => Rejection::Full,
-            10 => Rejection::NoFirst,
-            _ => return None,
-        })
+        match number {
+            1 => Some(Rejection::Version { lowest: more as u16, highest: (more >> 16) as u16 }),
+            6 => Some(Rejection::AlreadyConnected(NodeId(more as u16), Incarnation((more >> 16) as u32))),
+            plain => PLAIN.into_iter().find(|(number, _)| *number == plain).map(|(_, why)| why),
+        }
     }
 }

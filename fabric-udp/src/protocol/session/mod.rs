@@ -9,19 +9,20 @@ mod timers;
 mod transmit;
 
 use super::ack::Received;
-use super::cipher::{Cipher, TAG_MAX};
-use super::config::Spans;
+use super::cipher::{Cipher, RekeyAfter, Secrets, TAG_MAX};
+use super::config::{Config, Integrity, Spans};
 use super::congestion::Cubic;
 use super::frame::{ACK_LEN, ACK_RANGE, PACKET_HEAD_MAX};
+use super::handshake::{Hello, Params};
 use super::header::HEADER;
 use super::lane::{Arrival, LaneIn, payload_max};
 use super::lent::{Lender, Lent, Middle};
-use super::loss::Flight;
+use super::loss::{Flight, RoundTrip};
 use super::mtu::PathMtu;
 use super::pacing::Pacer;
 use super::random::Random;
 use super::stats::{Outstanding, SessionStats};
-use super::time::{Nanos, Time};
+use super::time::{MICRO, Nanos, Time};
 use super::transfer::TransferId;
 use super::{CloseReason, Event, Path, Peer, SessionId};
 use cargo::{Cargo, Closing, Control};
@@ -138,58 +139,62 @@ pub(crate) struct Session {
 /// Lanes and transfers, each of every priority.
 const CLASSES: usize = 2 * PRIORITIES;
 
-/// The parts that make a session.
-pub(crate) struct Parts {
-    pub id: SessionId,
-    pub remote: u32,
-    pub path: Path,
-    pub peer: Peer,
-    pub strand: u8,
-    pub far: Vec<SocketAddr>,
-    pub cipher: Cipher,
-    pub flight: Flight,
-    pub congestion: Cubic,
-    pub mtu: PathMtu,
-    pub spares: Vec<Spare>,
-    /// The bytes that the other end keeps for us on each lane, and we for it.
-    pub windows: (u64, u64),
-    pub buffer: usize,
+/// What is known when a session begins.
+pub(crate) struct Beginning<'a> {
+    pub config: &'a Config,
     pub spans: Spans,
-    pub quiet_after: Nanos,
-    pub ack_every: u32,
+    pub path: Path,
+    /// Whether this end requested it. Then the other end has shown already that it has the keys.
+    pub asked: bool,
+    pub hello: &'a Hello,
+    /// The other end's name for the session, and its parameters.
+    pub remote: u32,
+    pub theirs: Params,
+    pub secrets: &'a Secrets,
+    /// The round trip, as far as is known.
+    pub guess: Nanos,
+    pub spares: Vec<Spare>,
     /// A source of numbers that only this end knows.
     pub words: Random,
 }
 
 impl Session {
-    pub fn new(now: Time, parts: Parts, confirmed: bool) -> Self {
-        let Parts { id, remote, path, peer, cipher, flight, congestion, mtu, spares, windows, buffer, .. } = parts;
-        let Parts { strand, far, spans, quiet_after, ack_every, words, .. } = parts;
+    /// A session. The caller fills in the id.
+    pub fn new(now: Time, beginning: Beginning) -> Self {
+        let Beginning { config, spans, path, asked, hello, remote, theirs, secrets, guess, spares, words } = beginning;
+        let link = config.links[usize::from(path.link.0)];
+        let limits = RekeyAfter { packets: config.rekey_after_packets, bytes: config.rekey_after_bytes };
+        let full = theirs.full_integrity || config.integrity == Integrity::Full;
+        let mtu = PathMtu::new(link.start, link.mtu.min(theirs.mtu.into()), link.search);
+        let congestion = Cubic::new(config.initial_window, mtu.current());
+        let peer_delay = u64::from(theirs.ack_delay) * MICRO;
+        let lane_window = u64::from(theirs.lane_window);
+        let strand = theirs.strand;
         Self {
-            id,
+            id: SessionId(0),
             remote,
             path,
-            peer,
+            peer: Peer { node: theirs.node, incarnation: theirs.incarnation },
             strand,
             home: (strand > 0).then_some(path),
-            far,
+            far: theirs.addresses.iter().flatten().map(|reach| reach.address).collect(),
             held: false,
-            confirmed,
+            confirmed: asked,
             offer: None,
-            nonce: 0,
-            greeting: Vec::new(),
+            nonce: hello.nonce,
+            greeting: theirs.greeting,
             over: None,
             settled: false,
             queued: false,
             listed: false,
-            cipher,
+            cipher: if hello.keyed { Cipher::sealed(secrets, limits) } else { Cipher::checked(secrets, full) },
             received: Received::new(),
-            flight,
+            flight: Flight::new(RoundTrip::new(guess), spans.patience, peer_delay, spans.dead / 8),
             window: congestion.window(),
             congestion,
             pacer: Pacer::new(now),
             mtu,
-            cargo: Cargo::new(windows, buffer),
+            cargo: Cargo::new((lane_window, config.lane_window.into()), config.lane_buffer as usize),
             passed_over: [0; CLASSES],
             questions: 0,
             // The other end waits for a sign that its answer arrived.
@@ -211,13 +216,13 @@ impl Session {
             acked_at: now,
             heard_here: now,
             last_used: now,
-            quiet_after,
+            quiet_after: spans.quiet_after(config.node, theirs.node, strand),
             vouched: false,
             doubted: None,
             spans,
-            ack_every,
+            ack_every: config.ack_every,
             words,
-            lane_window: windows.0,
+            lane_window,
             stats: SessionStats::default(),
         }
     }

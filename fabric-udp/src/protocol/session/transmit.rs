@@ -309,11 +309,8 @@ impl Session {
                     Carried::Fragment { .. } => FRAGMENT_HEAD,
                     _ => usize::MAX,
                 };
-                draft.note_tail(start, head);
                 self.flight.carry(carried);
-                draft.count += 1;
-                if draft.lent.is_some() {
-                    draft.tail = Some(draft.writer.len());
+                if draft.is_ended_by(start, head) {
                     break;
                 }
             }
@@ -327,11 +324,8 @@ impl Session {
                 let Some(carried) = transfers.write(priority, session, &mut draft.writer, lend, source, &mut unreadable) else {
                     break;
                 };
-                draft.note_tail(start, frame::DATA_HEAD);
                 self.flight.carry(carried);
-                draft.count += 1;
-                if draft.lent.is_some() {
-                    draft.tail = Some(draft.writer.len());
+                if draft.is_ended_by(start, frame::DATA_HEAD) {
                     break;
                 }
             }
@@ -417,10 +411,16 @@ impl Session {
 }
 
 impl Draft<'_> {
-    /// Records a frame that was written at `start` with a head of `head` bytes.
+    /// Records a frame that was written at `start` with a head of `head` bytes. Whether nothing may follow, because its bytes
+    /// stay where they lie.
     #[inline]
-    fn note_tail(&mut self, start: usize, head: usize) {
-        let bytes = start.saturating_add(head);
-        self.tail = (bytes.saturating_add(LEFT_OUT_LEAST) <= self.writer.len()).then_some(bytes);
+    fn is_ended_by(&mut self, start: usize, head: usize) -> bool {
+        self.count += 1;
+        let (bytes, end) = (start.saturating_add(head), self.writer.len());
+        self.tail = match self.lent {
+            Some(_) => Some(end),
+            None => (bytes.saturating_add(LEFT_OUT_LEAST) <= end).then_some(bytes),
+        };
+        self.lent.is_some()
     }
 }
