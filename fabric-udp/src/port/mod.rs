@@ -9,8 +9,8 @@
 //!   Nothing stays armed, so a datagram that is received by polling later wakes no thread.
 //!
 //! [`Uring`] waits by io_uring. [`Plain`] waits by `ppoll(2)` and a second thread where io_uring is forbidden or too old.
-//! [`open`] chooses between them. Both move datagrams by plain socket calls in [`Run`]s, which the kernel cuts (GSO) and gathers
-//! (GRO).
+//! [`open`] chooses between them. Both move datagrams by plain socket calls in [`Run`](crate::Run)s, which the kernel cuts
+//! (GSO) and gathers (GRO).
 
 mod bell;
 mod calls;

@@ -256,7 +256,7 @@ impl NodeBuilder {
     /// [`Error::Shm`]: the name is malformed, the id is taken, the domain is full or has another layout, `/dev/shm` has no
     /// room, or other nodes did not finish joining or leaving within the [timeout](Self::patience). [`Error::Udp`]: the address
     /// can't be used, a key is needed and missing, no node answers, or a node that answers refuses this one.
-    /// [`Error::Invalid`]: [`FabricKind::Udp`] was set without a network.
+    /// [`Error::Invalid`]: [`FabricKind::Udp`](crate::links::FabricKind::Udp) was set without a network.
     pub fn join(mut self) -> Result<Node> {
         let deadline = world::now() + self.patience.min(Duration::from_secs(1 << 30));
         let (membership, network) = self.enter(deadline)?;

@@ -139,7 +139,7 @@ pub(crate) struct Session {
 /// Lanes and transfers, each of every priority.
 const CLASSES: usize = 2 * PRIORITIES;
 
-/// What is known when a session begins.
+/// The facts from which a session is made.
 pub(crate) struct Beginning<'a> {
     pub config: &'a Config,
     pub spans: Spans,
@@ -151,7 +151,7 @@ pub(crate) struct Beginning<'a> {
     pub remote: u32,
     pub theirs: Params,
     pub secrets: &'a Secrets,
-    /// The round trip, as far as is known.
+    /// The assumed round trip.
     pub guess: Nanos,
     pub spares: Vec<Spare>,
     /// A source of numbers that only this end knows.

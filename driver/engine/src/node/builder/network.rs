@@ -55,8 +55,8 @@ impl NetworkOptions {
 }
 
 impl NodeBuilder {
-    /// Has the node take part in a network and listen at this UDP address. Port 0 means any free port; [`Node::address`] tells
-    /// which. A networked node without such an address uses any free port.
+    /// Has the node take part in a network and listen at this UDP address. Port 0 means any free port;
+    /// [`Node::address`](crate::Node::address) tells which. A networked node without such an address uses any free port.
     ///
     /// Call this up to four times for a node with several network interfaces. Nodes tell each other their addresses. A
     /// conversation uses one path at a time. If its path is cut, it continues on another path well before the other node counts
