@@ -2,9 +2,9 @@
 
 use crate::environment::{DOMAIN, Domain};
 use crate::exit::Failure;
-use crate::ls::{Format, domains};
+use crate::ls::domains;
 use crate::nodes::{RECORD_COLUMNS, counters, figures, identity, latencies, nanoseconds, record, record_cells, state};
-use crate::text::{Style, Table, bytes, counted, print};
+use crate::text::{FormArgs, Style, Table, bytes, counted};
 use doorbell::NodeId;
 use doorbell_shm::board::{BoardCopy, Figure, RECORDS, Recorded};
 use doorbell_shm::domain::{DomainStatus, NodeStatus};
@@ -22,9 +22,8 @@ pub struct AutopsyArgs {
     /// Its domain [default: the one that has such a node]
     #[arg(long, value_name = "NAME", env = DOMAIN)]
     domain: Option<Domain>,
-    /// Form of the output
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    form: FormArgs,
     /// The most records to show
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=RECORDS as i64))]
     last: u16,
@@ -40,18 +39,16 @@ pub fn run(args: &AutopsyArgs) -> Result<(), Failure> {
     };
     let mut records = board.records();
     records.drain(..records.len().saturating_sub(args.last.into()));
-    match args.format {
-        Format::Table => print(&table(domain, node, board, &records, Style::of(&std::io::stdout()))),
-        Format::Json => {
-            let mut object = identity(node);
-            object.insert("domain".into(), json!(domain.name));
-            object.insert("figures".into(), figures(&board.figures()));
-            object.insert("latency".into(), latencies(&board.latencies()));
-            object.insert("counters".into(), counters(board));
-            object.insert("records".into(), records.iter().map(record).collect());
-            print(&format!("{}\n", serde_json::Value::from(object)));
-        }
-    }
+    let object = || {
+        let mut object = identity(node);
+        object["domain"] = json!(domain.name);
+        object["figures"] = figures(&board.figures());
+        object["latency"] = latencies(&board.latencies());
+        object["counters"] = counters(board);
+        object["records"] = records.iter().map(record).collect();
+        object
+    };
+    args.form.print(|| table(domain, node, board, &records, Style::of(&std::io::stdout())), std::iter::once_with(object));
     Ok(())
 }
 

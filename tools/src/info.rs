@@ -1,10 +1,8 @@
 //! `doorbell info`: the properties of this machine that matter to Doorbell.
 
 use crate::exit::Failure;
-use crate::experiment::report::{Fields, lines};
-use crate::ls::Format;
 use crate::processes;
-use crate::text::{DIRECTORY, Style, bytes, counted, print};
+use crate::text::{DIRECTORY, FormArgs, Style, bytes, counted};
 use doorbell::LaneGeometry;
 use doorbell::io::IoEngine;
 use doorbell_fabric::sync::Barriers;
@@ -13,6 +11,7 @@ use doorbell_udp::port::Uring;
 use nix::sys::statvfs::statvfs;
 use nix::sys::utsname::uname;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
 
 /// Show the properties of this machine that matter to Doorbell
@@ -21,9 +20,8 @@ use std::sync::atomic::AtomicU32;
 #[derive(Debug, clap::Args)]
 #[command(after_help = include_str!("../help/info.txt"))]
 pub struct InfoArgs {
-    /// Form of the output
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    form: FormArgs,
 }
 
 /// The default number of nodes of a domain, as in [`doorbell::NodeBuilder::max_nodes`].
@@ -34,22 +32,17 @@ const WITHOUT_PORT: &str = "a node waits for the network by ppoll and a second t
 const WITHOUT_FILES: &str = "an I/O node reads and writes files by plain calls, so a slow medium holds up all its clients";
 
 /// One fact: its name, its text for people, and its fields for programs.
-struct Fact {
-    name: &'static str,
-    text: String,
-    fields: Vec<(&'static str, Value)>,
-}
+type Fact = (&'static str, String, Value);
 
 /// Collects the facts and prints them.
 pub fn run(args: &InfoArgs) -> Result<(), Failure> {
     let facts = [kernel(), processors(), memory(), barriers(), futex(), io_uring(), layout(), defaults()];
-    print(&match args.format {
-        Format::Json => lines([Fields(facts.iter().flat_map(|fact| fact.fields.clone()).collect())]),
-        Format::Table => {
-            let style = Style::of(&std::io::stdout());
-            facts.iter().map(|fact| format!("{}  {}\n", style.bold(format_args!("{:<11}", fact.name)), fact.text)).collect()
-        }
-    });
+    let text = || {
+        let style = Style::of(&std::io::stdout());
+        facts.iter().map(|(name, text, _)| format!("{}  {text}\n", style.bold(format_args!("{name:<11}")))).collect()
+    };
+    let fields = facts.iter().filter_map(|(.., fields)| fields.as_object()).flatten();
+    args.form.print(text, [fields.collect::<BTreeMap<_, _>>()]);
     Ok(())
 }
 
@@ -61,31 +54,21 @@ fn kernel() -> Fact {
     let (system, release, machine) =
         (word(|found| found.sysname()), word(|found| found.release()), word(|found| found.machine()));
     let note = if machine == "x86_64" && system == "Linux" { "" } else { "; Doorbell was tested on x86-64 Linux only" };
-    Fact {
-        name: "kernel",
-        text: format!("{system} {release} on {machine}{note}"),
-        fields: vec![("kernel", json!(release)), ("machine", json!(machine))],
-    }
+    ("kernel", format!("{system} {release} on {machine}{note}"), json!({ "kernel": release, "machine": machine }))
 }
 
 fn processors() -> Fact {
     let list = processes::processors().unwrap_or_default();
     let note = if list.len() < 2 { "; messages between processes are fastest with two" } else { "" };
-    Fact {
-        name: "processors",
-        text: format!("{} for this process: {}{note}", counted(list.len(), "processor"), processes::joined(&list)),
-        fields: vec![("processors", json!(list))],
-    }
+    let text = format!("{} for this process: {}{note}", counted(list.len(), "processor"), processes::joined(&list));
+    ("processors", text, json!({ "processors": list }))
 }
 
 fn memory() -> Fact {
     let node = (inbox_bytes(MAX_NODES, &LaneGeometry::default()) + BOARD_BYTES) as u64;
     let Ok(found) = statvfs(DIRECTORY) else {
-        return Fact {
-            name: "memory",
-            text: format!("{DIRECTORY} cannot be asked for its size: mount a tmpfs there"),
-            fields: vec![("shm_bytes", Value::Null), ("shm_free_bytes", Value::Null)],
-        };
+        let text = format!("{DIRECTORY} cannot be asked for its size: mount a tmpfs there");
+        return ("memory", text, json!({ "shm_bytes": null, "shm_free_bytes": null }));
     };
     let all = found.blocks() * found.fragment_size();
     let free = found.blocks_available() * found.fragment_size();
@@ -97,11 +80,7 @@ fn memory() -> Fact {
         }
     };
     let note = if all > 0 && free < 2 * node { "; enlarge it (containers: --shm-size), or see `doorbell clean`" } else { "" };
-    Fact {
-        name: "memory",
-        text: format!("{size}{room}{note}"),
-        fields: vec![("shm_bytes", json!(all)), ("shm_free_bytes", json!(free))],
-    }
+    ("memory", format!("{size}{room}{note}"), json!({ "shm_bytes": all, "shm_free_bytes": free }))
 }
 
 fn barriers() -> Fact {
@@ -111,15 +90,13 @@ fn barriers() -> Fact {
         (false, true) => "works between processes only: threads that share a node lock each time",
         (_, false) => "does not work: producers fence after every message, which makes them several times slower",
     };
-    Fact {
-        name: "membarrier",
-        text: text.into(),
-        fields: vec![
-            ("membarrier_process", json!(found.process)),
-            ("membarrier_machine", json!(found.machine)),
-            ("producers_fence", json!(!found.machine)),
-        ],
-    }
+    (
+        "membarrier",
+        text.into(),
+        json!({
+            "membarrier_process": found.process, "membarrier_machine": found.machine, "producers_fence": !found.machine,
+        }),
+    )
 }
 
 fn futex() -> Fact {
@@ -127,7 +104,7 @@ fn futex() -> Fact {
     // SAFETY: the word outlives the call, which wakes no thread and uses only the address.
     let works = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) == 0 };
     let text = if works { "works: threads can park" } else { "is refused: threads cannot park; use --wait spin or yield" };
-    Fact { name: "futex", text: text.into(), fields: vec![("futex", json!(works))] }
+    ("futex", text.into(), json!({ "futex": works }))
 }
 
 fn io_uring() -> Fact {
@@ -141,43 +118,38 @@ fn io_uring() -> Fact {
         (Ok(()), Err(why)) => format!("works for the network only: {why}; {WITHOUT_FILES}"),
         (Err(why), Err(_)) => format!("cannot be had: {why}; {WITHOUT_PORT}, and {WITHOUT_FILES}"),
     };
-    Fact {
-        name: "io_uring",
+    let refused = port.as_ref().map_err(ToString::to_string).err().or(files.as_ref().map_err(ToString::to_string).err());
+    (
+        "io_uring",
         text,
-        fields: vec![
-            ("io_uring_port", json!(port.is_ok())),
-            ("io_uring_files", json!(files.is_ok())),
-            ("io_uring_refused", json!(port.err().map(|why| why.to_string()).or(files.err().map(|why| why.to_string())))),
-        ],
-    }
+        json!({
+            "io_uring_port": port.is_ok(), "io_uring_files": files.is_ok(), "io_uring_refused": refused,
+        }),
+    )
 }
 
 fn layout() -> Fact {
-    Fact {
-        name: "layout",
-        text: format!("version {LAYOUT_VERSION}, hash {LAYOUT_HASH:016x}: nodes of one domain must agree on it"),
-        fields: vec![("layout_version", json!(LAYOUT_VERSION)), ("layout_hash", json!(format!("{LAYOUT_HASH:016x}")))],
-    }
+    let hash = format!("{LAYOUT_HASH:016x}");
+    let text = format!("version {LAYOUT_VERSION}, hash {hash}: nodes of one domain must agree on it");
+    ("layout", text, json!({ "layout_version": LAYOUT_VERSION, "layout_hash": hash }))
 }
 
 fn defaults() -> Fact {
     let lanes = LaneGeometry::default();
     let inbox = inbox_bytes(MAX_NODES, &lanes) as u64;
-    Fact {
-        name: "defaults",
-        text: format!(
-            "{MAX_NODES} nodes a domain; an inbox of {} and a board of {} for each; lanes of {} messages and {}",
-            bytes(inbox),
-            bytes(BOARD_BYTES as u64),
-            lanes.cells[1],
-            bytes(lanes.data_bytes[1].into()),
-        ),
-        fields: vec![
-            ("max_nodes", json!(MAX_NODES)),
-            ("inbox_bytes", json!(inbox)),
-            ("board_bytes", json!(BOARD_BYTES)),
-            ("lane_messages", json!(lanes.cells[1])),
-            ("lane_bytes", json!(lanes.data_bytes[1])),
-        ],
-    }
+    let text = format!(
+        "{MAX_NODES} nodes a domain; an inbox of {} and a board of {} for each; lanes of {} messages and {}",
+        bytes(inbox),
+        bytes(BOARD_BYTES as u64),
+        lanes.cells[1],
+        bytes(lanes.data_bytes[1].into()),
+    );
+    (
+        "defaults",
+        text,
+        json!({
+            "max_nodes": MAX_NODES, "inbox_bytes": inbox, "board_bytes": BOARD_BYTES, "lane_messages": lanes.cells[1],
+            "lane_bytes": lanes.data_bytes[1],
+        }),
+    )
 }

@@ -148,9 +148,9 @@ pub fn object(node: &ModeMonitor) -> Value {
             "reason": receipt.reason.to_string(),
         })
     });
-    object.insert("links".into(), node.links.iter().map(link_object).collect());
-    object.insert("decisions".into(), decisions.collect());
-    object.into()
+    object["links"] = node.links.iter().map(link_object).collect();
+    object["decisions"] = decisions.collect();
+    object
 }
 
 fn link_object(link: &LinkShown) -> Value {
@@ -184,12 +184,12 @@ pub fn whole_object<'a>(nodes: impl IntoIterator<Item = &'a ModeMonitor>) -> Val
         });
         (fabric.to_string(), fields)
     });
-    object.insert("nodes".into(), json!(all.nodes));
-    object.insert("links".into(), links.into_iter().collect::<Map<_, _>>().into());
-    object.into()
+    object["nodes"] = json!(all.nodes);
+    object["links"] = links.into_iter().collect::<Map<_, _>>().into();
+    object
 }
 
-fn counted_object(counts: &ModeCounts) -> Map<String, Value> {
+fn counted_object(counts: &ModeCounts) -> Value {
     let mean = |latency: LatencySum| json!({ "samples": latency.samples, "mean_ns": latency.mean_ns() });
     let modes = modes(counts).map(|(fabric, protocol, messages, latency)| {
         let sizes = (0..SIZE_CLASSES).map(|class| (class, counts.latency_of(fabric, protocol, class)));
@@ -203,15 +203,12 @@ fn counted_object(counts: &ModeCounts) -> Map<String, Value> {
     });
     let refused = Refusal::ALL.iter().map(|refusal| (refusal.word().to_owned(), json!(counts.refused(*refusal))));
     let requests = |fabric| counts.requests(fabric);
-    let mut object = Map::new();
-    object.insert(
-        "requests".into(),
-        json!({ "shm": requests(Some(Fabric::Shm)), "udp": requests(Some(Fabric::Udp)), "none": requests(None) }),
-    );
-    object.insert("modes".into(), modes.collect());
-    object.insert("honoured".into(), json!(counts.honoured()));
-    object.insert("refused".into(), refused.collect::<Map<_, _>>().into());
-    object
+    json!({
+        "requests": { "shm": requests(Some(Fabric::Shm)), "udp": requests(Some(Fabric::Udp)), "none": requests(None) },
+        "modes": modes.collect::<Vec<_>>(),
+        "honoured": counts.honoured(),
+        "refused": refused.collect::<Map<_, _>>(),
+    })
 }
 
 #[cfg(test)]

@@ -43,17 +43,17 @@ pub fn counters(board: &BoardCopy) -> Value {
 }
 
 /// The fields that identify a node.
-pub fn identity(node: &NodeStatus) -> Map<String, Value> {
+pub fn identity(node: &NodeStatus) -> Value {
     let member = node.member.as_ref();
     let incarnation = member.map(|member| member.incarnation).or(node.board.as_ref().map(BoardCopy::incarnation));
-    let mut fields = Map::new();
-    fields.insert("node".into(), json!(node.id.0));
-    fields.insert("state".into(), json!(state(node)));
-    fields.insert("role".into(), json!(member.map(|member| member.role.word())));
-    fields.insert("pid".into(), json!(member.map(|member| member.pid)));
-    fields.insert("incarnation".into(), json!(incarnation.map(|incarnation| incarnation.0)));
-    fields.insert("label".into(), json!(member.map(|member| member.label.clone())));
-    fields
+    json!({
+        "node": node.id.0,
+        "state": state(node),
+        "role": member.map(|member| member.role.word()),
+        "pid": member.map(|member| member.pid),
+        "incarnation": incarnation.map(|incarnation| incarnation.0),
+        "label": member.map(|member| member.label.clone()),
+    })
 }
 
 /// The fields of a record.

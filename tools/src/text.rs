@@ -1,5 +1,6 @@
 //! How the commands write for people: figures, tables, and colours on a terminal.
 
+use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -9,6 +10,56 @@ use std::time::Duration;
 
 /// The directory of the segments, as in `Space::posix`.
 pub const DIRECTORY: &str = "/dev/shm";
+
+/// Form of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people
+    Table,
+    /// One object a line
+    Json,
+    /// A line of names, and a line for each row
+    Csv,
+    /// The percentile distribution as HdrHistogram writes it
+    Hgrm,
+}
+
+impl Format {
+    /// A parser of these forms.
+    pub fn among(forms: &[Self]) -> impl TypedValueParser<Value = Self> + use<> {
+        let forms = PossibleValuesParser::new(forms.iter().filter_map(Self::to_possible_value));
+        forms.map(|word| Self::from_str(&word, false).unwrap_or(Self::Table))
+    }
+}
+
+/// The form of the output of a command that shows what there is.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct FormArgs {
+    /// Form of the output
+    #[arg(long, value_name = "FORM", default_value = "table", value_parser = Format::among(&[Format::Table, Format::Json]))]
+    pub format: Format,
+}
+
+impl FormArgs {
+    /// Prints the text, or one object a line.
+    pub fn print<T: Serialize>(self, text: impl FnOnce() -> String, objects: impl IntoIterator<Item = T>) {
+        print(&if self.format == Format::Json { lines(objects) } else { text() });
+    }
+}
+
+/// The form of rows of figures.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct RowArgs {
+    /// Form of the output
+    #[arg(long, value_name = "FORM", default_value = "table", value_parser = Format::among(&[Format::Table, Format::Json, Format::Csv]))]
+    pub format: Format,
+}
+
+/// One object a line.
+pub fn lines<T: Serialize>(rows: impl IntoIterator<Item = T>) -> String {
+    // Names are words and values come from serde_json, so nothing can fail.
+    rows.into_iter().filter_map(|row| serde_json::to_string(&row).ok()).map(|line| line + "\n").collect()
+}
 
 /// Bytes in a unit that suits the number: `96 KiB`, `3.3 MiB`.
 pub fn bytes(count: u64) -> String {
@@ -110,15 +161,6 @@ impl Table {
     /// Adds a row.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(cells.into_iter().collect());
-    }
-
-    /// A table of rows: the cells of each, every one with the name of its column, which is the same for all rows.
-    pub fn of<'a, R>(rows: impl IntoIterator<Item = R>, cells: impl Fn(R) -> Vec<(&'a str, String)>) -> Self {
-        let mut rows = rows.into_iter().map(cells).peekable();
-        let names: Vec<&str> = rows.peek().map_or_else(Vec::new, |first| first.iter().map(|(name, _)| *name).collect());
-        let mut table = Self::new(&names);
-        rows.for_each(|row| table.row(row.into_iter().map(|(_, cell)| cell)));
-        table
     }
 
     /// The lines, without blanks at their ends.

@@ -1,18 +1,16 @@
 //! `doorbell tune`: finds the length from which on messages are faster by DMA on this machine, and keeps it for programs that ask for it.
 
 use crate::exit::{Explain, Failure, warn};
-use crate::experiment::report::lines as objects;
+use crate::experiment::report::{self, Field, Fields};
 use crate::experiment::setting::{FREE, Setting};
-use crate::ls::Format;
 use crate::measure::pairs;
 use crate::measure::plan::{Leg, Place, Plan, Test, unpack};
 use crate::measure::size::Size;
-use crate::measure::table::time;
 use crate::paths::{self, Output};
 use crate::processes::EndRequest;
-use crate::text::{Table, bar, counted, median, print, word};
+use crate::text::{FormArgs, bar, counted, median, word};
 use doorbell::mode::{Dma, Fabric, Found, Machine, Tune};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::Path;
 
 /// Measure the length from which on messages are faster by DMA here, and keep it
@@ -32,9 +30,8 @@ pub struct TuneArgs {
     /// Keep nothing
     #[arg(long)]
     dry_run: bool,
-    /// Form of the output
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    form: FormArgs,
 }
 
 const SHORTEST: usize = 4 << 10;
@@ -80,8 +77,19 @@ struct Row {
 }
 
 impl Row {
-    fn times(&self) -> (Option<f64>, Option<f64>) {
-        (median(self.transfer.iter().copied()), median(self.dma.iter().copied()))
+    fn fields(&self) -> Fields {
+        let faster = self.ratio().map(|ratio| {
+            let (way, times) = if ratio < 1.0 { (Way::Dma, 1.0 / ratio) } else { (Way::Transfer, ratio) };
+            format!("{} ({times:.2} times)", way.name())
+        });
+        let of = |name, times: &[f64]| Field::ns(name, median(times.iter().copied())).or("-");
+        Fields(vec![
+            Field::of("memory", self.place).under("memory"),
+            Field::bytes("size_bytes", self.bytes).under(">size"),
+            of("transfer_ns", &self.transfer).under(">transfer"),
+            of("dma_ns", &self.dma).under(">DMA"),
+            Field::of("ratio", self.ratio()).text(faster.unwrap_or_default()).under("faster"),
+        ])
     }
 
     /// How many times as long as a transfer a DMA takes. Both figures of a round were measured right after each other.
@@ -108,10 +116,7 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
         let written = text.and_then(|text| output.write((text + "\n").as_bytes()));
         written.or_failed(format_args!("could not write {}", output.path().display()), hint)?;
     }
-    print(&match args.format {
-        Format::Json => lines(&rows, &tune, path),
-        Format::Table => table(&rows, &tune, path, args.rounds),
-    });
+    args.form.print(|| table(&rows, &tune, path, args.rounds), objects(&rows, &tune, path));
     if args.pin.is_empty() {
         warn(FREE);
     }
@@ -200,18 +205,7 @@ fn threshold(rows: &[(usize, f64)]) -> Dma {
 fn table(rows: &[Row], tune: &Tune, path: Option<&Path>, rounds: u16) -> String {
     let rounds = counted(rounds.into(), "round");
     let mut text = format!("Half a round trip, by the lane (transfer) and by DMA in turns; medians of {rounds}.\n\n");
-    let mut table = Table::new(&["memory", ">size", ">transfer", ">DMA", "faster"]);
-    for row in rows {
-        let (transfer, dma) = row.times();
-        let faster = row.ratio().map(|ratio| {
-            let (way, times) = if ratio < 1.0 { (Way::Dma, 1.0 / ratio) } else { (Way::Transfer, ratio) };
-            format!("{} ({times:.2} times)", way.name())
-        });
-        let cell = |ns: Option<f64>| ns.map_or_else(|| "-".into(), time);
-        let size = Size(row.bytes).to_string();
-        table.row([word(&row.place), size, cell(transfer), cell(dma), faster.unwrap_or_default()]);
-    }
-    text += &format!("{table}\n");
+    text += &format!("{}\n", report::table(&rows.iter().map(Row::fields).collect::<Vec<_>>()));
     for place in PLACES {
         let found = tune.found.iter().find(|found| found.in_region == (place == Place::Registered));
         let what = match found.map(|found| found.dma) {
@@ -226,13 +220,9 @@ fn table(rows: &[Row], tune: &Tune, path: Option<&Path>, rounds: u16) -> String 
     })
 }
 
-fn lines(rows: &[Row], tune: &Tune, path: Option<&Path>) -> String {
-    let row = |row: &Row| {
-        let (transfer, dma) = row.times();
-        json!({"memory": word(&row.place), "size_bytes": row.bytes, "transfer_ns": transfer, "dma_ns": dma, "ratio": row.ratio()})
-    };
-    let found = json!({"machine": tune.machine, "found": tune.found, "kept": path.map(|path| path.display().to_string())});
-    objects(rows.iter().map(row).chain([found]))
+fn objects(rows: &[Row], tune: &Tune, path: Option<&Path>) -> Vec<Value> {
+    let last = json!({"machine": tune.machine, "found": tune.found, "kept": path.map(|path| path.display().to_string())});
+    rows.iter().map(|row| json!(row.fields())).chain([last]).collect()
 }
 
 #[cfg(test)]
@@ -273,8 +263,7 @@ mod tests {
         assert!(text.contains("private     64 KiB  120.0 ns  300.0 ns  transfer (2.50 times)\n"), "{text}");
         assert!(text.contains("registered  64 KiB         -  100.0 ns\n"), "{text}");
         assert!(text.contains("private memory: transfer, up to 4 MiB at least\n") && text.contains("not kept"), "{text}");
-        let last = lines(&rows, &tune, Some(Path::new("/tune.json"))).lines().last().map(str::to_owned).unwrap();
-        let last: serde_json::Value = serde_json::from_str(&last).unwrap();
+        let last = objects(&rows, &tune, Some(Path::new("/tune.json"))).pop().unwrap();
         assert_eq!((&last["found"][0]["dma"], &last["kept"]), (&"never".into(), &"/tune.json".into()));
     }
 }

@@ -5,9 +5,8 @@ mod timing;
 
 use crate::exit::{Failure, warn};
 use crate::experiment::setting::Setting;
-use crate::ls::Format;
 use crate::measure::net::Fabric;
-use crate::text::print;
+use crate::text::FormArgs;
 use clap::builder::PossibleValuesParser;
 use doorbell::atomic::TABLE;
 use report::Row;
@@ -38,9 +37,8 @@ pub struct AtomicsArgs {
     /// Processors for the threads, in turn; the first is used for uncontended updates
     #[arg(long, value_name = "CPU,…", value_delimiter = ',')]
     pin: Vec<usize>,
-    /// Form of the output
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    form: FormArgs,
 }
 
 fn types() -> Vec<&'static str> {
@@ -62,15 +60,14 @@ impl AtomicsArgs {
 /// Measures and prints.
 pub fn run(args: &AtomicsArgs) -> Result<(), Failure> {
     if args.tiers {
-        let rows: Vec<Row> =
-            TABLE.iter().copied().flatten().filter(|row| args.wants(row.value, row.op)).map(Row::tiers).collect();
-        print(&report::render(args.format, &rows, &[], 0));
+        let rows = TABLE.iter().copied().flatten().filter(|row| args.wants(row.value, row.op));
+        report::print(args.form, &rows.map(Row::tiers).collect::<Vec<_>>(), &[], 0);
         return Ok(());
     }
     if args.fabric == Fabric::Udp {
         let is_crowded = Setting::new("atomics", None, &args.pin, 2)?.crowded;
         let rows = timing::Bench::new(&args.pin, 2)?.network()?;
-        print(&report::render_net(args.format, &rows));
+        report::print_net(args.form, &rows);
         if is_crowded {
             warn("both nodes share a processor: they take turns");
         }
@@ -81,7 +78,7 @@ pub fn run(args: &AtomicsArgs) -> Result<(), Failure> {
     let bench = timing::Bench::new(&args.pin, threads)?;
     let rows = bench.rows(|value, op| args.wants(value, op))?;
     let remote = bench.remote()?;
-    print(&report::render(args.format, &rows, &remote, threads));
+    report::print(args.form, &rows, &remote, threads);
     if args.pin.is_empty() {
         warn("the threads were free to change processors: --pin 0,1 gives steadier figures");
     } else if is_crowded {

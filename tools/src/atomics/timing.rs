@@ -103,14 +103,11 @@ impl<'a> Bench<'a> {
         let change = |ByLock(value)| ByLock(cells::apply::<O, T, R>(value, R::ONE));
         let lock = |times| (0..times).for_each(|_| cells::update::<Nothing, _>(locked, AcqRel, change));
         let ways: [Update<'_>; 4] = [&as_is, &fetch, &swap, &lock];
-        let [as_is, fetch, swap, lock] = ways.map(|way| self.alone(way));
-        let alone = Times { as_is, fetch, swap, lock };
-        let mut figures = [0.0; 4];
-        for (figure, way) in figures.iter_mut().zip(ways) {
-            *figure = self.contended(way)?;
-        }
-        let [as_is, fetch, swap, lock] = figures;
-        let contended = Times { as_is, fetch, swap, lock };
+        let times = |time: &dyn Fn(Update<'_>) -> Result<f64, Failure>| -> Result<Times, Failure> {
+            let [as_is, fetch, swap, lock] = ways.map(time);
+            Ok(Times { as_is_ns: as_is?, fetch_ns: fetch?, swap_ns: swap?, lock_ns: lock? })
+        };
+        let (alone, contended) = (times(&|way| Ok(self.alone(way)))?, times(&|way| self.contended(way))?);
         Ok(Row { alone: Some(alone), contended: Some(contended), ..Row::tiers(row) })
     }
 

@@ -12,10 +12,9 @@ mod tally;
 use crate::environment::{Domain, wait};
 use crate::exit::{Explain, Failure};
 use crate::join::{NetworkArgs, failure};
-use crate::ls::Format;
 use crate::measure::size::Size;
 use crate::processes::{raise_descriptors, requests_to_end};
-use crate::text::{WAITS, print, time, words};
+use crate::text::{FormArgs, WAITS, time, words};
 use doorbell::Listener;
 use doorbell::Stream;
 use doorbell::{NodeId, Role};
@@ -78,9 +77,8 @@ pub struct BridgeArgs {
     /// How to wait: auto spins, then yields, then sleeps [env: DOORBELL_WAIT=] [default: auto]
     #[arg(long, value_name = "HOW", value_parser = words::<doorbell::Wait>(WAITS))]
     wait: Option<doorbell::Wait>,
-    /// Form of the output
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    form: FormArgs,
     #[command(flatten)]
     network: NetworkArgs,
 }
@@ -147,29 +145,21 @@ pub fn run(args: &BridgeArgs) -> Result<(), Failure> {
     // This drops all streams and sockets, so their other ends notice.
     drop(runtime);
     let left = node.leave();
-    tally.print(args.format, args.to.is_some());
+    tally.print(args.form, args.to.is_some());
     ended?;
     left.map_err(|error| Failure::failed(error, ""))
 }
 
 /// The first line.
 fn say(args: &BridgeArgs, node: &doorbell::Node, place: &Place, service: &str) {
-    let (id, domain) = (node.id(), node.domain());
-    let place = place.to_string();
-    print(&match (args.format, args.to.is_some()) {
-        (Format::Json, is_to) => {
-            let [from, to] = if is_to { [place.as_str(), service] } else { [service, place.as_str()] };
-            let address = node.address().map(|address| address.to_string());
-            let line = json!({ "node": id.0, "domain": domain, "address": address, "from": from, "to": to });
-            format!("{line}\n")
-        }
-        (Format::Table, is_to) => {
-            let at = node.address().map_or_else(String::new, |address| format!(" at {address}"));
-            let what =
-                if is_to { format!("{place} to the service {service}") } else { format!("the service {service} to {place}") };
-            format!("node {id} of domain '{domain}'{at} carries what connects to {what}; interrupt it to end\n")
-        }
-    });
+    let (id, domain, address, place) = (node.id(), node.domain(), node.address(), place.to_string());
+    let (from, to, what) = match args.to {
+        Some(_) => (place.as_str(), service, format!("{place} to the service {service}")),
+        None => (service, place.as_str(), format!("the service {service} to {place}")),
+    };
+    let at = address.map_or_else(String::new, |address| format!(" at {address}"));
+    let text = || format!("node {id} of domain '{domain}'{at} carries what connects to {what}; interrupt it to end\n");
+    args.form.print(text, [json!({ "node": id.0, "domain": domain, "address": address, "from": from, "to": to })]);
 }
 
 /// A socket with one byte for each signal that asks for the end.

@@ -1,8 +1,7 @@
 //! The counts of a bridge, and its messages.
 
 use super::link::Trouble;
-use crate::ls::Format;
-use crate::text::{bytes, counted, print};
+use crate::text::{FormArgs, bytes, counted};
 use serde_json::json;
 use std::io::ErrorKind;
 use std::sync::Mutex;
@@ -70,26 +69,23 @@ impl Tally {
     }
 
     /// Prints the last line. The service is on the side of the streams or on that of the sockets.
-    pub fn print(&self, form: Format, service_is_by_streams: bool) {
+    pub fn print(&self, form: FormArgs, service_is_by_streams: bool) {
         let [connections, mut to, mut from, failed, cut] =
             [&self.connections, &self.to_streams, &self.to_sockets, &self.failed, &self.cut]
                 .map(|count| count.load(Ordering::Relaxed));
         if !service_is_by_streams {
             (to, from) = (from, to);
         }
-        print(&match form {
-            Format::Table => {
-                let connections = counted(connections as usize, "connection");
-                let (to, from) = (bytes(to), bytes(from));
-                format!("{connections}, {to} to the service, {from} from it; {failed} failed, {cut} cut off\n")
-            }
-            Format::Json => {
-                let counts = json!({
-                    "connections": connections, "to_service_bytes": to, "from_service_bytes": from, "failed": failed, "cut": cut,
-                });
-                format!("{counts}\n")
-            }
-        });
+        let text = || {
+            let (connections, to, from) = (counted(connections as usize, "connection"), bytes(to), bytes(from));
+            format!("{connections}, {to} to the service, {from} from it; {failed} failed, {cut} cut off\n")
+        };
+        form.print(
+            text,
+            [json!({
+                "connections": connections, "to_service_bytes": to, "from_service_bytes": from, "failed": failed, "cut": cut,
+            })],
+        );
     }
 }
 

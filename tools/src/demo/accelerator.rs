@@ -2,17 +2,15 @@
 
 use super::cast::PATIENCE;
 use super::script::{
-    BULK_BYTES, Contest, FRAME, LATE, LONGEST, Moves, Overlap, Report, answer, check_bulk, decode, encode, fill_bulk, now,
-    number, order,
+    BULK_BYTES, Contest, FLOOD_BYTES, FRAME, LATE, LONGEST, Moves, Order, Overlap, Report, check_bulk, decode, encode, fill_bulk,
+    now, tag,
 };
 use crate::exit::Failure;
 use crate::processes::take_name;
 use doorbell::LockKey;
 use doorbell::transfer::Side;
-use doorbell::{
-    Copy, CounterKey, Error, Event, KEY_BYTES, Key, Match, Node, NodeId, Peer, Progress, ReadWrite, Region, Role, Wait,
-};
-use serde::Serialize;
+use doorbell::{Copy, CounterKey, Error, Event, Key, Match, Node, NodeId, Peer, Progress, ReadWrite, Region, Role, Wait};
+use serde_json::{Value, json};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -60,110 +58,110 @@ fn serve(node: &Node, host: &Peer) -> Result<(), Error> {
         let envelope = host.recv(Match::any(), &mut buf)?;
         let message = &buf[..envelope.len];
         match envelope.tag {
-            order::PING => host.send(answer::PONG, message)?,
-            order::SCALE => {
+            tag::PING => host.send(tag::PONG, message)?,
+            tag::SCALE => {
                 let values = decode(message);
                 let scaled: Vec<f64> = values.iter().skip(1).map(|value| value * values[0]).collect();
-                host.send(answer::RESULT, &encode(&scaled))?;
+                host.send(tag::RESULT, &encode(&scaled))?;
             }
-            order::PAINT => answer::COLOURS.iter().try_for_each(|(tag, word)| host.send(*tag, word.as_bytes()))?,
-            order::SLEEP => {
-                thread::sleep(Duration::from_millis(number(message)));
-                host.send(answer::TIME, &now().to_ne_bytes())?;
-            }
-            order::STALL => {
-                thread::sleep(Duration::from_millis(number(message)));
-                let mut count = 1_u64;
-                while host.recv(Match::any(), &mut buf)?.tag != order::FLOOD_ENDS {
-                    count += 1;
-                }
-                host.send(answer::COUNT, &count.to_ne_bytes())?;
-            }
-            order::REPORT => {
-                reply(host, answer::REPORT, &Report::new(&node.stats()?))?;
-            }
-            order::WATCH => {
-                let dead = NodeId(number(message) as u16);
-                let deadline = Instant::now() + Duration::from_secs(10);
-                while !matches!(node.event(deadline)?, Event::Died { node, .. } if node == dead) {}
-                host.send(answer::TIME, &now().to_ne_bytes())?;
-            }
-            order::FAREWELL => {
-                host.send(answer::WORDS, b"tell them I was here")?;
-                loop {
-                    thread::park();
-                }
-            }
-            order::LEND => {
-                let region = node.region::<u64>(LENT)?;
-                host.send(answer::KEYS, &[region.key().to_bytes(), region.read_key().to_bytes()].concat())?;
-                lent = Some(region);
-            }
-            order::SHOW => {
-                let mut words = [0; LENT];
-                lent.as_ref().map_or(Ok(()), |region| region.read(0, &mut words))?;
-                host.send(answer::RESULT, &words.map(u64::to_ne_bytes).concat())?;
-            }
-            order::WITHDRAW => {
-                lent.take().map_or(Ok(()), |region| region.withdraw())?;
-                host.send(answer::DONE, &[])?;
-            }
-            order::FILL => fill(node, message)?,
-            order::TAKE => {
-                let mut into = vec![1; BULK_BYTES];
-                host.send(answer::READY, &[])?;
-                thread::sleep(LATE);
-                host.recv(Match::any().tag(order::BULK), &mut into)?;
-                let mut moves = Moves::of(node, Side::Target, order::BULK, Instant::now() + Duration::from_secs(10))?;
-                moves.whole &= check_bulk(&into);
-                reply(host, answer::MOVES, &moves)?;
-            }
-            order::GIVE => {
-                let mut message = vec![0; BULK_BYTES];
-                fill_bulk(&mut message);
-                let pause = Duration::from_millis(number(&buf));
-                host.send(answer::READY, &[])?;
-                let request = host.start_send(answer::BULK, message)?;
-                thread::sleep(pause);
-                request.wait().result?;
-                let moves = Moves::of(node, Side::Origin, answer::BULK, Instant::now() + Duration::from_secs(10))?;
-                reply(host, answer::MOVES, &moves)?;
-            }
-            order::CONTEND => {
-                let contest = Contest::play(node, &LockKey::find(node, FRAME)?, Key::from_bytes(message)?)?;
-                reply(host, answer::CONTEST, &contest)?;
-            }
-            order::HOLD => {
-                LockKey::find(node, FRAME)?.lock_by(Instant::now() + PATIENCE)?.keep();
-                host.send(answer::DONE, &[])?;
-            }
-            order::INHERIT => {
-                let key = LockKey::find(node, FRAME)?;
-                let mut guard = key.lock_by(Instant::now() + PATIENCE)?;
-                let dead = guard.inherited_from().map(|dead| dead.to_string());
-                guard.mark_repaired()?;
-                guard.unlock()?;
-                host.send(answer::HEIR, dead.unwrap_or_default().as_bytes())?;
-            }
-            order::SUM => {
-                let overlap = Overlap::play(node)?;
-                reply(host, answer::OVERLAP, &overlap)?;
-            }
-            order::LEAVE => return Ok(()),
+            tag::ORDER => match serde_json::from_slice(message).map_err(invalid)? {
+                Order::Leave => return Ok(()),
+                order => obey(order, node, host, &mut lent)?,
+            },
             _ => {}
         }
     }
 }
 
-/// Answers in JSON.
-fn reply(host: &Peer, tag: u64, answer: &impl Serialize) -> Result<(), Error> {
-    host.send(tag, &serde_json::to_vec(answer).unwrap_or_default())
+fn invalid(error: serde_json::Error) -> Error {
+    Error::Invalid { what: error.to_string() }
 }
 
-/// Fills the memory of a key with this node's number, in a few pieces. The key is followed by that of a counter, which counts the bytes.
-fn fill(node: &Node, message: &[u8]) -> Result<(), Error> {
-    let Some((key, counter)) = message.split_at_checked(KEY_BYTES) else { return Ok(()) };
-    let (key, Some(counter)) = (Key::<u64, ReadWrite>::from_bytes(key)?, CounterKey::from_bytes(counter)) else { return Ok(()) };
+fn obey(order: Order, node: &Node, host: &Peer, lent: &mut Option<Region<u64>>) -> Result<(), Error> {
+    let answer = |answer: Value| host.send(tag::ANSWER, answer.to_string().as_bytes());
+    let soon = || Instant::now() + PATIENCE;
+    match order {
+        Order::Paint => tag::COLOURS.iter().try_for_each(|(tag, word)| host.send(*tag, word.as_bytes())),
+        Order::Sleep(ms) => {
+            thread::sleep(Duration::from_millis(ms));
+            answer(json!(now()))
+        }
+        Order::Stall(ms) => {
+            thread::sleep(Duration::from_millis(ms));
+            let (mut count, mut buf) = (1_u64, [0; FLOOD_BYTES]);
+            while host.recv(Match::any(), &mut buf)?.tag != tag::FLOOD_ENDS {
+                count += 1;
+            }
+            answer(json!(count))
+        }
+        Order::Report => answer(json!(Report::new(&node.stats()?))),
+        Order::Watch(id) => {
+            while !matches!(node.event(soon())?, Event::Died { node, .. } if node == NodeId(id)) {}
+            answer(json!(now()))
+        }
+        Order::Farewell => {
+            answer(json!("tell them I was here"))?;
+            loop {
+                thread::park();
+            }
+        }
+        Order::Lend => {
+            let region = lent.insert(node.region::<u64>(LENT)?);
+            answer(json!((&region.key().to_bytes()[..], &region.read_key().to_bytes()[..])))
+        }
+        Order::Show => {
+            let mut words = [0; LENT];
+            lent.as_ref().map_or(Ok(()), |region| region.read(0, &mut words))?;
+            answer(json!(words))
+        }
+        Order::Withdraw => {
+            lent.take().map_or(Ok(()), |region| region.withdraw())?;
+            answer(json!(()))
+        }
+        Order::Fill { memory, counter } => fill(node, &memory, &counter),
+        Order::Take => {
+            let mut into = vec![1; BULK_BYTES];
+            answer(json!(()))?;
+            thread::sleep(LATE);
+            host.recv(Match::any().tag(tag::BULK), &mut into)?;
+            let mut moves = Moves::of(node, Side::Target, soon())?;
+            moves.whole &= check_bulk(&into);
+            answer(json!(moves))
+        }
+        Order::Give(ms) => {
+            let mut message = vec![0; BULK_BYTES];
+            fill_bulk(&mut message);
+            answer(json!(()))?;
+            let request = host.start_send(tag::BULK, message)?;
+            thread::sleep(Duration::from_millis(ms));
+            request.wait().result?;
+            answer(json!(Moves::of(node, Side::Origin, soon())?))
+        }
+        Order::Contend(counters) => {
+            answer(json!(Contest::play(node, &LockKey::find(node, FRAME)?, Key::from_bytes(&counters)?)?))
+        }
+        Order::Hold => {
+            LockKey::find(node, FRAME)?.lock_by(soon())?.keep();
+            answer(json!(()))
+        }
+        Order::Inherit => {
+            let key = LockKey::find(node, FRAME)?;
+            let mut guard = key.lock_by(soon())?;
+            let dead = guard.inherited_from().map(|dead| dead.to_string());
+            guard.mark_repaired()?;
+            guard.unlock()?;
+            answer(json!(dead.unwrap_or_default()))
+        }
+        Order::Sum => answer(json!(Overlap::play(node)?)),
+        Order::Leave => Ok(()),
+    }
+}
+
+/// Fills the memory of a key with this node's number, in a few pieces. The counter of the other key counts the bytes.
+fn fill(node: &Node, memory: &[u8], counter: &[u8]) -> Result<(), Error> {
+    let (key, Some(counter)) = (Key::<u64, ReadWrite>::from_bytes(memory)?, CounterKey::from_bytes(counter)) else {
+        return Ok(());
+    };
     let piece = vec![u64::from(node.id().0); key.len().div_ceil(PIECES).max(1)];
     for at in (0..key.len()).step_by(piece.len()) {
         let part = key.range(at..at + piece.len());

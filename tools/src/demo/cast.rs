@@ -3,19 +3,21 @@
 use super::accelerator;
 use crate::exit::{Explain, Failure};
 use crate::guard::Guard;
-use crate::processes::{ended, group_of, in_own_group, own_command, requests_to_end, signal_group};
+use crate::processes::{EndRequest, ended, group_of, in_own_group, own_command, signal_group};
 use doorbell::{Copy, Error, Node, NodeId, Progress, Role, Space, Wait};
 use doorbell_shm::domain::clean;
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::process::{Child, Stdio};
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long any step may take. On an idle machine no step takes a tenth of it.
 pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How often to look whether a signal asks for the end.
+const GLANCE: Duration = Duration::from_millis(10);
 
 /// The host and the accelerators. Dropping it ends all of them and removes their segments.
 pub struct Cast {
@@ -25,32 +27,27 @@ pub struct Cast {
     pub wait: Wait,
     accelerators: BTreeMap<NodeId, Child>,
     killed: Vec<Child>,
-    interruption: Arc<Interruption>,
+    request: EndRequest,
+    /// The node that leaves when a signal asks for the end.
+    leaving: Arc<Mutex<Option<Node>>>,
     /// Dropped last, when everything else is cleaned up.
     guard: Guard,
-}
-
-/// A signal that asks for the end, and the node that leaves then.
-#[derive(Default)]
-struct Interruption {
-    signal: AtomicI32,
-    node: Mutex<Option<Node>>,
 }
 
 impl Cast {
     /// The host joins a new domain.
     pub fn gather(progress: Progress, wait: Wait) -> Result<Self, Failure> {
         let domain = format!("demo-{}", std::process::id());
-        let interruption = Arc::<Interruption>::default();
-        interruption.listen()?;
+        let (request, leaving) = (EndRequest::listen()?, Arc::<Mutex<Option<Node>>>::default());
         let guard = Guard::start(&domain)?;
         // Both sides copy, even where the kernel's copy is slow: the demo shows that.
         let builder = Node::builder(&domain).role(Role::Host).label("demo").max_nodes(4).copy(Copy::Both);
         let node = builder.progress(progress).wait(wait).join().map_err(|error| {
             Failure::usage(error, "see with `doorbell info` what this machine lacks, and with `doorbell ls` what is there")
         })?;
-        *interruption.node() = Some(node.clone());
-        Ok(Self { domain, node, progress, wait, accelerators: BTreeMap::new(), killed: Vec::new(), interruption, guard })
+        *leaving.lock().unwrap_or_else(PoisonError::into_inner) = Some(node.clone());
+        leave_when_asked(request.clone(), leaving.clone())?;
+        Ok(Self { domain, node, progress, wait, accelerators: BTreeMap::new(), killed: Vec::new(), request, leaving, guard })
     }
 
     /// Starts an accelerator, and returns when it has attached.
@@ -113,24 +110,24 @@ impl Cast {
 
     /// The host leaves.
     pub fn leave(&mut self) -> Result<(), Failure> {
-        self.interruption.node().take();
+        self.keep_from_leaving();
         self.node.clone().leave().map_err(|error| self.explain(error))
+    }
+
+    /// Keeps a signal from making the node leave twice.
+    fn keep_from_leaving(&self) {
+        self.leaving.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// The failure of a call; if a signal asked for the end, that.
     pub fn explain(&self, error: Error) -> Failure {
-        match self.interruption.signal.load(Ordering::SeqCst) {
-            0 => Failure::failed(error, "run the demo again; if it fails again, see `doorbell info`"),
-            signal => Failure::interrupted(signal),
-        }
+        let hint = "run the demo again; if it fails again, see `doorbell info`";
+        self.check().err().unwrap_or_else(|| Failure::failed(error, hint))
     }
 
     /// Fails if a signal asked for the end.
     pub fn check(&self) -> Result<(), Failure> {
-        match self.interruption.signal.load(Ordering::SeqCst) {
-            0 => Ok(()),
-            signal => Err(Failure::interrupted(signal)),
-        }
+        self.request.check()
     }
 }
 
@@ -140,34 +137,23 @@ impl Drop for Cast {
             signal_group(group_of(child), Signal::SIGKILL);
             let _ = child.wait();
         }
-        self.interruption.node().take();
+        self.keep_from_leaving();
         // Both do nothing if all went well. If one fails, `doorbell clean` can do it.
         let _ = self.node.clone().leave();
         let _ = clean(&Space::posix(), Some(&self.domain), false);
     }
 }
 
-impl Interruption {
-    /// Starts a thread that waits for these signals. Threads that are started later do not get them.
-    fn listen(self: &Arc<Self>) -> Result<(), Failure> {
-        let unable = |error: std::io::Error| {
-            Failure::usage(format!("cannot take signals: {error}"), "see the limits on threads (`ulimit -u`)")
-        };
-        let signals: SigSet = requests_to_end().collect();
-        signals.thread_block().map_err(|error| unable(error.into()))?;
-        let this = self.clone();
-        let listen = move || {
-            while let Ok(signal) = signals.wait() {
-                this.signal.store(signal as i32, Ordering::SeqCst);
-                // Leaving ends every wait of the host. The node is gone under the lock, so no other thread uses it afterwards.
-                let mut node = this.node();
-                let _ = node.take().map(Node::leave);
-            }
-        };
-        thread::Builder::new().name("signals".into()).spawn(listen).map(drop).map_err(unable)
-    }
-
-    fn node(&self) -> std::sync::MutexGuard<'_, Option<Node>> {
-        self.node.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// Starts a thread that has the host leave when a signal asks for the end. Leaving ends every wait of the host. The node is gone under the lock,
+/// so no other thread uses it afterwards.
+fn leave_when_asked(request: EndRequest, node: Arc<Mutex<Option<Node>>>) -> Result<(), Failure> {
+    let watch = move || {
+        while request.check().is_ok() {
+            thread::sleep(GLANCE);
+        }
+        let mut node = node.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = node.take().map(Node::leave);
+    };
+    let started = thread::Builder::new().name("signals".into()).spawn(watch).map(drop);
+    started.or_usage("cannot take signals", "see the limits on threads (`ulimit -u`)")
 }

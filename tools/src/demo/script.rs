@@ -11,90 +11,68 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Orders of the host: the tags of its messages.
-pub mod order {
-    /// Scale a vector: a factor, then the values.
-    pub const SCALE: u64 = 1;
-    /// Send three messages, with the tags of [`super::answer::COLOURS`] in that order.
-    pub const PAINT: u64 = 2;
-    /// Send the time, after this many milliseconds.
-    pub const SLEEP: u64 = 3;
+/// An order of the host, in JSON. Unless it says otherwise, the accelerator answers with one message in JSON.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// Send three messages, with the tags of [`tag::COLOURS`] in that order. There is no other answer.
+    Paint,
+    /// Tell the time after this many milliseconds.
+    Sleep(u64),
     /// Read nothing for this many milliseconds; then count the messages of the flood.
-    pub const STALL: u64 = 4;
-    /// One message of the flood.
-    pub const FLOOD: u64 = 5;
-    /// The last message of the flood.
-    pub const FLOOD_ENDS: u64 = 6;
-    /// Tell which threads carried messages.
-    pub const REPORT: u64 = 7;
+    Stall(u64),
+    /// Tell which threads carried messages: a [`Report`].
+    Report,
     /// Tell when you learn that this node died.
-    pub const WATCH: u64 = 8;
-    /// Send one message, and then none again.
-    pub const FAREWELL: u64 = 9;
-    /// Send this message back.
-    pub const PING: u64 = 10;
-    /// Leave the domain.
-    pub const LEAVE: u64 = 11;
+    Watch(u16),
+    /// Send some words, and then nothing again.
+    Farewell,
+    /// Leave the domain, without an answer.
+    Leave,
     /// Make a region, and send two keys to it: one to read and write, one to read.
-    pub const LEND: u64 = 12;
+    Lend,
     /// Send the content of the region.
-    pub const SHOW: u64 = 13;
+    Show,
     /// Withdraw the region.
-    pub const WITHDRAW: u64 = 14;
-    /// Fill the memory of this key with your number, and count the bytes on the counter whose key follows it.
-    pub const FILL: u64 = 15;
-    /// Receive a long message.
-    pub const TAKE: u64 = 16;
-    /// The long message.
-    pub const BULK: u64 = 17;
-    /// Begin to send a long message, and sleep for this many milliseconds.
-    pub const GIVE: u64 = 18;
-    /// The usual number: longer than a long message takes.
-    pub const PAUSE_MS: u64 = 60;
-    /// Lock the lock of the story repeatedly, and raise under it the two counters in the memory of this key.
-    pub const CONTEND: u64 = 19;
+    Withdraw,
+    /// Fill the memory of a key with your number, and count the bytes on the counter of the other key. There is no answer.
+    Fill { memory: Vec<u8>, counter: Vec<u8> },
+    /// Receive a long message. Answer when you are ready for it, and with its [`Moves`].
+    Take,
+    /// Begin to send a long message, sleep for this many milliseconds, and answer in the same way.
+    Give(u64),
+    /// Lock the lock of the story repeatedly, and raise under it the two counters in the memory of this key. The answer is a [`Contest`].
+    Contend(Vec<u8>),
     /// Lock the lock of the story, and keep it.
-    pub const HOLD: u64 = 20;
+    Hold,
     /// Lock the lock of the story, tell its dead owner, and report that the data is repaired.
-    pub const INHERIT: u64 = 21;
-    /// Sum vectors with the other nodes, and compute meanwhile.
-    pub const SUM: u64 = 22;
+    Inherit,
+    /// Sum vectors with the other nodes, and compute meanwhile. The answer is an [`Overlap`].
+    Sum,
 }
 
-/// Answers of the accelerators.
-pub mod answer {
+/// Tags of messages.
+pub mod tag {
+    /// A vector to scale: a factor, then the values.
+    pub const SCALE: u64 = 1;
+    /// An [`super::Order`], and an answer to one.
+    pub const ORDER: u64 = 2;
+    pub const ANSWER: u64 = 3;
+    /// One message of the flood, and the last one.
+    pub const FLOOD: u64 = 5;
+    pub const FLOOD_ENDS: u64 = 6;
+    /// A message to send back, and the one that was sent back.
+    pub const PING: u64 = 10;
+    pub const PONG: u64 = 160;
+    /// A long message.
+    pub const BULK: u64 = 17;
     /// The scaled vector.
     pub const RESULT: u64 = 101;
     /// Three messages with different tags.
     pub const COLOURS: [(u64, &str); 3] = [(111, "red"), (112, "green"), (113, "blue")];
-    /// The time at which it was sent.
-    pub const TIME: u64 = 120;
-    /// How many messages the flood had.
-    pub const COUNT: u64 = 130;
-    /// A [`super::Report`].
-    pub const REPORT: u64 = 140;
-    /// Last words.
-    pub const WORDS: u64 = 150;
-    /// The message that was sent back.
-    pub const PONG: u64 = 160;
-    /// Two keys to a region.
-    pub const KEYS: u64 = 170;
-    /// The order is done.
-    pub const DONE: u64 = 180;
-    /// Everything is ready for a long message.
-    pub const READY: u64 = 190;
-    /// The long message.
-    pub const BULK: u64 = 200;
-    /// The transfer of a long message: [`super::Moves`].
-    pub const MOVES: u64 = 210;
-    /// The waits for the lock: a [`super::Contest`].
-    pub const CONTEST: u64 = 220;
-    /// The dead owner of the lock, in words.
-    pub const HEIR: u64 = 230;
-    /// The times of summing and computing: an [`super::Overlap`].
-    pub const OVERLAP: u64 = 240;
 }
 
+/// How long the sender of a long message sleeps, in milliseconds: longer than the message takes.
+pub const PAUSE_MS: u64 = 60;
 /// The name of the lock that all nodes want.
 pub const FRAME: &str = "frame";
 /// How often each node locks it.
@@ -113,11 +91,6 @@ pub fn encode(values: &[f64]) -> Vec<u8> {
 /// Bytes as numbers.
 pub fn decode(bytes: &[u8]) -> Vec<f64> {
     bytes.as_chunks().0.iter().map(|bytes| f64::from_ne_bytes(*bytes)).collect()
-}
-
-/// Bytes as whole numbers.
-pub fn decode_words(bytes: &[u8]) -> Vec<u64> {
-    bytes.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect()
 }
 
 /// Bytes of a long message.
@@ -140,11 +113,6 @@ pub fn check_bulk(message: &[u8]) -> bool {
 
 fn bulk_word(at: usize) -> [u8; 8] {
     (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_ne_bytes()
-}
-
-/// One number, from the beginning of a message.
-pub fn number(bytes: &[u8]) -> u64 {
-    bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
 }
 
 /// The messages that the threads of a node carried.
@@ -205,11 +173,11 @@ pub struct Step {
 }
 
 impl Moves {
-    /// The latest transfer of messages with this tag. Waits until the transfer is over for this node, too.
-    pub fn of(node: &Node, side: Side, tag: u64, deadline: Instant) -> Result<Self, Error> {
+    /// The latest transfer of a long message. Waits until the transfer is over for this node, too.
+    pub fn of(node: &Node, side: Side, deadline: Instant) -> Result<Self, Error> {
         loop {
             let reports = node.transfers()?;
-            if let Some(report) = reports.iter().rfind(|report| report.side == side && report.tag == tag) {
+            if let Some(report) = reports.iter().rfind(|report| report.side == side && report.tag == tag::BULK) {
                 return Ok(Self::new(report));
             }
             if Instant::now() > deadline {

@@ -1,5 +1,6 @@
 //! How the processes of an experiment run.
 
+use super::report::Field;
 use crate::environment::Domain;
 use crate::exit::{Failure, warn};
 use crate::measure::net::Net;
@@ -47,6 +48,11 @@ impl Setting {
     /// The fabric, in words.
     pub fn over(&self) -> String {
         self.net.as_ref().map_or_else(|| "over shared memory".into(), |net| format!("over udp {}", net.security()))
+    }
+
+    /// The fields of the setting.
+    pub fn fields(&self) -> [Field; 2] {
+        [Field::of("progress", self.progress.to_string()), Field::of("wait", self.wait.to_string())]
     }
 
     /// The processor of a process.

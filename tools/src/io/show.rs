@@ -3,8 +3,7 @@
 use super::join::ClientArgs;
 use super::place::There;
 use crate::exit::Failure;
-use crate::ls::Format;
-use crate::text::{Table, print};
+use crate::text::{FormArgs, Table};
 use serde_json::json;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
@@ -30,9 +29,8 @@ pub struct LsArgs {
     /// The directory, or a file: io:PATH, or NODE:PATH
     #[arg(value_name = "PLACE", default_value = "io:")]
     place: There,
-    /// Form of the output
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    form: FormArgs,
     #[command(flatten)]
     client: ClientArgs,
 }
@@ -92,7 +90,7 @@ pub fn ls(args: &LsArgs) -> Result<(), Failure> {
     };
     names.sort_unstable();
     let mut table = Table::new(&["NAME", "KIND", ">BYTES", ">MODE"]);
-    let mut lines = String::new();
+    let mut objects = Vec::new();
     for name in names {
         let path = if found.is_dir() { place.path.join(&name) } else { name.clone() };
         let facts = match of(&path) {
@@ -109,12 +107,9 @@ pub fn ls(args: &LsArgs) -> Result<(), Failure> {
         };
         let mode = format!("{:o}", facts.mode() & 0o7777);
         let name = name.to_string_lossy();
-        lines += &format!("{}\n", json!({"name": name, "kind": kind, "bytes": facts.len(), "mode": mode}));
+        objects.push(json!({"name": name, "kind": kind, "bytes": facts.len(), "mode": mode}));
         table.row([name.escape_debug().to_string(), kind.into(), facts.len().to_string(), mode]);
     }
-    match args.format {
-        Format::Table => print(&table.to_string()),
-        Format::Json => print(&lines),
-    }
+    args.form.print(|| table.to_string(), objects);
     Ok(())
 }

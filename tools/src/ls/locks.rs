@@ -1,38 +1,29 @@
 //! Locks, as text for people and as fields for programs.
 
-use super::{finish, nothing, remark};
-use crate::text::{Style, Table};
+use super::{View, known, table};
 use doorbell::{KeyFacts, OwnerId, Resource, Value as Held};
 use doorbell_shm::domain::{DomainStatus, NodeStatus};
 use serde_json::{Value, json};
 
-/// A line for each lock.
-pub fn table(domains: &[DomainStatus], style: Style) -> String {
-    if domains.is_empty() {
-        return nothing();
-    }
-    let names = ["DOMAIN", "KEY", "RESOURCE", "VALUE", "ROLE", "LABEL", "STATE", "USERS", ">WAITING"];
-    let mut table = Table::new(&names);
-    let mut notes = Vec::new();
-    for domain in domains {
-        domain.keys.iter().for_each(|key| table.row(cells(domain, key)));
-        if domain.keys.is_empty() {
-            table.row([domain.name.clone(), "-".into(), "no keys".into()]);
-        }
-        notes.extend(remark(domain));
-    }
-    if domains.iter().any(|domain| domain.keys.iter().any(|key| holder_lives(domain, key) == Some(false))) {
-        notes.push("a lock of a dead owner goes to its next waiter, or to the next node that locks it".into());
-    }
-    finish(&table, notes, style)
-}
+/// The locks.
+pub const VIEW: View = View {
+    lines: |domains| table(domains, &NAMES, "no keys", |domain| domain.keys.iter().map(|key| cells(domain, key)).collect()),
+    notes: |domains| {
+        let is_dead =
+            |domain: &DomainStatus, key: &KeyFacts| key.seen.owner().map(|owner| lives(domain, owner)) == Some(Some(false));
+        let is_dead = domains.iter().any(|domain| domain.keys.iter().any(|key| is_dead(domain, key)));
+        let note = "a lock of a dead owner goes to its next waiter, or to the next node that locks it";
+        is_dead.then(|| note.into()).into_iter().collect()
+    },
+    more: |domain| Some(("locks", domain.keys.iter().map(|key| key_object(domain, key)).collect())),
+};
+
+const NAMES: [&str; 9] = ["DOMAIN", "KEY", "RESOURCE", "VALUE", "ROLE", "LABEL", "STATE", "USERS", ">WAITING"];
 
 fn cells(domain: &DomainStatus, key: &KeyFacts) -> Vec<String> {
-    let known = |text: Option<String>| text.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".into());
     let member = key.seen.owner().and_then(|owner| life(domain, owner)?.member.as_ref());
     let users: Vec<String> = key.users.iter().map(ToString::to_string).collect();
     vec![
-        domain.name.clone(),
         key.name.clone(),
         key.resource.to_string(),
         key.seen.value().to_string(),
@@ -74,17 +65,6 @@ fn life(domain: &DomainStatus, owner: OwnerId) -> Option<&NodeStatus> {
 fn lives(domain: &DomainStatus, owner: OwnerId) -> Option<bool> {
     let node = domain.nodes.iter().find(|node| node.id == owner.node())?;
     Some(node.alive && life(domain, owner).is_some())
-}
-
-/// Whether the owner of a lock lives; `None` without an owner, or if that is unknown.
-fn holder_lives(domain: &DomainStatus, key: &KeyFacts) -> Option<bool> {
-    lives(domain, key.seen.owner()?)
-}
-
-/// The fields of a domain, with its locks.
-pub fn object(domain: &DomainStatus, mut object: Value) -> Value {
-    object["locks"] = domain.keys.iter().map(|key| key_object(domain, key)).collect();
-    object
 }
 
 fn key_object(domain: &DomainStatus, key: &KeyFacts) -> Value {

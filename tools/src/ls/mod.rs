@@ -6,9 +6,8 @@ mod modes;
 
 use crate::environment::Domain;
 use crate::exit::Failure;
-use crate::experiment::report::lines;
 use crate::nodes::figures;
-use crate::text::{DIRECTORY, Style, Table, bytes, counted, print};
+use crate::text::{DIRECTORY, FormArgs, Style, Table, bytes, counted};
 use doorbell::{Figure, Space};
 use doorbell_shm::domain::{DomainLayout, DomainStatus, NodeStatus, list_domains};
 use serde_json::{Value, json};
@@ -31,18 +30,8 @@ pub struct LsArgs {
     /// Show the shared devices
     #[arg(long, conflicts_with_all = ["locks", "modes"])]
     devices: bool,
-    /// Form of the output
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
-    format: Format,
-}
-
-/// Form of the output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
-    /// For people
-    Table,
-    /// One object a line
-    Json,
+    #[command(flatten)]
+    form: FormArgs,
 }
 
 /// Lists and prints.
@@ -54,28 +43,58 @@ pub fn run(args: &LsArgs) -> Result<(), Failure> {
             return Err(Failure::failed(format!("there is no domain '{name}'"), "`doorbell ls` shows all of this user's"));
         }
     }
-    match args.format {
-        Format::Table => {
-            let style = Style::of(&std::io::stdout());
-            let view = match args {
-                LsArgs { locks: true, .. } => locks::table,
-                LsArgs { modes: true, .. } => modes::table,
-                LsArgs { devices: true, .. } => devices::table,
-                _ => table,
-            };
-            print(&view(&domains, style));
+    let view = match args {
+        LsArgs { locks: true, .. } => locks::VIEW,
+        LsArgs { modes: true, .. } => modes::VIEW,
+        LsArgs { devices: true, .. } => devices::VIEW,
+        _ => View { lines: |domains| table(domains, &NAMES, "nobody", cells), notes, more: |_| None },
+    };
+    let text = || {
+        if domains.is_empty() {
+            return format!("no domains of this user in {DIRECTORY}\n");
         }
-        Format::Json => {
-            let object = |domain| match args {
-                LsArgs { locks: true, .. } => locks::object(domain, object(domain)),
-                LsArgs { modes: true, .. } => modes::object(domain, object(domain)),
-                LsArgs { devices: true, .. } => devices::object(domain, object(domain)),
-                _ => object(domain),
-            };
-            print(&lines(domains.iter().map(object)));
+        let (mut lines, style) = ((view.lines)(&domains), Style::of(&std::io::stdout()));
+        lines[0] = style.bold(&lines[0]);
+        let notes = domains.iter().filter_map(remark).chain((view.notes)(&domains));
+        lines.extend(notes.map(|note| style.dim(note)));
+        lines.join("\n") + "\n"
+    };
+    let object = |domain| {
+        let mut object = object(domain);
+        if let Some((name, more)) = (view.more)(domain) {
+            object[name] = more;
         }
-    }
+        object
+    };
+    args.form.print(text, domains.iter().map(object));
     Ok(())
+}
+
+/// What `ls` shows of domains.
+struct View {
+    /// The lines for people, and the notes below them.
+    lines: fn(&[DomainStatus]) -> Vec<String>,
+    notes: fn(&[DomainStatus]) -> Vec<String>,
+    /// A further field of a domain for programs.
+    more: fn(&DomainStatus) -> Option<(&'static str, Value)>,
+}
+
+/// A line for each row of each domain. `nothing` stands for the rows of a domain that has none.
+fn table(domains: &[DomainStatus], names: &[&str], nothing: &str, cells: fn(&DomainStatus) -> Vec<Vec<String>>) -> Vec<String> {
+    let mut table = Table::new(names);
+    for domain in domains {
+        let mut rows = cells(domain);
+        if rows.is_empty() {
+            rows.push(vec!["-".into(), nothing.into()]);
+        }
+        rows.into_iter().for_each(|row| table.row([domain.name.clone()].into_iter().chain(row)));
+    }
+    table.lines()
+}
+
+/// A word of a row; a dash if it is not known.
+fn known(text: Option<String>) -> String {
+    text.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".into())
 }
 
 /// All domains of this user.
@@ -83,67 +102,39 @@ pub fn domains() -> Result<Vec<DomainStatus>, Failure> {
     list_domains(&Space::posix()).map_err(|error| Failure::failed(error, "see with `doorbell info` what is wrong there"))
 }
 
-fn nothing() -> String {
-    format!("no domains of this user in {DIRECTORY}\n")
+const NAMES: [&str; 12] =
+    ["DOMAIN", ">NODE", "ROLE", ">PID", "STATE", ">LIFE", "LABEL", ">MEMORY", ">IN", ">OUT", ">POOLED", ">PARKS"];
+
+fn cells(domain: &DomainStatus) -> Vec<Vec<String>> {
+    let cells = |node: &NodeStatus| {
+        let member = node.member.as_ref();
+        let shown = node.board.as_ref().map(|board| board.figures());
+        let figure = |figure| known(shown.as_ref().map(|figures| figures[figure].to_string()));
+        vec![
+            node.id.to_string(),
+            known(member.map(|member| member.role.to_string())),
+            known(member.map(|member| member.pid.to_string())),
+            if node.alive { "alive" } else { "dead" }.into(),
+            known(member.map(|member| member.incarnation.to_string())),
+            known(member.map(|member| member.label.clone())),
+            bytes(node.bytes),
+            figure(Figure::MessagesIn),
+            figure(Figure::MessagesOut),
+            figure(Figure::Pooled),
+            figure(Figure::Parks),
+        ]
+    };
+    domain.nodes.iter().map(cells).collect()
 }
 
-fn table(domains: &[DomainStatus], style: Style) -> String {
-    if domains.is_empty() {
-        return nothing();
-    }
-    let names = ["DOMAIN", ">NODE", "ROLE", ">PID", "STATE", ">LIFE", "LABEL", ">MEMORY", ">IN", ">OUT", ">POOLED", ">PARKS"];
-    let mut table = Table::new(&names);
-    let mut notes = Vec::new();
-    for domain in domains {
-        domain.nodes.iter().for_each(|node| table.row(cells(domain, node)));
-        if domain.nodes.is_empty() {
-            table.row([domain.name.clone(), "-".into(), "nobody".into()]);
-        }
-        notes.extend(remark(domain));
-        if !domain.keys.is_empty() {
-            notes.push(format!(
-                "'{}' has {} in its lock registry: see `doorbell ls --locks`",
-                domain.name,
-                counted(domain.keys.len(), "key")
-            ));
-        }
-    }
-    let dead: usize = domains.iter().map(|domain| domain.nodes.iter().filter(|node| !node.alive).count()).sum();
-    if dead > 0 {
-        notes.push("dead nodes are removed by the next node that joins their domain, or by `doorbell clean`".into());
-    }
-    finish(&table, notes, style)
-}
-
-fn finish(table: &Table, notes: Vec<String>, style: Style) -> String {
-    finish_lines(table.lines(), notes, style)
-}
-
-fn finish_lines(mut lines: Vec<String>, notes: Vec<String>, style: Style) -> String {
-    lines[0] = style.bold(&lines[0]);
-    lines.extend(notes.into_iter().map(|note| style.dim(note)));
-    lines.join("\n") + "\n"
-}
-
-fn cells(domain: &DomainStatus, node: &NodeStatus) -> Vec<String> {
-    let known = |text: Option<String>| text.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".into());
-    let member = node.member.as_ref();
-    let shown = node.board.as_ref().map(|board| board.figures());
-    let figure = |figure| known(shown.as_ref().map(|figures| figures[figure].to_string()));
-    vec![
-        domain.name.clone(),
-        node.id.to_string(),
-        known(member.map(|member| member.role.to_string())),
-        known(member.map(|member| member.pid.to_string())),
-        if node.alive { "alive" } else { "dead" }.into(),
-        known(member.map(|member| member.incarnation.to_string())),
-        known(member.map(|member| member.label.clone())),
-        bytes(node.bytes),
-        figure(Figure::MessagesIn),
-        figure(Figure::MessagesOut),
-        figure(Figure::Pooled),
-        figure(Figure::Parks),
-    ]
+fn notes(domains: &[DomainStatus]) -> Vec<String> {
+    let with_keys = domains.iter().filter(|domain| !domain.keys.is_empty());
+    let keys = |DomainStatus { name, keys, .. }: &DomainStatus| {
+        format!("'{name}' has {} in its lock registry: see `doorbell ls --locks`", counted(keys.len(), "key"))
+    };
+    let is_dead = domains.iter().flat_map(|domain| &domain.nodes).any(|node| !node.alive);
+    let dead = "dead nodes are removed by the next node that joins their domain, or by `doorbell clean`";
+    with_keys.map(keys).chain(is_dead.then(|| dead.into())).collect()
 }
 
 fn remark(domain: &DomainStatus) -> Option<String> {

@@ -2,12 +2,11 @@
 
 use super::net::{Half, NetArgs, PassingKey};
 use super::plan::{Leg, Place, Plan, Test};
-use super::report::Format;
 use super::size::Size;
 use crate::exit::Failure;
 use crate::experiment::args::ProcessArgs;
 use crate::experiment::setting::Setting;
-use crate::text::{word, words};
+use crate::text::{Format, word, words};
 use doorbell::{Copy as Copier, Progress, Wait};
 
 /// Options of every command that measures pairs of processes.
@@ -32,7 +31,7 @@ pub struct MeasureArgs {
     #[arg(long)]
     pub shared: bool,
     /// Form of the output
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
+    #[arg(long, value_enum, value_name = "FORM", default_value = "table")]
     pub format: Format,
     #[command(flatten)]
     pub net: NetArgs,

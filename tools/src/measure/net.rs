@@ -3,6 +3,7 @@
 use super::plan::Plan;
 use crate::environment::{Address, key_file, port};
 use crate::exit::{Explain, Failure};
+use crate::experiment::report::Field;
 use crate::experiment::setting::{Setting, by_word};
 use crate::join;
 use doorbell::{Error, FabricKind, Node, NodeBuilder, PortKind};
@@ -161,6 +162,11 @@ impl Net {
     /// Whether there is a key, in words.
     pub fn security(&self) -> &'static str {
         if self.key_file.is_some() { "with a key" } else { "without a key" }
+    }
+
+    /// The fields of the network.
+    pub fn fields(&self) -> [Field; 2] {
+        [Field::of("key", self.key_file.is_some()), Field::of("port", self.port.to_string())]
     }
 
     /// A builder of a node that uses the network alone.

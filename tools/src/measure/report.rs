@@ -1,29 +1,16 @@
 //! The figures of a measurement, and the forms in which they are printed.
 
+use super::bars;
 use super::pairs::Outcome;
 use super::plan::{Plan, Test, unpack};
-use super::table;
+use super::size::Size;
 use crate::exit::warn;
-use crate::experiment::report::{Fields, csv, figure, figure_or_null, lines};
+use crate::experiment::report::{Field, Fields, render};
 use crate::experiment::setting::FREE;
-use crate::text::{print as write, word};
+use crate::text::{Format, print as write, word};
 use doorbell::Progress;
 use doorbell_benches::stats::{Samples, Summary};
-use serde_json::json;
 use std::collections::BTreeMap;
-
-/// Form of the output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
-    /// For people
-    Table,
-    /// One object a line
-    Json,
-    /// A line of names, and a line for each size
-    Csv,
-    /// The percentile distribution as HdrHistogram writes it
-    Hgrm,
-}
 
 /// Processors have moved if their distance changed by more than this factor.
 const MOVED: f64 = 1.5;
@@ -142,11 +129,6 @@ impl Row {
         }
     }
 
-    /// Bytes in a nanosecond.
-    pub fn gb_per_s(&self) -> f64 {
-        self.at_rate(self.messages_per_s)
-    }
-
     /// How far the fastest and the slowest tenth of the samples are apart, as a share of the median.
     pub fn spread(&self) -> f64 {
         let spread = self.samples.spread();
@@ -172,66 +154,85 @@ impl Row {
     /// The fields of the row.
     pub fn fields(&self) -> Fields {
         let (plan, found, setting) = (&self.plan, &self.summary, &self.plan.setting);
-        let mut fields = vec![
-            ("test", json!(plan.test)),
-            ("fabric", json!(setting.fabric())),
-            ("size_bytes", json!(self.bytes)),
-            ("samples", json!(self.messages)),
-            ("min_ns", figure(found.min)),
-            ("p50_ns", figure(found.p50)),
-            ("p90_ns", figure(found.p90)),
-            ("p99_ns", figure(found.p99)),
-            ("p999_ns", figure(found.p999)),
-            ("max_ns", figure(found.max)),
-            ("mean_ns", figure(found.mean)),
-            ("gb_per_s", figure(self.gb_per_s())),
-            ("messages_per_s", json!(self.messages_per_s.round())),
+        let counted = if plan.test == Test::Latency { ">samples" } else { ">messages" };
+        let gb_per_s = |name, rate: Option<f64>| Field::figure(name, rate.map(|rate| self.at_rate(rate)), 2);
+        let a_second = |name, rate: Option<f64>| {
+            let millions = rate.map(|rate| format!("{:.2}", rate / 1e6));
+            Field::of(name, rate.map(f64::round)).text(millions.unwrap_or_default())
+        };
+        let rates = [a_second("messages_per_s", Some(self.messages_per_s)), gb_per_s("gb_per_s", Some(self.messages_per_s))];
+        let rates = match (plan.test, rates) {
+            (Test::Latency, rates) => rates,
+            (Test::Rate, [messages, bytes]) => [messages.under(">M/s"), bytes.under(">GB/s")],
+            (Test::Bandwidth, [messages, bytes]) => [messages, bytes.under(">GB/s")],
+        };
+        let times = [
+            ("min_ns", found.min, ">min", ">fastest"),
+            ("p50_ns", found.p50, ">p50", ">ns each"),
+            ("p90_ns", found.p90, ">p90", ""),
+            ("p99_ns", found.p99, ">p99", ""),
+            ("p999_ns", found.p999, ">p99.9", ""),
+            ("max_ns", found.max, ">max", ">slowest"),
+            ("mean_ns", found.mean, ">mean", ""),
         ];
+        let times = times.map(|(name, ns, of_latency, of_rate)| match plan.test {
+            Test::Latency => Field::ns(name, ns).under(of_latency),
+            Test::Rate if !of_rate.is_empty() => Field::figure(name, ns, 1).under(of_rate),
+            _ => Field::ns(name, ns),
+        });
+        let mut fields = vec![
+            Field::of("test", plan.test),
+            Field::of("fabric", setting.fabric()),
+            Field::bytes("size_bytes", self.bytes).under(">size"),
+            Field::of("samples", self.messages).under(counted),
+        ];
+        fields.extend(rates.into_iter().chain(times));
         if plan.test == Test::Bandwidth {
-            fields.push(("spread", figure(self.spread())));
+            let percent = format!("{:.0} %", 100.0 * self.spread());
+            fields.push(Field::figure("spread", self.spread(), 2).text(percent).under(">spread"));
         }
-        let is_remote = setting.net.is_some();
-        if (plan.floor && is_remote) || self.floor.is_some() {
-            let rate = self.floor.map(|floor| floor.messages_per_s);
-            let gb_per_s = |rate: Option<f64>| figure_or_null(rate.map(|rate| self.at_rate(rate)));
-            match plan.test {
-                Test::Latency => fields.push(("floor_p50_ns", figure_or_null(self.floor.map(|floor| floor.p50_ns)))),
-                Test::Rate => fields.push(("floor_messages_per_s", json!(rate.map(f64::round)))),
-                Test::Bandwidth if is_remote => fields.push(("floor_gb_per_s", gb_per_s(rate))),
-                Test::Bandwidth => fields.push(("floor_pulled_gb_per_s", gb_per_s(self.pulled_per_s))),
-            }
-            match plan.test {
-                _ if is_remote => {}
-                Test::Latency => fields.extend([
-                    ("floor_pipelined_p50_ns", figure_or_null(self.pipelined.map(|(p50_ns, _)| p50_ns))),
-                    ("floor_pipelined_chunk_bytes", json!(self.pipelined.map(|(_, bytes)| bytes))),
-                ]),
-                Test::Rate => fields.push(("floor_gb_per_s", gb_per_s(rate))),
-                Test::Bandwidth => fields.push(("floor_copied_gb_per_s", gb_per_s(rate))),
-            }
-            fields.push(("ratio", figure_or_null(self.ratio())));
+        if plan.floor && (setting.net.is_some() || self.floor.is_some()) {
+            let (p50_ns, rate) = (self.floor.map(|floor| floor.p50_ns), self.floor.map(|floor| floor.messages_per_s));
+            let ratio = Field::figure("ratio", self.ratio(), 2).under(">ratio");
+            let floor = match (plan.test, &setting.net) {
+                (Test::Latency, Some(_)) => vec![Field::ns("floor_p50_ns", p50_ns).under(">floor p50"), ratio],
+                (Test::Latency, None) => vec![
+                    Field::ns("floor_p50_ns", p50_ns).under(">floor p50"),
+                    ratio,
+                    Field::ns("floor_pipelined_p50_ns", self.pipelined.map(|(p50_ns, _)| p50_ns)).under(">pipelined"),
+                    Field::of("floor_pipelined_chunk_bytes", self.pipelined.map(|(_, bytes)| bytes)),
+                ],
+                (Test::Rate, Some(_)) => vec![a_second("floor_messages_per_s", rate).under(">floor M/s"), ratio],
+                (Test::Rate, None) => {
+                    vec![a_second("floor_messages_per_s", rate).under(">floor M/s"), ratio, gb_per_s("floor_gb_per_s", rate)]
+                }
+                (Test::Bandwidth, Some(_)) => vec![gb_per_s("floor_gb_per_s", rate).under(">floor"), ratio],
+                (Test::Bandwidth, None) => vec![
+                    gb_per_s("floor_pulled_gb_per_s", self.pulled_per_s).under(">pulled"),
+                    ratio,
+                    gb_per_s("floor_copied_gb_per_s", rate).under(">copied"),
+                ],
+            };
+            fields.extend(floor.into_iter().map(|field| field.or("-")));
         }
         fields.extend([
-            ("hop_ns", figure_or_null(self.hop_ns)),
-            ("shared_core", json!(self.shared_core)),
-            ("moved", json!(self.moved)),
-            ("pairs", json!(plan.pairs)),
-            ("put", json!(plan.put)),
-            ("through", json!(if plan.shared { "node" } else { "peer" })),
-            ("loan", json!(plan.loan)),
-            ("touched", json!(plan.touched)),
-            ("progress", json!(setting.progress.to_string())),
-            ("wait", json!(setting.wait.to_string())),
+            Field::ns("hop_ns", self.hop_ns).or("?").under(">hop"),
+            Field::of("shared_core", self.shared_core),
+            Field::of("moved", self.moved),
+            Field::of("pairs", plan.pairs),
+            Field::of("put", plan.put),
+            Field::of("through", if plan.shared { "node" } else { "peer" }),
+            Field::of("loan", plan.loan),
+            Field::of("touched", plan.touched),
         ]);
+        fields.extend(setting.fields());
         if let Some(net) = &setting.net {
-            let other = net.other.map(|other| other.to_string());
-            let port = net.port.to_string();
-            fields.extend([("key", json!(net.key_file.is_some())), ("port", json!(port)), ("to", json!(other))]);
+            fields.extend(net.fields().into_iter().chain([Field::of("to", net.other)]));
         } else if plan.test != Test::Rate && !plan.put {
-            fields.extend([("buffers", json!(plan.buffers)), ("copy", json!(plan.copy.to_string()))]);
+            fields.extend([Field::of("buffers", plan.buffers), Field::of("copy", plan.copy.to_string())]);
         }
         if plan.test == Test::Bandwidth {
-            fields.extend([("window", json!(plan.window)), ("both_ways", json!(plan.both_ways))]);
+            fields.extend([Field::of("window", plan.window), Field::of("both_ways", plan.both_ways)]);
         }
         Fields(fields)
     }
@@ -281,12 +282,22 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 /// Prints the rows, and warns on stderr of what makes the figures doubtful.
 pub fn print(format: Format, plan: &Plan, rows: &[Row]) {
     write(&match format {
-        Format::Table => table::render(plan, rows),
-        Format::Json => lines(rows.iter().map(Row::fields)),
-        Format::Csv => csv(rows.iter().map(Row::fields), "null"),
         Format::Hgrm => rows.iter().map(Row::hgrm).collect::<Vec<_>>().join("\n"),
+        format => text(format, plan, rows),
     });
     doubts(plan, rows).into_iter().for_each(warn);
+}
+
+/// The rows in this form. For people, a table of latencies has their distribution below.
+fn text(format: Format, plan: &Plan, rows: &[Row]) -> String {
+    let mut text = render(format, &title(plan), &rows.iter().map(Row::fields).collect::<Vec<_>>());
+    if plan.test == Test::Latency && format == Format::Table {
+        for row in rows {
+            let bars = bars::draw(&row.samples, row.ns_per_unit).into_iter().map(|line| format!("  {line}\n"));
+            text += &format!("\n{}\n{}", Size(row.bytes), bars.collect::<String>());
+        }
+    }
+    text
 }
 
 fn doubts(plan: &Plan, rows: &[Row]) -> Vec<String> {
@@ -328,8 +339,9 @@ mod tests {
     use super::super::plan::{Finding, Leg, pack};
     use super::*;
     use crate::experiment::setting::Setting;
+    use crate::text::lines;
     use doorbell_benches::clock::Clock;
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     fn plan(test: Test, pairs: usize, floor: bool) -> Plan {
         let setting = Setting { pin: vec![0, 1], ..Setting::default() };
@@ -446,7 +458,7 @@ mod tests {
         without.pairs[0][0].floor = Vec::new();
         let row = Row::new(&latency, 0, &without);
         assert_eq!((&parsed(&row)["floor_p50_ns"], &parsed(&row)["ratio"]), (&Value::Null, &Value::Null));
-        let text = table::render(&latency, &[row]);
+        let text = text(Format::Table, &latency, &[row]);
         assert!(text.contains("over udp without a key") && text.contains("floor p50"), "{text}");
     }
 
@@ -461,10 +473,10 @@ mod tests {
     #[test]
     fn csv_has_the_names_of_json() {
         let row = Row::new(&plan(Test::Latency, 1, true), 0, &outcome(1, &[]));
-        let text = csv([row.fields(), row.fields()], "null");
+        let text = render(Format::Csv, "", &[row.fields(), row.fields()]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
-        assert_eq!(lines[0].split(',').collect::<Vec<_>>(), row.fields().0.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+        assert_eq!(lines[0].split(',').collect::<Vec<_>>(), row.fields().0.iter().map(|field| field.name).collect::<Vec<_>>());
         assert_eq!(lines[0].split(',').count(), lines[1].split(',').count());
         assert!(lines[1].starts_with("latency,shm,64,200,"));
     }

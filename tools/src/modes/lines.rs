@@ -1,40 +1,32 @@
 //! An outcome for programs: one object a line.
 
 use super::outcome::{Figures, Outcome, Ratio};
-use crate::experiment::report;
-use serde_json::{Map, Value, json};
-
-/// Two decimal places.
-fn rounded(value: f64) -> Value {
-    report::rounded(value, 2)
-}
+use crate::experiment::report::rounded;
+use serde_json::{Value, json};
 
 /// The figures of each way, those of each of its phases, the verdict, and the timeline.
-pub fn render(outcome: &Outcome) -> String {
+pub fn objects(outcome: &Outcome) -> Vec<Value> {
     let load = &outcome.load.name;
     let mut objects = Vec::new();
     for row in &outcome.rows {
         let way = json!({"load": load, "way": row.name, "is_policy": row.is_policy, "rounds": outcome.rounds});
         let used = json!({"spread": rounded(row.spread()), "used": row.used, "background_used": row.background});
-        objects.push(joined(&[json!({"what": "way"}), way.clone(), figures(&row.figures), used]));
-        for (phase, found) in outcome.load.phases.iter().zip(&row.phases) {
-            objects.push(joined(&[json!({"what": "phase", "phase": phase.name}), way.clone(), figures(found)]));
-        }
+        objects.push(joined([json!({"what": "way"}), way.clone(), figures(&row.figures), used]));
+        let phases = outcome.load.phases.iter().zip(&row.phases);
+        objects.extend(
+            phases.map(|(phase, found)| joined([json!({"what": "phase", "phase": phase.name}), way.clone(), figures(found)])),
+        );
     }
     objects.extend(outcome.missing.iter().map(|(way, why)| json!({"what": "missing", "load": load, "way": way, "why": why})));
-    let ratio = |ratio: Option<Ratio>| {
-        ratio.map(
-            |ratio| json!({"ratio": rounded(ratio.ratio), "beside": ratio.beside, "goal": ratio.goal, "is_met": ratio.is_met()}),
-        )
-    };
+    let ratio = |of: Ratio| json!({"ratio": rounded(of.ratio), "is_met": of.is_met(), "goal": of.goal, "beside": of.beside});
     objects.push(json!({
         "what": "verdict", "load": load, "policy": outcome.policy, "links": outcome.links,
-        "total": ratio(outcome.total_ratio()), "p99": ratio(outcome.p99_ratio()),
+        "total": outcome.total_ratio().map(ratio), "p99": outcome.p99_ratio().map(ratio),
     }));
     let phases = outcome.load.phases.iter().zip(&outcome.starts);
     let phases: Vec<_> = phases.map(|(phase, start)| json!({"phase": phase.name, "start_ns": start})).collect();
     objects.push(json!({"what": "timeline", "load": load, "phases": phases, "timeline": outcome.timeline}));
-    report::lines(objects)
+    objects
 }
 
 fn figures(of: &Figures) -> Value {
@@ -46,9 +38,9 @@ fn figures(of: &Figures) -> Value {
     })
 }
 
-fn joined(objects: &[Value]) -> Value {
+fn joined<const N: usize>(objects: [Value; N]) -> Value {
     let members = objects.iter().filter_map(Value::as_object).flatten();
-    Value::Object(members.map(|(name, value)| (name.clone(), value.clone())).collect::<Map<_, _>>())
+    members.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 #[cfg(test)]
@@ -58,8 +50,7 @@ mod tests {
 
     #[test]
     fn every_line_is_an_object_that_says_what_it_is() {
-        let text = render(&outcome());
-        let objects: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let objects = objects(&outcome());
         let count = |what: &str| objects.iter().filter(|object| object["what"] == what).count();
         let counts = ["way", "phase", "missing", "verdict", "timeline"].map(count);
         assert_eq!((counts, objects.len()), ([3, 9, 1, 1, 1], 15));

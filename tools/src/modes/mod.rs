@@ -19,10 +19,9 @@ use crate::exit::{Explain, Failure, warn};
 use crate::experiment::place::Place;
 use crate::experiment::setting::{FREE, Setting};
 use crate::experiment::{self, Experiment, Trouble, measure};
-use crate::ls::Format;
 use crate::paths::Output;
 use crate::processes::EndRequest;
-use crate::text::{bar, print, word};
+use crate::text::{FormArgs, bar, word};
 use clap::builder::PossibleValuesParser;
 use doorbell_benches::clock::Clock;
 use indicatif::ProgressBar;
@@ -75,9 +74,8 @@ pub struct ModesArgs {
     /// Write an HTML page with figures and timelines, which needs no other file
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Form of the output
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    form: FormArgs,
 }
 
 fn only() -> PossibleValuesParser {
@@ -103,10 +101,8 @@ pub fn run(args: &ModesArgs) -> Result<(), Failure> {
     let outcomes = outcomes.collect::<Result<Vec<_>, _>>();
     session.bar.finish_and_clear();
     let outcomes = outcomes?;
-    print(&match args.format {
-        Format::Table => outcomes.iter().map(table::render).collect::<Vec<_>>().join("\n"),
-        Format::Json => outcomes.iter().map(lines::render).collect(),
-    });
+    let text = || outcomes.iter().map(table::render).collect::<Vec<_>>().join("\n");
+    args.form.print(text, outcomes.iter().flat_map(lines::objects));
     if let Some(report) = &report {
         write(report, &page::render(&outcomes))?;
     }

@@ -7,8 +7,7 @@ mod watch;
 
 use crate::environment::Domain;
 use crate::exit::Failure;
-use crate::ls::Format;
-use crate::text::{Style, print, time};
+use crate::text::{FormArgs, Format, Style, time};
 use std::io::IsTerminal;
 use std::thread;
 use std::time::Duration;
@@ -30,9 +29,8 @@ pub struct TopArgs {
     /// Look once, print, and end
     #[arg(long)]
     once: bool,
-    /// Form of the output
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    form: FormArgs,
 }
 
 /// Watches until told to stop, or looks once.
@@ -40,7 +38,7 @@ pub fn run(args: &TopArgs) -> Result<(), Failure> {
     let only = args.domain.as_ref().map(|Domain(name)| name.clone());
     let mut watch = Watch::new(only);
     let terminal = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
-    if terminal && !args.once && args.format == Format::Table {
+    if terminal && !args.once && args.form.format == Format::Table {
         return screen::show(&mut watch, args.interval);
     }
     // Rates need two looks.
@@ -50,10 +48,7 @@ pub fn run(args: &TopArgs) -> Result<(), Failure> {
     if let (Some(Domain(name)), true) = (&args.domain, look.rows.is_empty()) {
         return Err(Failure::failed(format!("there is no domain '{name}'"), "`doorbell ls` shows all of this user's"));
     }
-    print(&match args.format {
-        Format::Table => look.table(Style::of(&std::io::stdout())),
-        Format::Json => format!("{}\n", look.object()),
-    });
+    args.form.print(|| look.table(Style::of(&std::io::stdout())), std::iter::once_with(|| look.object()));
     Ok(())
 }
 

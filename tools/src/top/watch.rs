@@ -213,17 +213,17 @@ impl Row {
         let mut object = identity(&self.node);
         let totals = Figure::ALL.iter().filter(|figure| figure.kind() == FigureKind::Total);
         let rates: Map<_, _> = totals.map(|figure| (figure.word().to_owned(), json!(self.rate(*figure)))).collect();
-        object.insert("figures".into(), figures(&self.figures));
-        object.insert("rates".into(), rates.into());
-        object.insert("latency".into(), latencies(&self.recent));
-        object.insert("latency_of_all".into(), latencies(&self.all));
-        object.insert("counters".into(), self.node.board.as_ref().map_or(json!([]), counters));
+        object["figures"] = figures(&self.figures);
+        object["rates"] = rates.into();
+        object["latency"] = latencies(&self.recent);
+        object["latency_of_all"] = latencies(&self.all);
+        object["counters"] = self.node.board.as_ref().map_or(json!([]), counters);
         let holds = self.holds.iter().map(|(name, waiting)| json!({ "key": name, "waiting": waiting }));
-        object.insert("holds".into(), holds.collect());
-        object.insert("waits_for".into(), json!(self.awaits));
-        object.insert("modes".into(), self.modes.as_ref().map(links_shown::object).into());
-        object.insert("records".into(), json!(self.node.board.as_ref().map_or(0, |board| board.records().len())));
-        object.into()
+        object["holds"] = holds.collect();
+        object["waits_for"] = json!(self.awaits);
+        object["modes"] = json!(self.modes.as_ref().map(links_shown::object));
+        object["records"] = json!(self.node.board.as_ref().map_or(0, |board| board.records().len()));
+        object
     }
 }
 

@@ -1,6 +1,6 @@
 //! All nodes attach, and at the end all nodes leave.
 
-use super::super::script::order;
+use super::super::script::Order;
 use super::{FIRST, SECOND, Stage, patience};
 use crate::exit::Failure;
 use crate::text::{DIRECTORY, Table, bytes};
@@ -40,7 +40,7 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
 pub fn leave(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.say.title("All nodes leave");
     stage.note();
-    stage.send(FIRST, order::LEAVE, &[])?;
+    stage.order(FIRST, &Order::Leave)?;
     stage.cast.part_with(FIRST)?;
     stage.cast.leave()
 }

@@ -1,6 +1,6 @@
 //! A DMA counter tells when all bytes have arrived, from any node.
 
-use super::super::script::order;
+use super::super::script::Order;
 use super::{FIRST, SECOND, Stage, patience, unlike};
 use crate::exit::Failure;
 use crate::text::bytes;
@@ -22,8 +22,8 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     ));
     let halves = [(FIRST, 0..WORDS / 2), (SECOND, WORDS / 2..WORDS)];
     for (node, half) in halves.clone() {
-        let message = [&region.key().range(half).to_bytes()[..], &counter.key().to_bytes()].concat();
-        stage.send(node, order::FILL, &message)?;
+        let (memory, counter) = (region.key().range(half).to_bytes().into(), counter.key().to_bytes().into());
+        stage.order(node, &Order::Fill { memory, counter })?;
     }
     stage.line("nodes 1 and 2 get a key to one half of a region each, and the counter's: put_notify, in four pieces each");
     stage.done(counter.wait_by(patience()))?;

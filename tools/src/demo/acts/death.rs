@@ -1,6 +1,6 @@
 //! A node is killed, and the others get an error with its name. One of them gets its lock, and a new node takes its place.
 
-use super::super::script::{answer, now, number, order};
+use super::super::script::{Order, now, tag};
 use super::{FIRST, SECOND, Stage, locks, patience, told, unlike};
 use crate::exit::Failure;
 use crate::text::bytes;
@@ -22,8 +22,8 @@ fn die(stage: &mut Stage<'_>) -> Result<Incarnation, Failure> {
     stage.say.title("A node is killed, and the others get an error that names it");
     let mut buf = [0; 64];
     let peer = stage.done(stage.cast.node.peer(SECOND))?;
-    stage.send(FIRST, order::WATCH, &u64::from(SECOND.0).to_ne_bytes())?;
-    stage.send(SECOND, order::FAREWELL, &[])?;
+    stage.order(FIRST, &Order::Watch(SECOND.0))?;
+    stage.order(SECOND, &Order::Farewell)?;
     // Time for node 2 to send, and for node 1 to begin to watch.
     thread::sleep(Duration::from_millis(60));
     let killed = now();
@@ -34,17 +34,15 @@ fn die(stage: &mut Stage<'_>) -> Result<Incarnation, Failure> {
     let since = |told_at: u64| told(Duration::from_nanos(told_at.saturating_sub(killed)));
     let envelope = stage.done(peer.recv_by(Match::any(), &mut buf, patience()))?;
     let words = String::from_utf8_lossy(&buf[..envelope.len]).into_owned();
-    stage.line(format_args!(
-        "node 0: recv(from(2))  =>  \"{words}\": messages that were sent before a death arrive before the error"
-    ));
+    stage
+        .line(format_args!("node 0: recv(from(2))  =>  {words}: messages that were sent before a death arrive before the error"));
     let (error, life) = match peer.recv_by(Match::any(), &mut buf, patience()) {
         Err(error @ Error::PeerDied { incarnation, .. }) => (error, incarnation),
         Err(error) => return Err(stage.cast.explain(error)),
         Ok(_) => return Err(unlike("a dead node sent a message")),
     };
     stage.line(format_args!("node 0: recv(from(2))  =>  error, {} after the kill: {error}", since(now())));
-    let (_, message) = stage.recv(Match::from(FIRST).tag(answer::TIME))?;
-    let at = number(message);
+    let at = stage.answer(FIRST)?;
     stage.line(format_args!("node 1: event()        =>  the same, {} after the kill", since(at)));
     Ok(life)
 }
@@ -63,14 +61,14 @@ fn succeed(stage: &mut Stage<'_>, before: Incarnation) -> Result<(), Failure> {
         }
     };
     stage.line(format_args!("a new node 2 has joined: incarnation {life}, where the dead one was incarnation {before}"));
-    stage.send(SECOND, order::PING, b"are you there?")?;
-    let (envelope, _) = stage.recv(Match::from(SECOND).tag(answer::PONG))?;
+    stage.send(SECOND, tag::PING, b"are you there?")?;
+    let (envelope, _) = stage.recv(Match::from(SECOND).tag(tag::PONG))?;
     if envelope.incarnation != life {
         return Err(unlike(format_args!("incarnation {} answered", envelope.incarnation)));
     }
     stage.note();
     stage.line("it answers, and is never taken for the dead node");
-    stage.send(SECOND, order::LEAVE, &[])?;
+    stage.order(SECOND, &Order::Leave)?;
     stage.cast.part_with(SECOND)?;
     loop {
         if let event @ Event::Left { node: SECOND, .. } = stage.done(stage.cast.node.event(patience()))? {

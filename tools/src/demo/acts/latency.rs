@@ -1,6 +1,6 @@
 //! The latency of a message.
 
-use super::super::script::{answer, order};
+use super::super::script::tag;
 use super::{FIRST, Stage};
 use crate::exit::Failure;
 use crate::measure::bars;
@@ -17,13 +17,13 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.say.title("How long a message takes");
     let clock = Clock::calibrate();
     let peer = stage.done(stage.cast.node.peer(FIRST))?;
-    let accepts = Match::any().tag(answer::PONG);
+    let accepts = Match::any().tag(tag::PONG);
     let mut samples = Samples::new();
     let mut buf = [0; 8];
     let end = Instant::now() + TIME;
     for round in 0..MOST {
         let start = ticks();
-        stage.done(peer.send(order::PING, &buf))?;
+        stage.done(peer.send(tag::PING, &buf))?;
         stage.done(peer.recv(accepts, &mut buf))?;
         let trip = ticks() - start;
         if Instant::now() > end && samples.count() > 0 {

@@ -1,11 +1,11 @@
 //! One lock that all nodes want, and its next owner when its owner dies.
 
-use super::super::script::{Contest, FRAME, TURNS, answer, order};
+use super::super::script::{Contest, FRAME, Order, TURNS};
 use super::{FIRST, SECOND, Stage, patience, told, unlike};
 use crate::exit::Failure;
 use crate::text::Table;
 use doorbell::LockKey;
-use doorbell::{Match, NodeId, OwnerId, Resource, Value};
+use doorbell::{NodeId, OwnerId, Resource, Value};
 
 pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.say.title("A lock gives one node at a time the use of shared data");
@@ -14,11 +14,11 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     let value = stage.done(key.get())?;
     stage.line(format_args!("node 0: LockKey::init(\"{FRAME}\")  =>  a lock in the lock registry of the domain, {value}"));
     for node in [FIRST, SECOND] {
-        stage.send(node, order::CONTEND, &region.key().to_bytes())?;
+        stage.order(node, &Order::Contend(region.key().to_bytes().into()))?;
     }
     stage.line(format_args!("all three nodes lock it {TURNS} times, and raise two counters while they hold it:"));
     let own = stage.done(Contest::play(&stage.cast.node, &key, region.key()))?;
-    let contests = stage.gather(own, &[FIRST, SECOND], answer::CONTEST, "the contest")?;
+    let contests = stage.gather(own, &[FIRST, SECOND])?;
     let mut table = Table::new(&[">node", ">locked it", ">had to wait", ">longest wait"]);
     for (node, Contest { waited, longest }) in &contests {
         table.row([node.to_string(), TURNS.to_string(), waited.to_string(), told(*longest)]);
@@ -37,8 +37,7 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
 
 /// Lets a node lock the lock and keep it. Returns the owner.
 pub fn hold(stage: &mut Stage<'_>, node: NodeId) -> Result<OwnerId, Failure> {
-    stage.send(node, order::HOLD, &[])?;
-    stage.recv(Match::from(node).tag(answer::DONE))?;
+    stage.ask::<()>(node, &Order::Hold)?;
     match holder(stage)? {
         Value::Owner(owner) if owner.node() == node => Ok(owner),
         value => Err(unlike(format_args!("node {node} locked the lock, and it is {value}"))),
@@ -54,9 +53,7 @@ pub fn inherit(stage: &mut Stage<'_>, dead: OwnerId) -> Result<(), Failure> {
     stage.say.title("The lock of a dead node goes to the next owner, which is told so");
     let value = holder(stage)?;
     stage.line(format_args!("node 0: key.get()   =>  {value}: it is still locked"));
-    stage.send(FIRST, order::INHERIT, &[])?;
-    let (_, message) = stage.recv(Match::from(FIRST).tag(answer::HEIR))?;
-    let heir = String::from_utf8_lossy(message).into_owned();
+    let heir: String = stage.ask(FIRST, &Order::Inherit)?;
     if heir != dead.to_string() {
         return Err(unlike(format_args!("node 1 inherited the lock from '{heir}', and {dead} died with it")));
     }

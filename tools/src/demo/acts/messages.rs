@@ -1,6 +1,6 @@
 //! Messages with tags, there and back, which the receiver takes in an order of its own.
 
-use super::super::script::{answer, decode, encode, order};
+use super::super::script::{Order, decode, encode, tag};
 use super::{FIRST, SECOND, Stage, unlike};
 use crate::exit::Failure;
 use crate::text::bytes;
@@ -19,12 +19,12 @@ fn work(stage: &mut Stage<'_>) -> Result<(), Failure> {
     let vector: Vec<f64> = (0..VALUES).map(|i| i as f64).collect();
     for (node, factor) in [(FIRST, 2.0), (SECOND, 3.0)] {
         let message = encode(&[&[factor], &vector[..]].concat());
-        stage.send(node, order::SCALE, &message)?;
+        stage.send(node, tag::SCALE, &message)?;
         let size = bytes(message.len() as u64);
-        stage.line(format_args!("0 -> {node}  tag {:<3}  {size:>8}  scale this vector by {factor}", order::SCALE));
+        stage.line(format_args!("0 -> {node}  tag {:<3}  {size:>8}  scale this vector by {factor}", tag::SCALE));
     }
     for _ in 0..2 {
-        let (envelope, message) = stage.recv(Match::any().tag(answer::RESULT))?;
+        let (envelope, message) = stage.recv(Match::any().tag(tag::RESULT))?;
         let factor = f64::from(envelope.source.0) + 1.0;
         let size = bytes(envelope.len as u64);
         let right = decode(message).iter().zip(&vector).filter(|(scaled, value)| **scaled == **value * factor).count();
@@ -42,11 +42,11 @@ fn work(stage: &mut Stage<'_>) -> Result<(), Failure> {
 /// Six messages come. The host takes them in an order of its own.
 fn choose(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.say.title("The receiver chooses: by tag, by node, or the next message");
-    stage.send(FIRST, order::PAINT, &[])?;
-    stage.send(SECOND, order::PAINT, &[])?;
+    stage.order(FIRST, &Order::Paint)?;
+    stage.order(SECOND, &Order::Paint)?;
     stage.line("nodes 1 and 2 each send red (tag 111), green (112) and blue (113), in this order");
-    let (_, blue) = answer::COLOURS[2];
-    take(stage, Match::any().tag(answer::COLOURS[2].0), "any().tag(113)", |_, word| word == blue)?;
+    let (_, blue) = tag::COLOURS[2];
+    take(stage, Match::any().tag(tag::COLOURS[2].0), "any().tag(113)", |_, word| word == blue)?;
     take(stage, Match::from(SECOND), "from(2)", |source, _| source == SECOND.0)?;
     let stats = stage.done(stage.cast.node.stats())?;
     stage.line(format_args!(

@@ -16,11 +16,12 @@ mod transfer;
 
 use super::cast::{Cast, PATIENCE};
 use super::say::Say;
-use super::script::LONGEST;
+use super::script::{LONGEST, Order, tag};
 use super::trace::Trace;
 use crate::exit::Failure;
 use doorbell::{Envelope, Error, Match, NodeId};
 use serde::de::DeserializeOwned;
+use serde_json::json;
 use std::time::{Duration, Instant};
 
 const HOST: NodeId = NodeId(0);
@@ -80,25 +81,27 @@ impl Stage<'_> {
         self.cast.node.send_by(to, tag, bytes, patience()).map_err(|error| self.cast.explain(error))
     }
 
-    /// A node's answer in JSON. `what` names it.
-    fn answer<T: DeserializeOwned>(&mut self, node: NodeId, tag: u64, what: &str) -> Result<T, Failure> {
-        let (_, message) = self.recv(Match::from(node).tag(tag))?;
-        serde_json::from_slice(message).map_err(|error| unlike(format_args!("{what} of node {node}: {error}")))
+    /// Gives an order to a node.
+    fn order(&self, node: NodeId, order: &Order) -> Result<(), Failure> {
+        self.send(node, tag::ORDER, json!(order).to_string().as_bytes())
     }
 
-    /// Asks nodes for an answer each, and puts the host's own in front.
-    fn gather<T: DeserializeOwned>(
-        &mut self,
-        own: T,
-        nodes: &[NodeId],
-        tag: u64,
-        what: &str,
-    ) -> Result<Vec<(NodeId, T)>, Failure> {
-        let mut all = vec![(HOST, own)];
-        for node in nodes {
-            all.push((*node, self.answer(*node, tag, what)?));
-        }
-        Ok(all)
+    /// A node's answer to an order.
+    fn answer<T: DeserializeOwned>(&mut self, node: NodeId) -> Result<T, Failure> {
+        let (_, message) = self.recv(Match::from(node).tag(tag::ANSWER))?;
+        serde_json::from_slice(message).map_err(|error| unlike(format_args!("the answer of node {node}: {error}")))
+    }
+
+    /// Gives an order to a node, and returns the answer.
+    fn ask<T: DeserializeOwned>(&mut self, node: NodeId, order: &Order) -> Result<T, Failure> {
+        self.order(node, order)?;
+        self.answer(node)
+    }
+
+    /// The answers of nodes, with the host's own in front.
+    fn gather<T: DeserializeOwned>(&mut self, own: T, nodes: &[NodeId]) -> Result<Vec<(NodeId, T)>, Failure> {
+        let others = nodes.iter().map(|node| Ok((*node, self.answer(*node)?)));
+        [Ok((HOST, own))].into_iter().chain(others).collect()
     }
 
     /// The host receives.

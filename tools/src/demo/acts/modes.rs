@@ -1,6 +1,6 @@
 //! A message takes the requested mode, or the mode that a policy chooses.
 
-use super::super::script::{LONGEST, answer, order};
+use super::super::script::{LONGEST, tag};
 use super::{FIRST, Stage, patience, unlike};
 use crate::exit::Failure;
 use doorbell::mode::{Fabric, ModeRequest, Thresholds};
@@ -29,15 +29,15 @@ fn by_name(stage: &mut Stage<'_>) -> Result<(), Failure> {
         // SAFETY: no other node has a key, no thread writes, and the message is gone when `send_as` returns.
         let message = unsafe { region.as_slice() };
         let peer = stage.done(stage.cast.node.peer(FIRST))?;
-        let receipt = stage.done(peer.send_as(order::PING, message, request(words)?))?;
-        let (back, _) = stage.recv(Match::from(FIRST).tag(answer::PONG))?;
+        let receipt = stage.done(peer.send_as(tag::PING, message, request(words)?))?;
+        let (back, _) = stage.recv(Match::from(FIRST).tag(tag::PONG))?;
         // The receiver may choose the end that moves the message, and the receipt tells which one did.
         if back.len != LONGEST || !receipt.requested.allows(receipt.decided) {
             return Err(unlike(format_args!("{receipt}, and {} bytes came back", back.len)));
         }
         stage.line(receipt);
     }
-    match stage.cast.node.send_as(FIRST, order::PING, &[], request("udp")?) {
+    match stage.cast.node.send_as(FIRST, tag::PING, &[], request("udp")?) {
         Err(error @ Error::Invalid { .. }) => stage.line(format_args!("asked for udp  =>  error: {error}")),
         Err(error) => return Err(stage.cast.explain(error)),
         Ok(receipt) => return Err(unlike(format_args!("there is no network: {receipt}"))),

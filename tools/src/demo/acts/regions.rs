@@ -1,9 +1,9 @@
 //! Memory of one node that another node writes and reads, and keys that are refused.
 
-use super::super::script::{answer, decode_words, order};
+use super::super::script::Order;
 use super::{FIRST, Stage, unlike};
 use crate::exit::Failure;
-use doorbell::{Error, KEY_BYTES, Key, KeyFault, Match, ReadOnly, ReadWrite};
+use doorbell::{Error, KEY_BYTES, Key, KeyFault, ReadOnly, ReadWrite};
 
 /// The values that the host puts, and their place.
 const VALUES: [u64; 3] = [7, 11, 13];
@@ -11,10 +11,7 @@ const AT: usize = 2;
 
 pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.say.title("A node puts into the memory of another, which does nothing");
-    stage.send(FIRST, order::LEND, &[])?;
-    let (_, message) = stage.recv(Match::from(FIRST).tag(answer::KEYS))?;
-    let Some((full, only_read)) = message.split_at_checked(KEY_BYTES) else { return Err(unlike("too short for two keys")) };
-    let (full, only_read) = (full.to_vec(), only_read.to_vec());
+    let (full, only_read): (Vec<u8>, Vec<u8>) = stage.ask(FIRST, &Order::Lend)?;
     let key = stage.done(Key::<u64, ReadWrite>::from_bytes(&full))?;
     stage.line(format_args!(
         "node 1 makes a region of {} words, and sends two keys of {KEY_BYTES} bytes: one to read and write, one to read",
@@ -27,9 +24,7 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     let mut got = vec![0; key.len()];
     stage.done(peer.get(stage.done(Key::<u64, ReadOnly>::from_bytes(&only_read))?, &mut got))?;
     stage.line(format_args!("node 0: get(key to read)               =>  {got:?}"));
-    stage.send(FIRST, order::SHOW, &[])?;
-    let (_, message) = stage.recv(Match::from(FIRST).tag(answer::RESULT))?;
-    let seen = decode_words(message);
+    let seen: Vec<u64> = stage.ask(FIRST, &Order::Show)?;
     if seen != got || got[AT..][..VALUES.len()] != VALUES {
         return Err(unlike(format_args!("node 0 got {got:?}, node 1 has {seen:?}")));
     }
@@ -38,8 +33,7 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.line("");
     let refused = refusal(Key::<u64, ReadWrite>::from_bytes(&only_read), KeyFault::ReadOnly)?;
     stage.line(format_args!("node 0: puts with the key to read      =>  {refused}"));
-    stage.send(FIRST, order::WITHDRAW, &[])?;
-    stage.recv(Match::from(FIRST).tag(answer::DONE))?;
+    stage.ask::<()>(FIRST, &Order::Withdraw)?;
     let refused = refusal(peer.put(&VALUES, key.at(AT)), KeyFault::Stale)?;
     stage.line(format_args!("node 0: puts when it was withdrawn     =>  {refused}"));
     stage.say.word("region, key", "memory that peers may put to or get from, and the token that names it and limits the access");

@@ -1,9 +1,9 @@
 //! A receiver sleeps, and is woken.
 
-use super::super::script::{answer, now, number, order, processor_time};
+use super::super::script::{Order, now, processor_time};
 use super::{FIRST, Stage, told};
 use crate::exit::Failure;
-use doorbell::{Match, Progress, Wait};
+use doorbell::{Progress, Wait};
 use std::time::{Duration, Instant};
 
 const TIMES: usize = 5;
@@ -16,9 +16,7 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     let (busy, start) = (processor_time(), Instant::now());
     let mut wakes = Vec::new();
     for _ in 0..TIMES {
-        stage.send(FIRST, order::SLEEP, &PAUSE_MS.to_ne_bytes())?;
-        let (_, message) = stage.recv(Match::from(FIRST).tag(answer::TIME))?;
-        let sent = number(message);
+        let sent: u64 = stage.ask(FIRST, &Order::Sleep(PAUSE_MS))?;
         wakes.push(Duration::from_nanos(now().saturating_sub(sent)));
     }
     let (busy, waited) = (processor_time() - busy, start.elapsed());

@@ -1,6 +1,6 @@
 //! Four nodes sum a vector, and compute meanwhile.
 
-use super::super::script::{Overlap, SUMMED, TEAM, answer, order};
+use super::super::script::{Order, Overlap, SUMMED, TEAM};
 use super::{FIRST, SECOND, Stage, told, unlike};
 use crate::exit::Failure;
 use crate::text::{Table, bytes, counted};
@@ -15,7 +15,7 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.cast.start(THIRD)?;
     let others = [FIRST, SECOND, THIRD];
     for node in others {
-        stage.send(node, order::SUM, &[])?;
+        stage.order(node, &Order::Sum)?;
     }
     let team: Vec<u16> = TEAM.iter().map(|node| node.0).collect();
     stage.line(format_args!("all four: Team::builder(&node).members({team:?}).form(): they share a few channels from now on"));
@@ -26,16 +26,11 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
         Overlap::MORE
     ));
     let own = stage.done(Overlap::play(&stage.cast.node))?;
-    let all = stage.gather(own, &others, answer::OVERLAP, "the times")?;
-    let table = Table::of(&all, |(node, overlap)| {
-        vec![
-            (">node", node.to_string()),
-            (">computing alone", told(overlap.computing)),
-            (">sum, then computing", told(overlap.after)),
-            (">sum meanwhile", told(overlap.meanwhile)),
-            (">hidden", told(overlap.hidden())),
-        ]
-    });
+    let all = stage.gather(own, &others)?;
+    let mut table = Table::new(&[">node", ">computing alone", ">sum, then computing", ">sum meanwhile", ">hidden"]);
+    for (node, overlap @ Overlap { computing, after, meanwhile, .. }) in &all {
+        table.row([node.to_string()].into_iter().chain([*computing, *after, *meanwhile, overlap.hidden()].map(told)));
+    }
     stage.say.table(&table);
     if let Some((node, _)) = all.iter().find(|(_, overlap)| !overlap.is_right) {
         return Err(unlike(format_args!("a sum of node {node} differs from a plain computation")));
@@ -54,7 +49,7 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
         .word("channel", "memory that the team uses for one operation after the other; it is made ready again in the background");
     stage.line("the time of collectives, beside the bare barrier: doorbell collective --nodes 4 --floor");
     for node in [SECOND, THIRD] {
-        stage.send(node, order::LEAVE, &[])?;
+        stage.order(node, &Order::Leave)?;
         stage.cast.part_with(node)?;
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! The threads that carried the messages.
 
-use super::super::script::{Report, answer, order};
+use super::super::script::{Order, Report};
 use super::{FIRST, SECOND, Stage};
 use crate::exit::Failure;
 use crate::text::Table;
@@ -14,9 +14,9 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.say.title(format_args!("The threads that carried the messages (--progress {progress})"));
     let own = Report::new(&stage.done(stage.cast.node.stats())?);
     for node in [FIRST, SECOND] {
-        stage.send(node, order::REPORT, &[])?;
+        stage.order(node, &Order::Report)?;
     }
-    let reports = stage.gather(own, &[FIRST, SECOND], answer::REPORT, "the report")?;
+    let reports = stage.gather(own, &[FIRST, SECOND])?;
     let mut table = Table::new(&[">node", "thread", ">number", ">took from lanes", ">parks of the node"]);
     for (node, report) in &reports {
         for (at, (number, name)) in report.threads.iter().enumerate() {

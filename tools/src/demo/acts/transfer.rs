@@ -1,6 +1,6 @@
 //! A long message is moved from both ends.
 
-use super::super::script::{BULK_BYTES, LATE, Moves, answer, check_bulk, fill_bulk, order};
+use super::super::script::{BULK_BYTES, LATE, Moves, Order, PAUSE_MS, check_bulk, fill_bulk, tag};
 use super::{FIRST, HOST, Stage, patience, told, unlike};
 use crate::exit::Failure;
 use crate::text::{Table, bytes};
@@ -20,13 +20,12 @@ fn both_wait(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.say.title("A long message is moved from both ends");
     let mut message = vec![0; BULK_BYTES];
     fill_bulk(&mut message);
-    stage.send(FIRST, order::TAKE, &[])?;
-    stage.recv(Match::from(FIRST).tag(answer::READY))?;
+    stage.ask::<()>(FIRST, &Order::Take)?;
     let start = Instant::now();
-    stage.send(FIRST, order::BULK, &message)?;
+    stage.send(FIRST, tag::BULK, &message)?;
     let took = start.elapsed();
-    let theirs: Moves = stage.answer(FIRST, answer::MOVES, "the transfer")?;
-    let ours = stage.done(Moves::of(&stage.cast.node, Side::Origin, order::BULK, patience()))?;
+    let theirs: Moves = stage.answer(FIRST)?;
+    let ours = stage.done(Moves::of(&stage.cast.node, Side::Origin, patience()))?;
     let size = bytes(BULK_BYTES as u64);
     stage.line(format_args!(
         "node 0 sends {size} to node 1, which asks for it {} ms later; then both wait: {}",
@@ -41,7 +40,7 @@ fn one_sleeps(stage: &mut Stage<'_>) -> Result<(), Failure> {
     let mut message = vec![0; BULK_BYTES];
     // Brings its pages into memory before the clock starts.
     message.fill(1);
-    let pause = order::PAUSE_MS;
+    let pause = PAUSE_MS;
     // Long enough for a poller that takes over after a millisecond. With `poller` the host's poller would meanwhile take the whole message
     // into the pool.
     let late = if stage.cast.progress == Progress::Poller { Duration::ZERO } else { 10 * LATE };
@@ -50,17 +49,17 @@ fn one_sleeps(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.line(format_args!(
         "back again: node 1 says start_send, then its application sleeps for {pause} ms; node 0 asks for it {when}"
     ));
-    stage.send(FIRST, order::GIVE, &pause.to_ne_bytes())?;
-    let begun = stage.recv(Match::from(FIRST).tag(answer::READY)).map(|_| Instant::now())?;
+    stage.ask::<()>(FIRST, &Order::Give(pause))?;
+    let begun = Instant::now();
     thread::sleep(late);
     // Without a deadline, so that node 1 may put into the buffer. If node 1 dies, this fails.
-    stage.done(stage.cast.node.recv(Match::from(FIRST).tag(answer::BULK), &mut message))?;
+    stage.done(stage.cast.node.recv(Match::from(FIRST).tag(tag::BULK), &mut message))?;
     let took = begun.elapsed();
     if !check_bulk(&message) {
         return Err(unlike("a long message differs from the sent one"));
     }
-    let theirs: Moves = stage.answer(FIRST, answer::MOVES, "the transfer")?;
-    let ours = stage.done(Moves::of(&stage.cast.node, Side::Target, answer::BULK, patience()))?;
+    let theirs: Moves = stage.answer(FIRST)?;
+    let ours = stage.done(Moves::of(&stage.cast.node, Side::Target, patience()))?;
     tell(stage, (FIRST, &theirs), (HOST, &ours))?;
     let early = if took < Duration::from_millis(pause) { "long before it woke" } else { "when it was awake again" };
     let mover = match stage.cast.progress {

@@ -1,20 +1,19 @@
 //! `doorbell io bench`: how long reading and writing by an I/O node takes.
 //!
-//! Two [`worker`]s are a server and a client. The client also reads and writes the same file by itself, in turns. Its findings are the rows of a [`report`].
+//! Two [`worker`]s are a server and a client. The client also reads and writes the same file by itself, in turns. Its findings are the rows of the report.
 
-mod report;
 pub mod worker;
 
 use crate::environment::Domain;
 use crate::exit::{Explain, Failure, warn};
 use crate::experiment::place::Place;
-use crate::experiment::report::{Format, Report};
+use crate::experiment::report::{Field, Fields, render};
 use crate::experiment::setting::{FREE, Setting};
 use crate::experiment::{Experiment, Outcome, Trouble, measure};
 use crate::measure::net::{Fabric, Net};
 use crate::measure::size::Size;
 use crate::processes::EndRequest;
-use crate::text::{WAITS, print, words};
+use crate::text::{RowArgs, WAITS, print, words};
 use doorbell::Wait;
 use doorbell_benches::clock::Clock;
 use serde::{Deserialize, Serialize};
@@ -58,9 +57,8 @@ pub struct BenchArgs {
     /// The fabric of requests and data
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Fabric::Shm)]
     fabric: Fabric,
-    /// Form of the output
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    form: RowArgs,
     /// Measure by the I/O node of this domain, which serves the directory of --dir, instead of starting one
     #[arg(long, value_name = "NAME", requires = "dir", conflicts_with = "fabric")]
     domain: Option<Domain>,
@@ -108,6 +106,32 @@ impl Plan {
     /// Whether a process is the client; the other one is the server.
     fn is_client(&self, process: usize) -> bool {
         process == 1 || self.serves_already
+    }
+
+    fn fields(&self, found: &Found) -> Fields {
+        let Found { op, bytes, io, local } = found;
+        let gb_per_s = |name, ns: f64| Field::figure(name, *bytes as f64 / ns, 2);
+        Fields(vec![
+            Field::of("test", "io"),
+            Field::of("op", op).under(""),
+            Field::bytes("size_bytes", *bytes).under(">size"),
+            Field::of("fabric", self.setting.fabric()),
+            Field::of("rounds", self.rounds),
+            Field::of("calls", io.calls),
+            Field::ns("p50_ns", io.p50).under(">each"),
+            Field::ns("p99_ns", io.p99).under(">p99"),
+            Field::ns("min_ns", io.min),
+            gb_per_s("gb_per_s", io.p50).under(">GB/s"),
+            Field::ns("local_p50_ns", local.p50).under(">local"),
+            Field::ns("local_p99_ns", local.p99).under(">local p99"),
+            Field::ns("local_min_ns", local.min),
+            gb_per_s("local_gb_per_s", local.p50).under(">local GB/s"),
+            Field::figure("ratio", io.p50 / local.p50, 2).under(">ratio"),
+            Field::figure("share", local.p50 / io.p50, 2).under(">share"),
+            Field::of("file_bytes", self.file),
+            Field::of("wait", self.setting.wait.to_string()),
+            Field::of("crowded", self.setting.crowded),
+        ])
     }
 }
 
@@ -182,7 +206,15 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         engine: args.engine,
     };
     let found = measure(&plan, Clock::calibrate(), &request)?;
-    print(&plan.render(args.format, &found));
+    let crowded = if plan.setting.crowded { "more processes than processors" } else { "a processor for each process" };
+    let title = format!(
+        "Calls by an I/O node over {}, in turns with local ones on the same file of {} ({crowded}), wait {}; {} rounds.",
+        plan.setting.fabric(),
+        args.file,
+        args.wait,
+        plan.rounds
+    );
+    print(&render(args.form.format, &title, &found.iter().map(|found| plan.fields(found)).collect::<Vec<_>>()));
     if plan.setting.pin.is_empty() {
         warn(FREE);
     }

@@ -12,9 +12,8 @@ use crate::experiment::args::ProcessArgs;
 use crate::experiment::place::Place;
 use crate::experiment::setting::Setting;
 use crate::experiment::{Experiment, Outcome, Trouble, measure};
-use crate::ls::Format;
 use crate::processes::EndRequest;
-use crate::text::{distinct, print, span, word};
+use crate::text::{RowArgs, distinct, print, span, word};
 use doorbell::collective::{CHANNELS_MAX, SLOT_MAX, SLOT_MIN, Synchronisation};
 use doorbell_benches::clock::Clock;
 use report::Row;
@@ -69,9 +68,8 @@ pub struct CollectiveArgs {
     /// Also show the counts of the team's channels (JSON always has them)
     #[arg(long)]
     stats: bool,
-    /// Form of the output
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    form: RowArgs,
 }
 
 /// An operation of a team.
@@ -222,7 +220,7 @@ pub fn run(args: &CollectiveArgs) -> Result<(), Failure> {
         iterations: args.iterations,
     };
     let rows = measure(&plan, clock, &request)?;
-    print(&report::render(args.format, args.stats, &plan, &rows));
+    print(&report::render(args.form.format, args.stats, &plan, &rows));
     plan.setting.doubt("processes");
     Ok(())
 }

@@ -2,14 +2,12 @@
 
 use super::worker::{Found, Sections, Stats};
 use super::{Leg, Op, Plan, Way};
-use crate::experiment::report::{Fields, lines, rounded};
-use crate::ls::Format;
+use crate::experiment::report::{Field, Fields, render as rendered, table};
 use crate::measure::size::Size;
 use crate::measure::table::time;
-use crate::text::{Table, word};
+use crate::text::Format;
 use doorbell_benches::clock::Clock;
 use doorbell_benches::stats::{Samples, Summary};
-use serde_json::{Value, json};
 
 /// The columns of the counts of channels.
 const STAT_COLUMNS: [&str; 5] = [">operations", ">acquired", ">queued", ">synchronised", ">foreseen"];
@@ -66,44 +64,39 @@ impl Row {
         (self.leg.op != Op::Barrier).then(|| self.leg.bytes as f64 / self.each.p50)
     }
 
-    /// The fields of the row, with the same names for all rows.
-    fn fields(&self, plan: &Plan) -> Fields {
-        let figure = |value: f64| rounded(value, 4);
-        let or_null = |value: Option<f64>| value.map_or(Value::Null, figure);
+    /// The fields of the row, with the same names for all rows. People see either its times or the counts of channels.
+    fn fields(&self, plan: &Plan, channels: bool) -> Fields {
+        let bytes = (self.leg.op != Op::Barrier).then_some(self.leg.bytes);
+        let work = self.leg.work.map(|work| work.ns);
         let mut fields = vec![
-            ("test", json!("collective")),
-            ("op", json!(self.leg.op)),
-            ("size_bytes", json!((self.leg.op != Op::Barrier).then_some(self.leg.bytes))),
-            ("compute_ns", json!(self.leg.work.map(|work| work.ns))),
-            ("sync", json!(self.way)),
-            ("nodes", json!(plan.nodes)),
-            ("rounds", json!(self.each.count)),
-            ("calls", json!(self.calls)),
-            ("p50_ns", figure(self.each.p50)),
-            ("min_ns", figure(self.each.min)),
-            ("max_ns", figure(self.each.max)),
-            ("gb_per_s", or_null(self.gb_per_s())),
-            ("floor_p50_ns", or_null(self.floor.map(|floor| floor.p50))),
-            ("ratio", or_null(self.ratio())),
-            ("of_foreground", or_null(self.of_foreground)),
+            Field::of("test", "collective"),
+            Field::of("op", self.leg.op).under(""),
+            Field::bytes("size_bytes", bytes).under(">size"),
+            Field::of("compute_ns", work).text(work.map(|ns| time(ns as f64)).unwrap_or_default()).under(">work"),
+            Field::of("sync", self.way).under("sync"),
+            Field::of("nodes", plan.nodes),
+            Field::of("rounds", self.each.count),
         ];
-        fields.extend(STAT_COLUMNS.into_iter().zip(self.stats.0).map(|(name, count)| (&name[1..], json!(count))));
+        let times = [
+            (">calls", Field::of("calls", self.calls)),
+            (">each", Field::ns("p50_ns", self.each.p50)),
+            (">fastest", Field::ns("min_ns", self.each.min)),
+            (">slowest", Field::ns("max_ns", self.each.max)),
+            (">GB/s", Field::figure("gb_per_s", self.gb_per_s(), 3)),
+            (">floor", Field::ns("floor_p50_ns", self.floor.map(|floor| floor.p50))),
+            (">ratio", Field::figure("ratio", self.ratio(), 2)),
+            (">of fg", Field::figure("of_foreground", self.of_foreground, 2)),
+        ];
+        fields.extend(times.map(|(head, field)| if channels { field } else { field.under(head) }));
+        let counts = STAT_COLUMNS.into_iter().zip(self.stats.0).map(|(head, count)| (head, Field::of(&head[1..], count)));
+        fields.extend(counts.map(|(head, field)| if channels { field.under(head) } else { field }));
         fields.extend([
-            ("channels", json!(plan.channels)),
-            ("slot_bytes", json!(plan.slot)),
-            ("crowded", json!(plan.setting.crowded)),
-            ("progress", json!(plan.setting.progress.to_string())),
-            ("wait", json!(plan.setting.wait.to_string())),
+            Field::of("channels", plan.channels),
+            Field::of("slot_bytes", plan.slot),
+            Field::of("crowded", plan.setting.crowded),
         ]);
+        fields.extend(plan.setting.fields());
         Fields(fields)
-    }
-
-    /// The cells at the beginning of a line.
-    fn names(&self) -> Vec<(&'static str, String)> {
-        let Leg { op, bytes, work } = self.leg;
-        let size = if op == Op::Barrier { String::new() } else { Size(bytes).to_string() };
-        let work = work.map_or_else(String::new, |work| time(work.ns as f64));
-        vec![("", word(&op)), (">size", size), (">work", work), ("sync", word(&self.way))]
     }
 }
 
@@ -119,15 +112,6 @@ fn slowest(seen: &[&Sections], clock: Clock) -> Summary {
 
 /// The rows in this form.
 pub fn render(format: Format, stats: bool, plan: &Plan, rows: &[Row]) -> String {
-    match format {
-        Format::Table if stats => format!("{}\n{}", table(plan, rows), channels(rows)),
-        Format::Table => table(plan, rows),
-        Format::Json => lines(rows.iter().map(|row| row.fields(plan))),
-    }
-}
-
-/// The table for people.
-fn table(plan: &Plan, rows: &[Row]) -> String {
     let crowded = if plan.setting.crowded { "more than processors" } else { "a processor for each" };
     let title = format!(
         "A team of {} processes ({crowded}) over shared memory: {} channels of {} for each, progress {}, wait {}; time by the slowest, {} rounds.",
@@ -138,42 +122,19 @@ fn table(plan: &Plan, rows: &[Row]) -> String {
         plan.setting.wait,
         plan.rounds
     );
-    let (floor, both) = (rows.iter().any(|row| row.floor.is_some()), rows.iter().any(|row| row.of_foreground.is_some()));
-    let known = |figure: Option<String>| figure.unwrap_or_default();
-    let two = |ratio: f64| format!("{ratio:.2}");
-    let table = Table::of(rows, |row| {
-        let mut cells = row.names();
-        cells.push((">calls", row.calls.to_string()));
-        cells.extend(
-            [(">each", row.each.p50), (">fastest", row.each.min), (">slowest", row.each.max)].map(|(name, ns)| (name, time(ns))),
-        );
-        cells.push((">GB/s", known(row.gb_per_s().map(|rate| format!("{rate:.3}")))));
-        if floor {
-            cells.push((">floor", known(row.floor.map(|floor| time(floor.p50)))));
-            cells.push((">ratio", known(row.ratio().map(two))));
-        }
-        if both {
-            cells.push((">of fg", known(row.of_foreground.map(two))));
-        }
-        cells
-    });
-    format!("{title}\n\n{table}")
-}
-
-/// The counts of channels, for people.
-fn channels(rows: &[Row]) -> String {
-    let table = Table::of(rows, |row| {
-        let mut cells = row.names();
-        cells.extend(STAT_COLUMNS.into_iter().zip(row.stats.0).map(|(name, count)| (name, count.to_string())));
-        cells
-    });
-    format!("Channels, of all processes, in the rounds:\n\n{table}")
+    let fields = |channels| rows.iter().map(|row| row.fields(plan, channels)).collect::<Vec<_>>();
+    let mut text = rendered(format, &title, &fields(false));
+    if stats && format == Format::Table {
+        text += &format!("\nChannels, of all processes, in the rounds:\n\n{}", table(&fields(true)));
+    }
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::experiment::setting::Setting;
+    use serde_json::{Value, json};
 
     fn plan() -> Plan {
         Plan {

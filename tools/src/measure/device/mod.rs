@@ -14,11 +14,10 @@ use super::size::Size;
 use crate::exit::Failure;
 use crate::experiment::args::ProcessArgs;
 use crate::experiment::place::Place;
-use crate::experiment::report::{Format, Report};
 use crate::experiment::setting::Setting;
 use crate::experiment::{Experiment, Outcome, Trouble, measure};
 use crate::processes::EndRequest;
-use crate::text::{distinct, print};
+use crate::text::{RowArgs, distinct, print};
 use doorbell_benches::clock::Clock;
 use doorbell_benches::floor::Shape;
 use report::Row;
@@ -76,9 +75,8 @@ pub struct DeviceArgs {
     rounds: u32,
     #[command(flatten)]
     processes: ProcessArgs,
-    /// Form of the output
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    form: RowArgs,
 }
 
 /// The number of processes that receive.
@@ -260,7 +258,7 @@ pub fn run(args: &DeviceArgs) -> Result<(), Failure> {
     let plan = plan(args, usize::from(args.threads))?;
     let (request, clock) = (EndRequest::listen()?, Clock::calibrate());
     let rows = measure(&plan, clock, &request)?;
-    print(&plan.render(args.format, &rows));
+    print(&plan.render(args.form.format, &rows));
     plan.setting.doubt("threads");
     Ok(())
 }

@@ -3,13 +3,10 @@
 use super::worker::{Found, Round, Seen, Sent};
 use super::{Leg, Plan, Scheme};
 use crate::exit::Failure;
-use crate::experiment::report::{Fields, Report, figure, figure_or_null};
+use crate::experiment::report::{Field, Fields, render};
 use crate::measure::plan::unpack;
-use crate::measure::size::Size;
-use crate::measure::table::time;
-use crate::text::{Table, median, word};
+use crate::text::{Format, median, word};
 use doorbell_benches::stats::{Samples, Summary};
-use serde_json::json;
 
 /// The figures of a leg by one scheme.
 #[derive(Clone, Debug)]
@@ -90,85 +87,61 @@ impl Row {
     }
 }
 
-impl Report for Plan {
+impl Plan {
+    /// The rows in this form.
+    pub fn render(&self, format: Format, rows: &[Row]) -> String {
+        let processes = if self.receivers() == 1 { "of one process" } else { "of two processes" };
+        let crowded = if self.setting.crowded { "more than processors" } else { "a processor for each" };
+        let title = format!(
+            "{} threads {processes} ({}, {crowded}) receive messages of one process, over shared memory: progress {}, wait {}, {} rounds.",
+            self.threads,
+            word(&self.mode),
+            self.setting.progress,
+            self.setting.wait,
+            self.rounds
+        );
+        render(format, &title, &rows.iter().map(|row| self.fields(row)).collect::<Vec<_>>())
+    }
+
     fn fields(&self, row: &Row) -> Fields {
-        let times = |of: fn(&Summary) -> f64| figure_or_null(row.times.as_ref().map(of));
-        let of = |at: usize| figure_or_null(row.of_dispatcher.and_then(|ratios| ratios[at]));
-        Fields(vec![
-            ("test", json!("device")),
-            ("mode", json!(self.mode)),
-            ("threads", json!(self.threads)),
-            ("size_bytes", json!(row.leg.bytes)),
-            ("load", json!(row.leg.load)),
-            ("scheme", json!(row.scheme)),
-            ("rounds", json!(self.rounds)),
-            ("messages", json!(row.messages)),
-            ("messages_per_s", json!((1e9 / row.ns_each).round())),
-            ("processor_ns", figure(row.processor_ns)),
-            ("processors_busy", figure(row.busy)),
-            ("min_ns", times(|times| times.min)),
-            ("p50_ns", times(|times| times.p50)),
-            ("p99_ns", times(|times| times.p99)),
-            ("p999_ns", times(|times| times.p999)),
-            ("max_ns", times(|times| times.max)),
-            ("each_of_dispatcher", of(0)),
-            ("p50_of_dispatcher", of(1)),
-            ("processor_of_dispatcher", of(2)),
-            ("rate", json!((self.rate > 0).then_some(self.rate))),
-            ("crowded", json!(self.setting.crowded)),
-            ("progress", json!(self.setting.progress.to_string())),
-            ("wait", json!(self.setting.wait.to_string())),
-        ])
+        let times = |name, of: fn(&Summary) -> f64| Field::ns(name, row.times.as_ref().map(of));
+        let of = |name, at: usize| Field::figure(name, row.of_dispatcher.and_then(|ratios| ratios[at]), 2);
+        let mut fields = vec![
+            Field::of("test", "device"),
+            Field::of("mode", self.mode),
+            Field::of("threads", self.threads),
+            Field::bytes("size_bytes", row.leg.bytes).under(">size"),
+            Field::of("load", row.leg.load).under("load"),
+            Field::of("scheme", row.scheme).under("scheme"),
+            Field::of("rounds", self.rounds),
+            Field::of("messages", row.messages).under(">messages"),
+            Field::of("messages_per_s", (1e9 / row.ns_each).round()).text(format!("{:.3}", 1e3 / row.ns_each)).under(">M/s"),
+            Field::ns("each_ns", row.ns_each).under(">each"),
+            times("min_ns", |times| times.min),
+            times("p50_ns", |times| times.p50).under(">p50"),
+            times("p99_ns", |times| times.p99).under(">p99"),
+            times("p999_ns", |times| times.p999).under(">p99.9"),
+            times("max_ns", |times| times.max),
+            Field::ns("processor_ns", row.processor_ns).under(">processor"),
+            Field::figure("processors_busy", row.busy, 2).under(">busy"),
+            of("each_of_dispatcher", 0).under(">of dispatcher:"),
+            of("p50_of_dispatcher", 1).under(">p50"),
+            of("processor_of_dispatcher", 2).under(">processor"),
+            Field::of("rate", (self.rate > 0).then_some(self.rate)),
+            Field::of("crowded", self.setting.crowded),
+        ];
+        fields.extend(self.setting.fields());
+        Fields(fields)
     }
-
-    fn table(&self, rows: &[Row]) -> String {
-        table(self, rows)
-    }
-}
-
-/// The table for people.
-fn table(plan: &Plan, rows: &[Row]) -> String {
-    let processes = if plan.receivers() == 1 { "of one process" } else { "of two processes" };
-    let crowded = if plan.setting.crowded { "more than processors" } else { "a processor for each" };
-    let title = format!(
-        "{} threads {processes} ({}, {crowded}) receive messages of one process, over shared memory: progress {}, wait {}, {} rounds.",
-        plan.threads,
-        word(&plan.mode),
-        plan.setting.progress,
-        plan.setting.wait,
-        plan.rounds
-    );
-    let table = Table::of(rows, |row| {
-        let timed = |figure: fn(&Summary) -> f64| row.times.as_ref().map_or_else(String::new, |times| time(figure(times)));
-        let of = |at: usize| row.of_dispatcher.and_then(|of| of[at]).map_or_else(String::new, |ratio| format!("{ratio:.2}"));
-        vec![
-            (">size", Size(row.leg.bytes).to_string()),
-            ("load", word(&row.leg.load)),
-            ("scheme", word(&row.scheme)),
-            (">messages", row.messages.to_string()),
-            (">M/s", format!("{:.3}", 1e3 / row.ns_each)),
-            (">each", time(row.ns_each)),
-            (">p50", timed(|times| times.p50)),
-            (">p99", timed(|times| times.p99)),
-            (">p99.9", timed(|times| times.p999)),
-            (">processor", time(row.processor_ns)),
-            (">busy", format!("{:.2}", row.busy)),
-            (">of dispatcher:", of(0)),
-            (">p50", of(1)),
-            (">processor", of(2)),
-        ]
-    });
-    format!("{title}\n\n{table}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::{Load, Mode};
     use super::*;
-    use crate::experiment::report::Format;
     use crate::experiment::setting::Setting;
     use crate::measure::plan::pack;
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     fn plan() -> Plan {
         Plan {

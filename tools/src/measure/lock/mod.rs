@@ -10,11 +10,10 @@ use super::plan::{Recorded, unpack};
 use crate::exit::Failure;
 use crate::experiment::args::ProcessArgs;
 use crate::experiment::place::Place;
-use crate::experiment::report::{Format, Report};
 use crate::experiment::setting::Setting;
 use crate::experiment::{Experiment, Outcome, Trouble, measure};
 use crate::processes::EndRequest;
-use crate::text::{counted, print};
+use crate::text::{RowArgs, counted, print};
 use doorbell_benches::clock::Clock;
 use report::{Row, Section, What};
 use serde::{Deserialize, Serialize};
@@ -42,9 +41,8 @@ pub struct LockArgs {
     /// Measure the driver alone
     #[arg(long)]
     no_floor: bool,
-    /// Form of the output
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    form: RowArgs,
     /// The fabric over which processes reach the lock
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Fabric::Shm, help_heading = "Over the network")]
     fabric: Fabric,
@@ -133,7 +131,7 @@ pub fn run(args: &LockArgs) -> Result<(), Failure> {
     let (request, clock) = (EndRequest::listen()?, Clock::calibrate());
     let [first, second] = [first, Kind::Contended].map(|kind| Task { plan: plan.clone(), kind });
     let rows = [measure(&first, clock, &request)?, measure(&second, clock, &request)?].concat();
-    print(&second.render(args.format, &rows));
+    print(&second.render(args.form.format, &rows));
     plan.setting.doubt("processes");
     Ok(())
 }

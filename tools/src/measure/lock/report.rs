@@ -2,12 +2,11 @@
 
 use super::worker::Seen;
 use super::{Plan, Task};
-use crate::experiment::report::{Fields, Report, figure, figure_or_null};
-use crate::measure::table::time;
-use crate::text::Table;
+use crate::experiment::report::{Field, Fields, render, table};
+use crate::measure::net::Net;
+use crate::text::Format;
 use doorbell_benches::stats::Summary;
 use serde::Serialize;
-use serde_json::{Value, json};
 
 /// A section of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -131,48 +130,65 @@ impl Row {
     }
 }
 
-impl Report for Task {
-    fn fields(&self, row: &Row) -> Fields {
-        let setting = &self.plan.setting;
-        let each = |of: fn(&Summary) -> f64| figure_or_null(row.each.as_ref().map(of));
-        let waits = |of: fn(&Waits) -> Value| row.waits.as_ref().map_or(Value::Null, of);
-        Fields(vec![
-            ("test", json!("lock")),
-            ("section", json!(row.section)),
-            ("fabric", json!(setting.fabric())),
-            ("what", json!(row.what)),
-            ("nodes", json!(row.nodes)),
-            ("locks", json!(row.locks)),
-            ("p50_ns", each(|each| each.p50)),
-            ("min_ns", each(|each| each.min)),
-            ("p99_ns", each(|each| each.p99)),
-            ("max_ns", each(|each| each.max)),
-            ("locks_per_s", json!(row.locks_per_s.round())),
-            ("ratio", figure_or_null(row.ratio)),
-            ("round_trips", figure_or_null(row.round_trips)),
-            ("waited", waits(|waits| json!(waits.waited))),
-            ("mean_wait_ns", waits(|waits| figure_or_null(waits.mean_ns))),
-            ("longest_wait_ns", waits(|waits| figure(waits.longest_ns))),
-            ("fairness", waits(|waits| figure_or_null(waits.fairness()))),
-            ("least", waits(|waits| json!(waits.least))),
-            ("most", waits(|waits| json!(waits.most))),
-            ("progress", json!(setting.progress.to_string())),
-            ("wait", json!(setting.wait.to_string())),
-            ("key", json!(setting.net.as_ref().map(|net| net.key_file.is_some()))),
-            ("port", json!(setting.net.as_ref().map(|net| net.port.to_string()))),
-        ])
-    }
-
-    fn table(&self, rows: &[Row]) -> String {
-        [Section::Uncontended, Section::Contended].map(|section| table(&self.plan, section, rows)).join("\n")
+impl Task {
+    /// The rows in this form. People see a table for each section.
+    pub fn render(&self, format: Format, rows: &[Row]) -> String {
+        let of_section = |section| {
+            let rows: Vec<Fields> = rows.iter().filter(|row| row.section == section).map(|row| row.fields(&self.plan)).collect();
+            format!("{}\n\n{}", title(&self.plan, section), table(&rows))
+        };
+        match format {
+            Format::Table => [Section::Uncontended, Section::Contended].map(of_section).join("\n"),
+            format => render(format, "", &rows.iter().map(|row| row.fields(&self.plan)).collect::<Vec<_>>()),
+        }
     }
 }
 
-/// The table of one section.
-fn table(plan: &Plan, section: Section, rows: &[Row]) -> String {
-    let rows: Vec<&Row> = rows.iter().filter(|row| row.section == section).collect();
+impl Row {
+    fn fields(&self, plan: &Plan) -> Fields {
+        let is_remote = self.round_trips.is_some();
+        let (unit, each_ns, count) = if is_remote { (1e3, ">µs each", ">times") } else { (1.0, ">ns each", ">locks") };
+        let each = |name, of: fn(&Summary) -> f64| {
+            let ns = self.each.as_ref().map(of);
+            Field::ns(name, ns).text(ns.map(|ns| format!("{:.1}", ns / unit)).unwrap_or_default())
+        };
+        let p99 = each("p99_ns", |each| each.p99);
+        let locks_per_s = Field::of("locks_per_s", self.locks_per_s.round()).text(format!("{:.2}", self.locks_per_s / 1e6));
+        let waits = self.waits.as_ref();
+        let longest = Field::ns("longest_wait_ns", waits.map(|waits| waits.longest_ns)).under(">longest wait");
+        let (has_waits, setting) = (waits.is_some(), &plan.setting);
+        let or_dash = |field: Field| if has_waits { field.or("-") } else { field };
+        let mut fields = vec![
+            Field::of("test", "lock"),
+            Field::of("section", self.section),
+            Field::of("fabric", setting.fabric()),
+            Field::of("what", self.what).text(self.what.words()).under(""),
+            Field::of("nodes", self.nodes),
+            Field::of("locks", self.locks).under(count),
+            each("p50_ns", |each| each.p50).under(each_ns),
+            each("min_ns", |each| each.min).under(">fastest"),
+            if is_remote { p99.under(">p99") } else { p99 },
+            each("max_ns", |each| each.max).under(">slowest"),
+            if has_waits { locks_per_s.under(">M/s") } else { locks_per_s },
+            Field::figure("ratio", self.ratio, 2).under(">ratio"),
+            Field::figure("round_trips", self.round_trips, 2).under(">round trips"),
+            Field::of("waited", waits.map(|waits| waits.waited)).under(">waited"),
+            or_dash(Field::ns("mean_wait_ns", waits.and_then(|waits| waits.mean_ns)).under(">mean wait")),
+            if waits.is_some_and(|waits| waits.mean_ns.is_none()) { longest.text("-") } else { longest },
+            or_dash(Field::figure("fairness", waits.and_then(Waits::fairness), 1).under(">longest/mean")),
+            Field::of("least", waits.map(|waits| waits.least)).under(">least"),
+            Field::of("most", waits.map(|waits| waits.most)).under(">most"),
+        ];
+        fields.extend(setting.fields());
+        let net = setting.net.as_ref().map(Net::fields);
+        fields.extend(net.unwrap_or_else(|| ["key", "port"].map(|name| Field::of(name, ()))));
+        Fields(fields)
+    }
+}
+
+fn title(plan: &Plan, section: Section) -> String {
     let (setting, over) = (&plan.setting, plan.setting.over());
-    let title = match section {
+    match section {
         Section::Uncontended if setting.net.is_some() => {
             format!("A process locks and unlocks a lock whose coordinator is another process, {over}; no other process wants it.")
         }
@@ -181,57 +197,16 @@ fn table(plan: &Plan, section: Section, rows: &[Row]) -> String {
             "{} processes want one lock for {} s, {over}, progress {}, wait {}.",
             plan.nodes, plan.seconds, setting.progress, setting.wait
         ),
-    };
-    let table = Table::of(rows, |row| {
-        let one = |figure: f64| format!("{figure:.1}");
-        let us = |ns: f64| one(ns / 1e3);
-        let known = |figure: Option<String>| figure.unwrap_or_else(|| "-".into());
-        let ratio = row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
-        let what = ("", row.what.words().to_owned());
-        match (&row.each, row.round_trips, &row.waits) {
-            (Some(each), Some(round_trips), _) => vec![
-                what,
-                (">times", row.locks.to_string()),
-                (">µs each", us(each.p50)),
-                (">fastest", us(each.min)),
-                (">p99", us(each.p99)),
-                (">slowest", us(each.max)),
-                (">round trips", format!("{round_trips:.2}")),
-            ],
-            (Some(each), None, _) => vec![
-                what,
-                (">locks", row.locks.to_string()),
-                (">ns each", one(each.p50)),
-                (">fastest", one(each.min)),
-                (">slowest", one(each.max)),
-                (">ratio", ratio),
-            ],
-            (None, _, Some(waits)) => vec![
-                what,
-                (">locks", row.locks.to_string()),
-                (">M/s", format!("{:.2}", row.locks_per_s / 1e6)),
-                (">ratio", ratio),
-                (">waited", waits.waited.to_string()),
-                (">mean wait", known(waits.mean_ns.map(time))),
-                (">longest wait", known(waits.mean_ns.map(|_| time(waits.longest_ns)))),
-                (">longest/mean", known(waits.fairness().map(one))),
-                (">least", waits.least.to_string()),
-                (">most", waits.most.to_string()),
-            ],
-            (None, _, None) => vec![what],
-        }
-    });
-    format!("{title}\n\n{table}")
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::Kind;
     use super::*;
-    use crate::experiment::report::Format;
     use crate::experiment::setting::Setting;
-    use crate::measure::net::Net;
     use doorbell_benches::stats::Samples;
+    use serde_json::{Value, json};
 
     fn task(net: Option<Net>) -> Task {
         let setting = Setting { net, ..Setting::default() };
