@@ -1,7 +1,7 @@
 //! The two ends of a bridge: it accepts connections at one and connects at the other.
 
 use super::link::Link;
-use super::socket::{Connection, Listener, Place};
+use super::socket::{Connection, Listener, Place, cut};
 use super::tally::{Tally, add};
 use crate::exit::Failure;
 use doorbell::{NodeId, Stream, StreamBuilder};
@@ -115,7 +115,7 @@ impl Half {
             Half::Socket(socket, connector) => match connector.connect_async().await {
                 Ok(stream) => Link::new(socket, stream),
                 Err(error) => {
-                    socket.cut();
+                    cut(&socket);
                     return tally.fails(error);
                 }
             },

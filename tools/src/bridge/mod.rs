@@ -123,7 +123,7 @@ pub fn run(args: &BridgeArgs) -> Result<(), Failure> {
     let ended = runtime.block_on(async {
         let bridge = match (bound, &args.to, &args.from) {
             (Some(bound), Some(service), _) => {
-                let at = bound.place();
+                let at = bound.place.clone();
                 let mut connector = Stream::builder(&node, &service.name).patience(args.patience).buffer_bytes(args.buffer.0);
                 if let Some(to) = service.node {
                     connector = connector.to(to);

@@ -11,7 +11,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixDatagram, UnixListener as StdUnixListener};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::{TcpStream, UnixStream};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -51,10 +53,21 @@ pub fn tcp(word: &str) -> Result<String, String> {
 impl Place {
     /// Listens there.
     pub fn bind(&self) -> Result<Bound, Failure> {
-        match self {
-            Place::Tcp(address) => bind_tcp(address).map(Bound::Tcp).map_err(|error| self.cannot_listen(&error)),
-            Place::Unix(path) => self.bind_unix(path),
-        }
+        let bound = match self {
+            Place::Tcp(address) => bind_tcp(address).and_then(|socket| {
+                let at = socket.local_addr()?.as_socket().map_or_else(|| "?".into(), |at| at.to_string());
+                Bound::new(None, socket, Place::Tcp(at))
+            }),
+            Place::Unix(path) => {
+                let listener = match StdUnixListener::bind(path) {
+                    Err(error) if error.kind() == ErrorKind::AddrInUse => Ok(self.take_over(path)?),
+                    bound => bound,
+                };
+                let file = || File { path: path.to_owned(), id: identity(path) };
+                listener.and_then(|listener| Bound::new(Some(file()), listener.into(), self.clone()))
+            }
+        };
+        bound.map_err(|error| self.cannot_listen(&error))
     }
 
     fn cannot_listen(&self, error: &io::Error) -> Failure {
@@ -67,15 +80,6 @@ impl Place {
             _ => "see --tcp and --unix in --help",
         };
         Failure::usage(format!("cannot listen at {self}: {error}"), hint)
-    }
-
-    fn bind_unix(&self, path: &Path) -> Result<Bound, Failure> {
-        let bound = match StdUnixListener::bind(path) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse => self.take_over(path)?,
-            bound => bound.map_err(|error| self.cannot_listen(&error))?,
-        };
-        bound.set_nonblocking(true).map_err(|error| self.cannot_listen(&error))?;
-        Ok(Bound::Unix(File { path: path.to_owned(), id: identity(path) }, bound))
     }
 
     /// Listens at a path that exists. Replaces a socket that no process has open, and refuses everything else.
@@ -126,13 +130,13 @@ impl Place {
     /// Connects to the listener at the place.
     pub async fn connect(&self) -> io::Result<Connection> {
         match self {
-            Place::Tcp(address) => TcpStream::connect(address).await.map(Connection::tcp),
-            Place::Unix(path) => UnixStream::connect(path).await.map(Connection::Unix),
+            Place::Tcp(address) => connected(TcpStream::connect(address).await?.into_std()?.into()),
+            Place::Unix(path) => UnixStream::connect(path).await,
         }
     }
 }
 
-fn bind_tcp(address: &str) -> io::Result<std::net::TcpListener> {
+fn bind_tcp(address: &str) -> io::Result<Socket> {
     let mut why = io::Error::new(ErrorKind::AddrNotAvailable, "the name has no address");
     for at in address.to_socket_addrs()? {
         match bind_at(at) {
@@ -143,13 +147,12 @@ fn bind_tcp(address: &str) -> io::Result<std::net::TcpListener> {
     Err(why)
 }
 
-fn bind_at(at: SocketAddr) -> io::Result<std::net::TcpListener> {
+fn bind_at(at: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     socket.bind(&at.into())?;
     socket.listen(BACKLOG)?;
-    socket.set_nonblocking(true)?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
 /// Locks a directory for as long as the returned file lives. Other bridges hold the lock only for a moment.
@@ -193,69 +196,57 @@ impl Drop for File {
     }
 }
 
-/// A listening socket that belongs to no runtime yet.
+/// A listening socket that belongs to no runtime yet. The fields are dropped in this order.
 #[derive(Debug)]
-pub enum Bound {
-    Tcp(std::net::TcpListener),
-    Unix(File, StdUnixListener),
+pub struct Bound {
+    file: Option<File>,
+    socket: Socket,
+    /// The place, with the port that the system chose.
+    pub place: Place,
 }
 
 impl Bound {
-    /// The place, with the port that the system chose.
-    pub fn place(&self) -> Place {
-        match self {
-            Bound::Tcp(listener) => Place::Tcp(listener.local_addr().map_or_else(|_| "?".into(), |address| address.to_string())),
-            Bound::Unix(file, _) => Place::Unix(file.path.clone()),
-        }
+    fn new(file: Option<File>, socket: Socket, place: Place) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Self { file, socket, place })
     }
 
     /// Enters the current runtime.
     pub fn enter(self) -> io::Result<Listener> {
-        Ok(match self {
-            Bound::Tcp(listener) => Listener::Tcp(TcpListener::from_std(listener)?),
-            Bound::Unix(file, listener) => Listener::Unix(file, UnixListener::from_std(listener)?),
-        })
+        Ok(Listener { _file: self.file, socket: AsyncFd::register(self.socket)? })
     }
 }
 
-/// A listening socket.
+/// A listening socket. The fields are dropped in this order.
 #[derive(Debug)]
-pub enum Listener {
-    Tcp(TcpListener),
-    Unix(#[expect(dead_code, reason = "removes the file when it is dropped")] File, UnixListener),
+pub struct Listener {
+    _file: Option<File>,
+    socket: AsyncFd<Socket>,
 }
 
 impl Listener {
     /// The next connection.
     pub async fn accept(&self) -> io::Result<Connection> {
-        match self {
-            Listener::Tcp(listener) => listener.accept().await.map(|(stream, _)| Connection::tcp(stream)),
-            Listener::Unix(_, listener) => listener.accept().await.map(|(stream, _)| Connection::Unix(stream)),
-        }
+        let (socket, _) = self.socket.async_io(Interest::READABLE, Socket::accept).await?;
+        connected(socket)
     }
 }
 
-/// A connected socket.
-#[derive(Debug)]
-pub enum Connection {
-    Tcp(TcpStream),
-    Unix(UnixStream),
+/// A connected socket of any family. The system calls that read, write and shut down are the same for all of them, so the runtime's type for Unix
+/// sockets carries TCP, too.
+pub type Connection = UnixStream;
+
+fn connected(socket: Socket) -> io::Result<Connection> {
+    // Small messages go out at once, and a vanished machine is noticed at some time. Without these options, as on a Unix socket, the bridge still works.
+    let _ = socket.set_tcp_nodelay(true);
+    let _ = socket.set_keepalive(true);
+    socket.set_nonblocking(true)?;
+    UnixStream::from_std(socket.into())
 }
 
-impl Connection {
-    fn tcp(stream: TcpStream) -> Self {
-        // Small messages go out at once, and a vanished machine is noticed at some time. If the options fail, the bridge still works.
-        let _ = stream.set_nodelay(true);
-        let _ = SockRef::from(&stream).set_keepalive(true);
-        Self::Tcp(stream)
-    }
-
-    /// Makes dropping the connection reset it (RST) instead of ending it normally.
-    pub fn cut(&self) {
-        if let Connection::Tcp(stream) = self {
-            let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
-        }
-    }
+/// Makes dropping a TCP connection reset it (RST) instead of ending it normally.
+pub fn cut(connection: &Connection) {
+    let _ = SockRef::from(connection).set_linger(Some(Duration::ZERO));
 }
 
 #[cfg(test)]
@@ -286,8 +277,7 @@ mod tests {
 
     /// Closes the socket and leaves its file, as a bridge does that is killed.
     fn abandon(bound: Bound) {
-        let Bound::Unix(file, _listener) = bound else { panic!("{bound:?}") };
-        std::mem::forget(file);
+        std::mem::forget(bound.file);
     }
 
     #[test]
