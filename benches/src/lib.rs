@@ -18,3 +18,14 @@ pub mod memory;
 pub mod stats;
 pub mod stream;
 pub mod touch;
+
+pub use clock::{Clock, ticks};
+pub use contention::{Exclusive, contend};
+pub use exchange::{Buffers, Carrier, Part, Section, Side};
+pub use floor::{
+    DATAGRAM_MOST, Datagrams, Finish, Floor, HopProbe, Mapping, Patience, PrivateWord, PullError, Shape, Stopped, UdpEnd,
+    UdpError, Way,
+};
+pub use memory::Memory;
+pub use stats::{Samples, Summary};
+pub use stream::{Flow, Messages, Window};

@@ -1,11 +1,9 @@
 //! `doorbell tune`: finds the length from which on messages are faster by DMA on this machine, and keeps it for programs that ask for it.
 
 use crate::exit::{Explain, Failure, warn};
-use crate::experiment::report::{self, Field, Fields};
-use crate::experiment::setting::{FREE, Setting};
-use crate::measure::pairs;
-use crate::measure::plan::{Leg, Place, Plan, Test, unpack};
-use crate::measure::size::Size;
+use crate::experiment::report;
+use crate::experiment::{FREE, Field, Fields, Setting};
+use crate::measure::{Leg, Place, Plan, Size, Test, pairs, unpack};
 use crate::paths::{self, Output};
 use crate::processes::EndRequest;
 use crate::text::{FormArgs, bar, counted, median, word};

@@ -4,8 +4,8 @@ mod report;
 mod timing;
 
 use crate::exit::{Failure, warn};
-use crate::experiment::setting::Setting;
-use crate::measure::net::Fabric;
+use crate::experiment::Setting;
+use crate::measure::Fabric;
 use crate::text::FormArgs;
 use clap::builder::PossibleValuesParser;
 use doorbell::atomic::TABLE;

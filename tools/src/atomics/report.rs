@@ -1,6 +1,7 @@
 //! The forms in which tiers and times are printed.
 
-use crate::experiment::report::{Field, Fields, table};
+use crate::experiment::report::table;
+use crate::experiment::{Field, Fields};
 use crate::text::{FormArgs, Table};
 use doorbell::atomic::{self as cells, Tier};
 use serde::Serialize;

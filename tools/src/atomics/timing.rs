@@ -2,13 +2,13 @@
 
 use super::report::{RemoteRow, Row, Times};
 use crate::exit::{Explain, Failure};
-use crate::experiment::place::pin;
+use crate::experiment::pin;
 use crate::text::median;
 use doorbell::atomic::{
     self as cells, AtomicCell, AtomicValue, ByLock, New, Nothing, Offset, Old, Operate, RemoteCell, TABLE, Word,
 };
 use doorbell::{FabricKind, Match, Node, NodeId, Operation, Region, Role, atomic};
-use doorbell_benches::clock::{Clock, ticks};
+use doorbell_benches::{Clock, ticks};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::AcqRel;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,8 +1,6 @@
 //! The two ends of a bridge: it accepts connections at one and connects at the other.
 
-use super::link::Link;
-use super::socket::{Connection, Listener, Place, cut};
-use super::tally::{Tally, add};
+use super::{Connection, Link, Listener, Place, Tally, add, cut};
 use crate::exit::Failure;
 use doorbell::{NodeId, Stream, StreamBuilder};
 use std::fmt;

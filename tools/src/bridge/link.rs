@@ -1,8 +1,6 @@
 //! A connection: a socket on one side, and a stream on the other.
 
-use super::pump::{Broken, Pump};
-use super::socket::{Connection, cut};
-use super::tally::Tally;
+use super::{Broken, Connection, Pump, Tally, cut};
 use doorbell::Stream;
 use std::future::{Future, poll_fn};
 use std::io;

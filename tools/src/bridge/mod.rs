@@ -9,25 +9,27 @@ mod pump;
 mod socket;
 mod tally;
 
+pub use link::{Link, Trouble};
+pub use pump::{Broken, Pump};
+pub use socket::{Connection, Listener, Place, cut};
+pub use tally::{Tally, add};
+
 use crate::environment::{Domain, wait};
 use crate::exit::{Explain, Failure};
 use crate::join::{NetworkArgs, failure};
-use crate::measure::size::Size;
+use crate::measure::Size;
 use crate::processes::{raise_descriptors, requests_to_end};
 use crate::text::{FormArgs, WAITS, time, words};
-use doorbell::Listener;
 use doorbell::Stream;
 use doorbell::{NodeId, Role};
 use ends::{Bridge, Service};
 use serde_json::json;
-use socket::Place;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tally::Tally;
 
 /// The hint for bridges of other machines that find no node.
 const FIRST: &str = "start the bridge there first: doorbell bridge --from SERVICE --tcp ADDR";
@@ -133,7 +135,7 @@ pub fn run(args: &BridgeArgs) -> Result<(), Failure> {
                 Bridge::To { listener, connector }
             }
             (_, _, Some(name)) => {
-                let listener = Listener::builder(&node, name).backlog(1024).bind();
+                let listener = doorbell::Listener::builder(&node, name).backlog(1024).bind();
                 let listener = listener.or_failed(format_args!("cannot offer '{name}'"), "")?;
                 say(args, &node, &place, name);
                 Bridge::From { listener, place, patience: args.patience }

@@ -213,7 +213,8 @@ impl Bound {
 
     /// Enters the current runtime.
     pub fn enter(self) -> io::Result<Listener> {
-        Ok(Listener { _file: self.file, socket: AsyncFd::register(self.socket)? })
+        // SAFETY: a socket keeps its descriptor until it is dropped.
+        Ok(Listener { _file: self.file, socket: unsafe { AsyncFd::register(self.socket) }? })
     }
 }
 

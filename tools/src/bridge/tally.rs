@@ -1,6 +1,6 @@
 //! The counts of a bridge, and its messages.
 
-use super::link::Trouble;
+use super::Trouble;
 use crate::text::{FormArgs, bytes, counted};
 use serde_json::json;
 use std::io::ErrorKind;

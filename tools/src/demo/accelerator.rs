@@ -1,9 +1,8 @@
 //! An accelerator of the demo, which obeys the orders of the host.
 
-use super::cast::PATIENCE;
-use super::script::{
-    BULK_BYTES, Contest, FLOOD_BYTES, FRAME, LATE, LONGEST, Moves, Order, Overlap, Report, check_bulk, decode, encode, fill_bulk,
-    now, tag,
+use super::{
+    BULK_BYTES, Contest, FLOOD_BYTES, FRAME, LATE, LONGEST, Moves, Order, Overlap, PATIENCE, Report, check_bulk, decode, encode,
+    fill_bulk, now, tag,
 };
 use crate::exit::Failure;
 use crate::processes::take_name;

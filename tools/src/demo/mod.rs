@@ -9,17 +9,22 @@ mod say;
 mod script;
 mod trace;
 
+pub use cast::{Cast, PATIENCE};
+pub use say::Say;
+pub use script::{
+    BULK_BYTES, Contest, FLOOD_BYTES, FRAME, LATE, LONGEST, Moves, Order, Overlap, PAUSE_MS, Report, SUMMED, TEAM, TURNS,
+    check_bulk, decode, encode, fill_bulk, now, processor_time, tag,
+};
+pub use trace::Trace;
+
 use crate::environment::{progress, wait};
 use crate::exit::{Explain, Failure};
 use crate::processes::take_name;
 use crate::text::{DIRECTORY, counted};
-use cast::Cast;
 use doorbell::{Progress, Space, Wait};
 use doorbell_shm::domain::files;
-use say::Say;
 use std::path::PathBuf;
 use std::time::Instant;
-use trace::Trace;
 
 /// Watch a host and two accelerators exchange messages and memory; one of them dies, and a new one takes its place
 ///

@@ -1,6 +1,6 @@
 //! The orders and answers between the host and the accelerators of the demo.
 
-use super::cast::PATIENCE;
+use super::PATIENCE;
 pub use crate::clock::{now, processor_time};
 use doorbell::collective::Team;
 use doorbell::collective::reduction::Sum;

@@ -1,9 +1,9 @@
 //! Options that the measuring commands share.
 
-use super::setting::Setting;
+use super::Setting;
 use crate::environment::Domain;
 use crate::exit::Failure;
-use crate::measure::net::Net;
+use crate::measure::Net;
 use crate::text::{WAITS, words};
 use doorbell::{Progress, Wait};
 

@@ -9,18 +9,20 @@ pub mod report;
 pub mod setting;
 pub mod workers;
 
+pub use args::ProcessArgs;
+pub use place::{Place, cannot_join, leave, pin, unless_stopped};
+pub use report::{Field, Fields, rounded};
+pub use setting::{FREE, Setting, by_word};
+
 use crate::exit::{Explain, Failure};
 use crate::io::bench;
 use crate::measure::{collective, device, lock, pairs};
 use crate::processes::EndRequest;
 use crate::{log, modes};
 use doorbell::Error;
-use doorbell_benches::clock::Clock;
-use doorbell_benches::floor::{Mapping, Shape, Stopped};
-use place::Place;
+use doorbell_benches::{Clock, Mapping, Shape, Stopped};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use setting::Setting;
 use std::io::Write;
 use std::sync::atomic::Ordering;
 use tracing_subscriber::filter::LevelFilter;

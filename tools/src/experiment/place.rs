@@ -1,12 +1,11 @@
 //! The surroundings of a process of an experiment.
 
-use super::setting::Setting;
-use super::{Experiment, Order, Trouble};
+use super::{Experiment, Order, Setting, Trouble};
 use crate::exit::{Explain, Failure};
 use crate::measure::net;
 use crate::processes::{EndRequest, joined, run_on};
 use doorbell::{Error, Node, NodeBuilder, NodeId};
-use doorbell_benches::floor::{Mapping, Patience, Stopped};
+use doorbell_benches::{Mapping, Patience, Stopped};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getppid};

@@ -1,7 +1,6 @@
 //! The forms in which rows of figures are printed. A row is a list of [`Field`]s, from which text for people, JSON and CSV are made.
 
-use crate::measure::size::Size;
-use crate::measure::table;
+use crate::measure::{Size, table};
 use crate::text::{Format, Table, lines};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};

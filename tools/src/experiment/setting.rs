@@ -1,9 +1,9 @@
 //! How the processes of an experiment run.
 
-use super::report::Field;
+use super::Field;
 use crate::environment::Domain;
 use crate::exit::{Failure, warn};
-use crate::measure::net::Net;
+use crate::measure::Net;
 use crate::processes::check_processors;
 use doorbell::{Error, Node, NodeBuilder, Progress, Wait};
 use serde::{Deserialize, Serialize};

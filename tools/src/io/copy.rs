@@ -1,8 +1,6 @@
 //! `doorbell io cp`: copies a file to an I/O node, or from one.
 
-use super::join::ClientArgs;
-use super::place::Place;
-use super::show::failed;
+use super::{ClientArgs, Place, failed};
 use crate::exit::{Explain, Failure};
 use crate::paths::{self, Output};
 use crate::processes::EndRequest;

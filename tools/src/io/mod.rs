@@ -9,6 +9,10 @@ pub mod place;
 mod serve;
 mod show;
 
+pub use join::{ClientArgs, JoinArgs};
+pub use place::{Place, There};
+pub use show::failed;
+
 use crate::exit::Failure;
 use clap::Subcommand;
 

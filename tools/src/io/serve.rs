@@ -1,6 +1,6 @@
 //! `doorbell io serve`: the daemon.
 
-use super::join::JoinArgs;
+use super::JoinArgs;
 use crate::exit::Failure;
 use crate::processes::{EndRequest, raise_descriptors};
 use crate::text::{WAITS, bytes, counted, print, words};

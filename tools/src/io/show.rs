@@ -1,7 +1,6 @@
 //! `doorbell io cat` and `doorbell io ls`.
 
-use super::join::ClientArgs;
-use super::place::There;
+use super::{ClientArgs, There};
 use crate::exit::Failure;
 use crate::text::{FormArgs, Table};
 use serde_json::json;

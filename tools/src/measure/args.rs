@@ -1,11 +1,8 @@
 //! The options of `latency`, `rate` and `bandwidth`.
 
-use super::net::{Half, NetArgs, PassingKey};
-use super::plan::{Leg, Place, Plan, Test};
-use super::size::Size;
+use super::{Half, Leg, NetArgs, PassingKey, Place, Plan, Size, Test};
 use crate::exit::Failure;
-use crate::experiment::args::ProcessArgs;
-use crate::experiment::setting::Setting;
+use crate::experiment::{ProcessArgs, Setting};
 use crate::text::{Format, word, words};
 use doorbell::{Copy as Copier, Progress, Wait};
 

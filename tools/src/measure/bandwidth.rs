@@ -1,8 +1,6 @@
 //! `doorbell bandwidth`: how many bytes a second go from one process to another.
 
-use super::args::{MeasureArgs, TransferArgs};
-use super::plan::{Plan, Test, stream_leg, usual_stream};
-use super::size::Size;
+use super::{MeasureArgs, Plan, Size, Test, TransferArgs, stream_leg, usual_stream};
 use crate::exit::Failure;
 
 /// Measure how many bytes a second go from one process to another

@@ -1,7 +1,7 @@
 //! A small histogram as text.
 
-use super::table::time;
-use doorbell_benches::stats::Samples;
+use super::time;
+use doorbell_benches::Samples;
 
 const ROWS: usize = 10;
 const COLUMNS: f64 = 40.0;

@@ -1,15 +1,10 @@
 //! The driver as a carrier of messages: by two calls, by puts, or by several requests at once.
 
-use super::plan::Arrival;
-use super::together::receive;
-use crate::experiment::Trouble;
-use crate::experiment::place::unless_stopped;
+use super::{Arrival, receive};
+use crate::experiment::{Trouble, unless_stopped};
 use doorbell::zerocopy::FromBytes;
 use doorbell::{Completion, Envelope, Error, KEY_BYTES, Key, Match, Node, NodeId, Operation, Peer, ReadWrite, Region};
-use doorbell_benches::exchange::Carrier;
-use doorbell_benches::floor::{Patience, PullError, UdpError};
-use doorbell_benches::memory::Memory;
-use doorbell_benches::stream::Window;
+use doorbell_benches::{Carrier, Memory, Patience, PullError, UdpError, Window};
 
 /// The tag of messages.
 pub const TAG: u64 = 1;

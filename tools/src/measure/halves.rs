@@ -1,23 +1,15 @@
 //! Two halves of a measurement, each a command of its own, on two machines or on one. The half that connects chooses the measurement.
 
-use super::args::PUT_UNIT;
 use super::bandwidth::WINDOW_BYTES;
-use super::net;
-use super::pairs::Outcome;
-use super::plan::{Finding, Leg, Plan, Test};
-use super::sections::{Driver, Floors, Sections};
-use super::size::{self, Size};
-use super::together::{Apart, Together, receive};
+use super::size;
 use super::worker::{builder, memory};
+use super::{Apart, Driver, Finding, Floors, Leg, Outcome, PUT_UNIT, Plan, Sections, Size, Test, Together, net, receive};
 use crate::exit::{Explain, Failure, warn};
-use crate::experiment::Trouble;
-use crate::experiment::place::pin;
+use crate::experiment::{Trouble, pin};
 use crate::processes::EndRequest;
 use crate::text::word;
 use doorbell::{Error, Match, Node, NodeId, Role};
-use doorbell_benches::clock::Clock;
-use doorbell_benches::exchange::Side;
-use doorbell_benches::floor::Patience;
+use doorbell_benches::{Clock, Patience, Side};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -207,7 +199,7 @@ fn work(plan: &Plan, side: Side, other: Apart<'_>) -> Result<Vec<Finding>, Troub
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::setting::Setting;
+    use crate::experiment::Setting;
     use doorbell::Wait;
 
     fn own() -> Plan {

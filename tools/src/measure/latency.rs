@@ -1,8 +1,6 @@
 //! `doorbell latency`: how long a message takes from one process to another.
 
-use super::args::{MeasureArgs, TransferArgs};
-use super::plan::{Leg, Plan, Test};
-use super::size::Size;
+use super::{Leg, MeasureArgs, Plan, Size, Test, TransferArgs};
 use crate::exit::Failure;
 
 /// Measure how long a message takes from one process to another

@@ -29,9 +29,17 @@ pub mod table;
 pub mod together;
 pub mod worker;
 
-use args::{MeasureArgs, TransferArgs};
-use net::Half;
-use plan::Plan;
+pub use args::{MeasureArgs, PUT_UNIT, TransferArgs};
+pub use carrier::{By, LANDING_BYTES, Landing, PutStream, Puts, Requests};
+pub use net::{Fabric, Half, Net, NetArgs, PassingKey, UdpArgs};
+pub use pairs::{Outcome, Pairs};
+pub use plan::{Arrival, Finding, Leg, Over, Place, Plan, Recorded, Test, pack, stream_leg, unpack, usual_stream};
+pub use sections::{Driver, Floors, Sections};
+pub use size::Size;
+pub use table::time;
+pub use together::{Apart, Together, receive};
+pub use worker::buffer;
+
 use report::Row;
 
 /// Carries out a plan as the command line says, and prints a row for each of its legs.

@@ -1,10 +1,9 @@
 //! Measurements over the network, even if the processes share a machine.
 
-use super::plan::Plan;
+use super::Plan;
 use crate::environment::{Address, key_file, port};
 use crate::exit::{Explain, Failure};
-use crate::experiment::report::Field;
-use crate::experiment::setting::{Setting, by_word};
+use crate::experiment::{Field, Setting, by_word};
 use crate::join;
 use doorbell::{Error, FabricKind, Node, NodeBuilder, PortKind};
 use nix::sys::memfd::{MFdFlags, memfd_create};

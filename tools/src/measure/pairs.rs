@@ -1,14 +1,10 @@
 //! Pairs of processes that exchange or send messages.
 
-use super::plan::{Finding, Plan};
-use super::worker;
+use super::{Finding, Plan, worker};
 use crate::exit::{Explain, Failure};
-use crate::experiment::place::Place;
-use crate::experiment::setting::Setting;
-use crate::experiment::{self, Experiment, Trouble, measure};
+use crate::experiment::{self, Experiment, Place, Setting, Trouble, measure};
 use crate::processes::EndRequest;
-use doorbell_benches::clock::Clock;
-use doorbell_benches::floor::{Shape, UdpEnd};
+use doorbell_benches::{Clock, Shape, UdpEnd};
 use serde::{Deserialize, Serialize};
 use std::io;
 

@@ -1,9 +1,8 @@
 //! The plan that a worker gets, and its findings.
 
-use crate::experiment::setting::{Setting, by_word};
+use crate::experiment::{Setting, by_word};
 use doorbell::{Copy as Copier, Error, Node, Progress};
-use doorbell_benches::floor::{DATAGRAM_MOST, Shape};
-use doorbell_benches::stats::Samples;
+use doorbell_benches::{DATAGRAM_MOST, Samples, Shape};
 use serde::{Deserialize, Serialize};
 
 /// The measurement.

@@ -1,8 +1,6 @@
 //! `doorbell rate`: how many messages a second go from one process to another.
 
-use super::args::MeasureArgs;
-use super::plan::{Test, stream_leg, usual_stream};
-use super::size::Size;
+use super::{MeasureArgs, Size, Test, stream_leg, usual_stream};
 use crate::exit::Failure;
 
 /// Measure how many messages a second go from one process to another

@@ -1,15 +1,12 @@
 //! The figures of a measurement, and the forms in which they are printed.
 
-use super::bars;
-use super::pairs::Outcome;
-use super::plan::{Plan, Test, unpack};
-use super::size::Size;
+use super::{Outcome, Plan, Size, Test, bars, unpack};
 use crate::exit::warn;
-use crate::experiment::report::{Field, Fields, render};
-use crate::experiment::setting::FREE;
+use crate::experiment::report::render;
+use crate::experiment::{FREE, Field, Fields};
 use crate::text::{Format, print as write, word};
 use doorbell::Progress;
-use doorbell_benches::stats::{Samples, Summary};
+use doorbell_benches::{Samples, Summary};
 use std::collections::BTreeMap;
 
 /// Processors have moved if their distance changed by more than this factor.
@@ -335,12 +332,11 @@ fn doubts(plan: &Plan, rows: &[Row]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::net::Net;
-    use super::super::plan::{Finding, Leg, pack};
     use super::*;
-    use crate::experiment::setting::Setting;
+    use crate::experiment::Setting;
+    use crate::measure::{Finding, Leg, Net, pack};
     use crate::text::lines;
-    use doorbell_benches::clock::Clock;
+    use doorbell_benches::Clock;
     use serde_json::{Value, json};
 
     fn plan(test: Test, pairs: usize, floor: bool) -> Plan {

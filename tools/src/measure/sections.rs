@@ -1,17 +1,15 @@
 //! The sections of a pair of processes, over the driver and over the machine's floor in turns.
 
-use super::carrier::{By, Landing, PutStream, Puts, Requests, TAG};
-use super::plan::{Finding, Leg, Over, Plan, Test, pack};
-use super::together::Together;
+use super::carrier::TAG;
+use super::{By, Finding, Landing, Leg, Over, Plan, PutStream, Puts, Requests, Test, Together, pack};
 use crate::experiment::Trouble;
 use doorbell::mode::ModeRequest;
 use doorbell::{Match, Node, NodeId, Peer, Recipient};
-use doorbell_benches::clock::ticks;
-use doorbell_benches::exchange::{self, Buffers, Part, Section, Side};
-use doorbell_benches::floor::{Datagrams, Floor, Patience, UdpEnd, Way};
-use doorbell_benches::stats::Samples;
-use doorbell_benches::stream::{self, Flow, Messages};
-use doorbell_benches::touch;
+use doorbell_benches::exchange;
+use doorbell_benches::stream;
+use doorbell_benches::{
+    Buffers, Datagrams, Floor, Flow, Messages, Part, Patience, Samples, Section, Side, UdpEnd, Way, ticks, touch,
+};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -1,10 +1,9 @@
 //! How the processes of a measurement keep step.
 
-use super::plan::Arrival;
-use crate::experiment::Trouble;
-use crate::experiment::place::unless_stopped;
+use super::Arrival;
+use crate::experiment::{Trouble, unless_stopped};
 use doorbell::{Error, Match, Node, NodeId};
-use doorbell_benches::floor::{Finish, HopProbe, Mapping, Patience};
+use doorbell_benches::{Finish, HopProbe, Mapping, Patience};
 use std::time::{Duration, Instant};
 
 /// Tags of the messages by which two halves keep step.

@@ -1,19 +1,11 @@
 //! One of the two processes of a pair. It joins the domain, and does its part of each section.
 
-use super::carrier::{LANDING_BYTES, Landing};
-use super::pairs::Pairs;
-use super::plan::{Finding, Place as Where, Plan, Test};
-use super::sections::{Driver, Floors, Sections};
-use super::together::Together;
+use super::{Driver, Finding, Floors, LANDING_BYTES, Landing, Pairs, Place as Where, Plan, Sections, Test, Together};
 use crate::exit::{Explain, Failure};
-use crate::experiment::Trouble;
-use crate::experiment::place::Place;
+use crate::experiment::{Place, Trouble};
 use crate::text::word;
 use doorbell::{Error, Match, Node, NodeBuilder, NodeId, Region, Role};
-use doorbell_benches::exchange::{Buffers, Side};
-use doorbell_benches::floor::{Finish, Floor, HopProbe, Patience, UdpEnd};
-use doorbell_benches::memory::Memory;
-use doorbell_benches::stream::Messages;
+use doorbell_benches::{Buffers, Finish, Floor, HopProbe, Memory, Messages, Patience, Side, UdpEnd};
 use doorbell_fabric::ParseIdError;
 
 /// Joins the domain, and does this process's part of each section.

@@ -1,7 +1,7 @@
 //! An outcome for programs: one object a line.
 
-use super::outcome::{Figures, Outcome, Ratio};
-use crate::experiment::report::rounded;
+use super::{Figures, Outcome, Ratio};
+use crate::experiment::rounded;
 use serde_json::{Value, json};
 
 /// The figures of each way, those of each of its phases, the verdict, and the timeline.

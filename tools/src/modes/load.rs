@@ -1,9 +1,9 @@
 //! Loads: phases of messages, with the behaviour of the reader and the background, from a file.
 
-use super::noise::Noise;
+use super::Noise;
 use crate::exit::{Explain, Failure};
-use crate::experiment::setting::by_word;
-use crate::measure::size::Size;
+use crate::experiment::by_word;
+use crate::measure::Size;
 use crate::paths;
 use doorbell::mode::ModeRequest;
 use serde::de::{self, Deserializer, Visitor, value::SeqAccessDeserializer};

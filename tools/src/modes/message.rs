@@ -1,11 +1,11 @@
 //! Messages of a load: what the writer stamps on a buffer, and what the reader checks.
 
-use super::load::{LEAST, Place as Where};
-use super::noise::mix;
+use super::load::Place as Where;
+use super::{LEAST, mix};
 use crate::experiment::Trouble;
-use crate::measure::worker::buffer;
+use crate::measure::buffer;
 use doorbell::Node;
-use doorbell_benches::memory::Memory;
+use doorbell_benches::Memory;
 
 /// Bytes of a word.
 const WORD: usize = 8;

@@ -15,22 +15,27 @@ pub mod watch;
 pub mod worker;
 pub mod writer;
 
+pub use load::{LEAST, Load, Phase};
+pub use message::{Slot, slots, stamp};
+pub use noise::{Noise, mix};
+pub use outcome::{Figures, Outcome, Ratio, Row};
+pub use watch::{AsAsked, Change, Seen, Span, Timeline, Watch, Watched};
+pub use worker::{
+    BACKGROUND, Chooser, Found, LOOK, MESSAGE, OVER, Progress, READ, READER, ReadPhase, WRITER, Way, Written, WrittenPhase,
+};
+
 use crate::exit::{Explain, Failure, warn};
-use crate::experiment::place::Place;
-use crate::experiment::setting::{FREE, Setting};
-use crate::experiment::{self, Experiment, Trouble, measure};
+use crate::experiment::{self, Experiment, FREE, Place, Setting, Trouble, measure};
 use crate::paths::Output;
 use crate::processes::EndRequest;
 use crate::text::{FormArgs, bar, word};
 use clap::builder::PossibleValuesParser;
-use doorbell_benches::clock::Clock;
+use doorbell_benches::Clock;
 use indicatif::ProgressBar;
-use load::Load;
-use outcome::{Outcome, Round};
+use outcome::Round;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
-use worker::{Chooser, Found, Way};
 
 /// The modes with which a policy is compared.
 const FIXED: [&str; 6] = ["shm/0/transfer", "shm/0/both", "shm/0/get", "shm/0/put", "udp/0/transfer", "udp/0/put"];

@@ -1,12 +1,9 @@
 //! The figures of a load.
 
-use super::load::Load;
-use super::name;
-use super::watch::Timeline;
-use super::worker::{Chooser, Found, ReadPhase, Way, Written};
-use crate::measure::plan::unpack;
+use super::{Chooser, Found, Load, ReadPhase, Timeline, Way, Written, name};
+use crate::measure::unpack;
 use crate::text::median;
-use doorbell_benches::stats::Samples;
+use doorbell_benches::Samples;
 use std::collections::BTreeMap;
 
 /// The goal: the policy's total is at most this many times the best total of a mode alone.
@@ -263,8 +260,7 @@ impl Outcome {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::modes::watch::{Change, Seen, Span};
-    use crate::modes::worker::WrittenPhase;
+    use crate::modes::{Change, Seen, Span, WrittenPhase};
 
     fn found(load: &Load, total: u64, latency: u64, short: u64) -> Vec<Found> {
         let used = |count| BTreeMap::from([("shm/0/transfer".to_owned(), count)]);

@@ -1,8 +1,7 @@
 //! An outcome as an HTML page that needs no other file.
 
-use super::outcome::{Outcome, Row};
-use super::watch::{Change, Seen, Span};
-use crate::measure::table::time;
+use super::{Change, Outcome, Row, Seen, Span};
+use crate::measure::time;
 use crate::text::counted;
 use doorbell::mode::Protocol;
 use std::fmt::Write;

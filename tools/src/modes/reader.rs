@@ -1,15 +1,13 @@
 //! The process that reads a load.
 
-use super::Run;
-use super::load::{LEAST, Phase, Place as Where};
+use super::load::Place as Where;
 use super::message::check;
-use super::worker::{BACKGROUND, MESSAGE, OVER, Progress, READ, ReadPhase, WRITER};
+use super::{BACKGROUND, LEAST, MESSAGE, OVER, Phase, Progress, READ, ReadPhase, Run, WRITER};
 use crate::clock::now;
 use crate::experiment::Trouble;
-use crate::measure::plan::pack;
-use crate::measure::worker::buffer;
+use crate::measure::{buffer, pack};
 use doorbell::{Match, Node, Peer};
-use doorbell_benches::stats::Samples;
+use doorbell_benches::Samples;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;

@@ -1,8 +1,7 @@
 //! An outcome as text for people.
 
-use super::outcome::{Figures, Outcome, Ratio, Row};
-use super::watch::{Change, Seen, Span, Timeline};
-use crate::measure::table::time;
+use super::{Change, Figures, Outcome, Ratio, Row, Seen, Span, Timeline};
+use crate::measure::time;
 use crate::text::{Table, bytes, counted};
 use doorbell::mode::Protocol;
 use std::collections::BTreeMap;

@@ -1,14 +1,12 @@
 //! One of the two processes that carry out a load: one writes, and the other reads. Both use the same clock.
 
-use super::watch::{AsAsked, Timeline, Watch, Watched};
-use super::{Run, reader, writer};
+use super::{AsAsked, Run, Timeline, Watch, Watched, reader, writer};
 use crate::exit::Failure;
-use crate::experiment::place::{Place, leave};
-use crate::experiment::{Trouble, give_up};
-use crate::measure::plan::Recorded;
+use crate::experiment::{Place, Trouble, give_up, leave};
+use crate::measure::Recorded;
 use doorbell::mode::{Policy, Thresholds};
 use doorbell::{Error, Node, NodeId};
-use doorbell_benches::floor::Stopped;
+use doorbell_benches::Stopped;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,11 +1,10 @@
 //! The process that writes a load.
 
-use super::Run;
-use super::load::{Phase, Place as Where};
-use super::message::{Slot, slots, stamp};
-use super::noise::Noise;
-use super::watch::Watch;
-use super::worker::{BACKGROUND, LOOK, MESSAGE, OVER, Progress, READ, READER, Way, Written, WrittenPhase};
+use super::load::Place as Where;
+use super::{
+    BACKGROUND, LOOK, MESSAGE, Noise, OVER, Phase, Progress, READ, READER, Run, Slot, Watch, Way, Written, WrittenPhase, slots,
+    stamp,
+};
 use crate::clock::now;
 use crate::experiment::Trouble;
 use doorbell::mode::{Mode, ModeRequest, Protocol, Receipt};

@@ -1,7 +1,7 @@
 //! All nodes attach, and at the end all nodes leave.
 
-use super::super::script::Order;
 use super::{FIRST, SECOND, Stage, patience};
+use crate::demo::Order;
 use crate::exit::Failure;
 use crate::text::{DIRECTORY, Table, bytes};
 use doorbell::Space;

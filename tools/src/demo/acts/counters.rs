@@ -1,7 +1,7 @@
 //! A DMA counter tells when all bytes have arrived, from any node.
 
-use super::super::script::Order;
 use super::{FIRST, SECOND, Stage, patience, unlike};
+use crate::demo::Order;
 use crate::exit::Failure;
 use crate::text::bytes;
 

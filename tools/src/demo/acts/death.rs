@@ -1,7 +1,7 @@
 //! A node is killed, and the others get an error with its name. One of them gets its lock, and a new node takes its place.
 
-use super::super::script::{Order, now, tag};
 use super::{FIRST, SECOND, Stage, locks, patience, told, unlike};
+use crate::demo::{Order, now, tag};
 use crate::exit::Failure;
 use crate::text::bytes;
 use doorbell::{Error, Event, Incarnation, Match, Space};

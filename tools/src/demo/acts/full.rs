@@ -1,7 +1,7 @@
 //! A lane is full, and nothing is lost.
 
-use super::super::script::{FLOOD_BYTES, Order, tag};
 use super::{FIRST, Stage, patience, told, unlike};
+use crate::demo::{FLOOD_BYTES, Order, tag};
 use crate::exit::Failure;
 use doorbell::Error;
 use std::time::Instant;

@@ -1,12 +1,11 @@
 //! The latency of a message.
 
-use super::super::script::tag;
 use super::{FIRST, Stage};
+use crate::demo::tag;
 use crate::exit::Failure;
 use crate::measure::bars;
 use doorbell::Match;
-use doorbell_benches::clock::{Clock, ticks};
-use doorbell_benches::stats::Samples;
+use doorbell_benches::{Clock, Samples, ticks};
 use std::time::{Duration, Instant};
 
 const TIME: Duration = Duration::from_millis(800);

@@ -1,7 +1,7 @@
 //! One lock that all nodes want, and its next owner when its owner dies.
 
-use super::super::script::{Contest, FRAME, Order, TURNS};
 use super::{FIRST, SECOND, Stage, patience, told, unlike};
+use crate::demo::{Contest, FRAME, Order, TURNS};
 use crate::exit::Failure;
 use crate::text::Table;
 use doorbell::LockKey;

@@ -1,7 +1,7 @@
 //! Messages with tags, there and back, which the receiver takes in an order of its own.
 
-use super::super::script::{Order, decode, encode, tag};
 use super::{FIRST, SECOND, Stage, unlike};
+use crate::demo::{Order, decode, encode, tag};
 use crate::exit::Failure;
 use crate::text::bytes;
 use doorbell::Match;

@@ -14,10 +14,7 @@ mod team;
 mod threads;
 mod transfer;
 
-use super::cast::{Cast, PATIENCE};
-use super::say::Say;
-use super::script::{LONGEST, Order, tag};
-use super::trace::Trace;
+use super::{Cast, LONGEST, Order, PATIENCE, Say, Trace, tag};
 use crate::exit::Failure;
 use doorbell::{Envelope, Error, Match, NodeId};
 use serde::de::DeserializeOwned;

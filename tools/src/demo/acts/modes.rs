@@ -1,7 +1,7 @@
 //! A message takes the requested mode, or the mode that a policy chooses.
 
-use super::super::script::{LONGEST, tag};
 use super::{FIRST, Stage, patience, unlike};
+use crate::demo::{LONGEST, tag};
 use crate::exit::Failure;
 use doorbell::mode::{Fabric, ModeRequest, Thresholds};
 use doorbell::{Error, Match, Node, Space};

@@ -1,7 +1,7 @@
 //! Memory of one node that another node writes and reads, and keys that are refused.
 
-use super::super::script::Order;
 use super::{FIRST, Stage, unlike};
+use crate::demo::Order;
 use crate::exit::Failure;
 use doorbell::{Error, KEY_BYTES, Key, KeyFault, ReadOnly, ReadWrite};
 

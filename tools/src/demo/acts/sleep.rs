@@ -1,7 +1,7 @@
 //! A receiver sleeps, and is woken.
 
-use super::super::script::{Order, now, processor_time};
 use super::{FIRST, Stage, told};
+use crate::demo::{Order, now, processor_time};
 use crate::exit::Failure;
 use doorbell::{Progress, Wait};
 use std::time::{Duration, Instant};

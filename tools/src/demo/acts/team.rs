@@ -1,7 +1,7 @@
 //! Four nodes sum a vector, and compute meanwhile.
 
-use super::super::script::{Order, Overlap, SUMMED, TEAM};
 use super::{FIRST, SECOND, Stage, told, unlike};
+use crate::demo::{Order, Overlap, SUMMED, TEAM};
 use crate::exit::Failure;
 use crate::text::{Table, bytes, counted};
 use doorbell::NodeId;

@@ -1,7 +1,7 @@
 //! The threads that carried the messages.
 
-use super::super::script::{Order, Report};
 use super::{FIRST, SECOND, Stage};
+use crate::demo::{Order, Report};
 use crate::exit::Failure;
 use crate::text::Table;
 use doorbell::Progress;

@@ -1,7 +1,7 @@
 //! A long message is moved from both ends.
 
-use super::super::script::{BULK_BYTES, LATE, Moves, Order, PAUSE_MS, check_bulk, fill_bulk, tag};
 use super::{FIRST, HOST, Stage, patience, told, unlike};
+use crate::demo::{BULK_BYTES, LATE, Moves, Order, PAUSE_MS, check_bulk, fill_bulk, tag};
 use crate::exit::Failure;
 use crate::text::{Table, bytes};
 use doorbell::transfer::Side;

@@ -2,14 +2,11 @@
 
 use super::{Engine, Op, Plan};
 use crate::exit::Explain;
-use crate::experiment::Trouble;
-use crate::experiment::place::{Place, leave, unless_stopped};
+use crate::experiment::{Place, Trouble, leave, unless_stopped};
 use crate::measure::net;
 use doorbell::io::{IoClient, IoEngine, IoFile, IoServer};
 use doorbell::{Error, Event, Node, NodeBuilder, Role};
-use doorbell_benches::clock::ticks;
-use doorbell_benches::floor::Stopped;
-use doorbell_benches::stats::{Samples, Summary};
+use doorbell_benches::{Samples, Stopped, Summary, ticks};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;

@@ -6,20 +6,18 @@
 pub mod report;
 pub mod worker;
 
-use super::size::Size;
+pub use worker::{Found, Sections, Stats};
+
+use super::Size;
 use crate::exit::Failure;
-use crate::experiment::args::ProcessArgs;
-use crate::experiment::place::Place;
-use crate::experiment::setting::Setting;
-use crate::experiment::{Experiment, Outcome, Trouble, measure};
+use crate::experiment::{Experiment, Outcome, Place, ProcessArgs, Setting, Trouble, measure};
 use crate::processes::EndRequest;
 use crate::text::{RowArgs, distinct, print, span, word};
 use doorbell::collective::{CHANNELS_MAX, SLOT_MAX, SLOT_MIN, Synchronisation};
-use doorbell_benches::clock::Clock;
+use doorbell_benches::Clock;
 use report::Row;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
-use worker::Found;
 
 /// Bytes of the longest vector of a process.
 const VECTOR_MOST: usize = 256 << 20;

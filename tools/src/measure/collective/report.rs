@@ -1,13 +1,11 @@
 //! The figures of collectives, and the forms in which they are printed.
 
-use super::worker::{Found, Sections, Stats};
-use super::{Leg, Op, Plan, Way};
-use crate::experiment::report::{Field, Fields, render as rendered, table};
-use crate::measure::size::Size;
-use crate::measure::table::time;
+use super::{Found, Leg, Op, Plan, Sections, Stats, Way};
+use crate::experiment::report::{render as rendered, table};
+use crate::experiment::{Field, Fields};
+use crate::measure::{Size, time};
 use crate::text::Format;
-use doorbell_benches::clock::Clock;
-use doorbell_benches::stats::{Samples, Summary};
+use doorbell_benches::{Clock, Samples, Summary};
 
 /// The columns of the counts of channels.
 const STAT_COLUMNS: [&str; 5] = [">operations", ">acquired", ">queued", ">synchronised", ">foreseen"];
@@ -133,7 +131,7 @@ pub fn render(format: Format, stats: bool, plan: &Plan, rows: &[Row]) -> String 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::setting::Setting;
+    use crate::experiment::Setting;
     use serde_json::{Value, json};
 
     fn plan() -> Plan {

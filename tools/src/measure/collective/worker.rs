@@ -1,16 +1,14 @@
 //! One of the processes of a team. It joins the domain, forms the team with the others, and does the sections.
 
-use super::super::lock::worker::LANES;
 use super::{ELEMENT, Leg, Op, Plan};
 use crate::exit::Failure;
-use crate::experiment::Trouble;
-use crate::experiment::place::{Place, leave, unless_stopped};
+use crate::experiment::{Place, Trouble, leave, unless_stopped};
+use crate::measure::lock::LANES;
 use crate::text::word;
 use doorbell::collective::reduction::Sum;
 use doorbell::collective::{ChannelStats, Team};
 use doorbell::{Error, Node, NodeId};
-use doorbell_benches::clock::ticks;
-use doorbell_benches::floor::Stopped;
+use doorbell_benches::{Stopped, ticks};
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
 use std::time::{Duration, Instant};

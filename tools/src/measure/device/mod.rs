@@ -10,20 +10,18 @@ mod scheme;
 mod sender;
 pub mod worker;
 
-use super::size::Size;
+pub use scheme::{COPIED, Dispatcher, Ear, Fifo, FromHand, GLANCE, Hand, end, sent_ns, tag};
+pub use worker::{DEVICE, Found, Member, Round, Seen, Sent, join};
+
+use super::Size;
 use crate::exit::Failure;
-use crate::experiment::args::ProcessArgs;
-use crate::experiment::place::Place;
-use crate::experiment::setting::Setting;
-use crate::experiment::{Experiment, Outcome, Trouble, measure};
+use crate::experiment::{Experiment, Outcome, Place, ProcessArgs, Setting, Trouble, measure};
 use crate::processes::EndRequest;
 use crate::text::{RowArgs, distinct, print};
-use doorbell_benches::clock::Clock;
-use doorbell_benches::floor::Shape;
+use doorbell_benches::{Clock, Shape};
 use report::Row;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use worker::{Found, Member, join};
 
 /// Bytes of the longest message.
 const MESSAGE_MOST: usize = 16 << 20;

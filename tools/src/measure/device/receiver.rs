@@ -1,15 +1,12 @@
 //! A receiving process. Its lead thread begins and ends sections together with the sender, and is the dispatcher.
 
-use super::super::plan::pack;
-use super::scheme::{self, Dispatcher, Ear, Fifo, FromHand, GLANCE, Hand, sent_ns};
-use super::worker::{DEVICE, Member, Round, Seen, join};
-use super::{Leg, Scheme, Turn};
+use super::scheme;
+use super::{DEVICE, Dispatcher, Ear, Fifo, FromHand, GLANCE, Hand, Leg, Member, Round, Scheme, Seen, Turn, join, sent_ns};
 use crate::clock;
-use crate::experiment::Trouble;
-use crate::experiment::place::{pin, unless_stopped};
+use crate::experiment::{Trouble, pin, unless_stopped};
+use crate::measure::pack;
 use doorbell::{Device, DeviceThread, Node};
-use doorbell_benches::floor::{Finish, Patience, Stopped};
-use doorbell_benches::stats::Samples;
+use doorbell_benches::{Finish, Patience, Samples, Stopped};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;

@@ -1,12 +1,12 @@
 //! The figures of receiving threads, and the forms in which they are printed.
 
-use super::worker::{Found, Round, Seen, Sent};
-use super::{Leg, Plan, Scheme};
+use super::{Found, Leg, Plan, Round, Scheme, Seen, Sent};
 use crate::exit::Failure;
-use crate::experiment::report::{Field, Fields, render};
-use crate::measure::plan::unpack;
+use crate::experiment::report::render;
+use crate::experiment::{Field, Fields};
+use crate::measure::unpack;
 use crate::text::{Format, median, word};
-use doorbell_benches::stats::{Samples, Summary};
+use doorbell_benches::{Samples, Summary};
 
 /// The figures of a leg by one scheme.
 #[derive(Clone, Debug)]
@@ -139,8 +139,8 @@ impl Plan {
 mod tests {
     use super::super::{Load, Mode};
     use super::*;
-    use crate::experiment::setting::Setting;
-    use crate::measure::plan::pack;
+    use crate::experiment::Setting;
+    use crate::measure::pack;
     use serde_json::{Value, json};
 
     fn plan() -> Plan {

@@ -1,14 +1,10 @@
 //! The process that sends.
 
-use super::scheme::{COPIED, end, tag};
-use super::worker::{DEVICE, Member, Sent};
-use super::{Leg, Load, Scheme};
+use super::{COPIED, DEVICE, Leg, Load, Member, Scheme, Sent, end, tag};
 use crate::exit::Explain;
-use crate::experiment::Trouble;
-use crate::experiment::place::unless_stopped;
+use crate::experiment::{Trouble, unless_stopped};
 use doorbell::{DeviceSender, Error, LoanMut, Peer};
-use doorbell_benches::floor::Finish;
-use doorbell_benches::touch;
+use doorbell_benches::{Finish, touch};
 use std::time::Duration;
 
 /// Messages of a stream between two looks at the clock.

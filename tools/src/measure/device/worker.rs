@@ -1,9 +1,8 @@
 //! The surroundings of a process, and its findings.
 
-use super::super::plan::Recorded;
 use super::{Mode, Plan};
-use crate::experiment::Trouble;
-use crate::experiment::place::{Place, cannot_join};
+use crate::experiment::{Place, Trouble, cannot_join};
+use crate::measure::Recorded;
 use doorbell::{Node, NodeId};
 use serde::{Deserialize, Serialize};
 

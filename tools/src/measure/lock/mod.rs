@@ -5,19 +5,17 @@
 pub mod report;
 pub mod worker;
 
-use super::net::{Fabric, UdpArgs};
-use super::plan::{Recorded, unpack};
+pub use worker::{LANES, Seen};
+
+use super::{Fabric, Recorded, UdpArgs, unpack};
 use crate::exit::Failure;
-use crate::experiment::args::ProcessArgs;
-use crate::experiment::place::Place;
-use crate::experiment::setting::Setting;
-use crate::experiment::{Experiment, Outcome, Trouble, measure};
+use crate::experiment::{Experiment, Outcome, Place, ProcessArgs, Setting, Trouble, measure};
 use crate::processes::EndRequest;
 use crate::text::{RowArgs, counted, print};
-use doorbell_benches::clock::Clock;
+use doorbell_benches::Clock;
 use report::{Row, Section, What};
 use serde::{Deserialize, Serialize};
-use worker::{Alone, Found, PAIRS, ROUNDS, Remote, Seen};
+use worker::{Alone, Found, PAIRS, ROUNDS, Remote};
 
 /// Measure how long it takes to lock a lock, alone and while other processes want it
 ///

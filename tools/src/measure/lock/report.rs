@@ -1,11 +1,11 @@
 //! The figures of locks, and the forms in which they are printed.
 
-use super::worker::Seen;
-use super::{Plan, Task};
-use crate::experiment::report::{Field, Fields, render, table};
-use crate::measure::net::Net;
+use super::{Plan, Seen, Task};
+use crate::experiment::report::{render, table};
+use crate::experiment::{Field, Fields};
+use crate::measure::Net;
 use crate::text::Format;
-use doorbell_benches::stats::Summary;
+use doorbell_benches::Summary;
 use serde::Serialize;
 
 /// A section of the measurement.
@@ -204,8 +204,8 @@ fn title(plan: &Plan, section: Section) -> String {
 mod tests {
     use super::super::Kind;
     use super::*;
-    use crate::experiment::setting::Setting;
-    use doorbell_benches::stats::Samples;
+    use crate::experiment::Setting;
+    use doorbell_benches::Samples;
     use serde_json::{Value, json};
 
     fn task(net: Option<Net>) -> Task {

@@ -1,16 +1,12 @@
 //! One of the processes that lock. It joins the domain, and does its task.
 
-use super::super::plan::{Recorded, pack};
-use super::super::together::receive;
 use super::{Kind, Plan, Task};
 use crate::exit::Explain;
-use crate::experiment::place::{Place, leave, unless_stopped};
-use crate::experiment::{Experiment, Trouble};
+use crate::experiment::{Experiment, Place, Trouble, leave, unless_stopped};
+use crate::measure::{Recorded, pack, receive};
 use doorbell::{Error, LaneGeometry, LockKey, Match, Node, NodeId, Resource};
-use doorbell_benches::clock::ticks;
-use doorbell_benches::contention::{self, Exclusive, contend};
-use doorbell_benches::floor::PrivateWord;
-use doorbell_benches::stats::Samples;
+use doorbell_benches::contention;
+use doorbell_benches::{Exclusive, PrivateWord, Samples, contend, ticks};
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
 
