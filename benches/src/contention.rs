@@ -44,7 +44,7 @@ impl Counters {
 }
 
 /// The experience of one contending process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Contended {
     /// How often it held the lock.
     pub locks: u64,

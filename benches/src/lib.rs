@@ -20,7 +20,7 @@ pub mod stream;
 pub mod touch;
 
 pub use clock::{Clock, ticks};
-pub use contention::{Exclusive, contend};
+pub use contention::{Contended, Exclusive, contend};
 pub use exchange::{Buffers, Carrier, Part, Section, Side};
 pub use floor::{
     DATAGRAM_MOST, Datagrams, Finish, Floor, HopProbe, Mapping, Patience, PrivateWord, PullError, Shape, Stopped, UdpEnd,

@@ -1,15 +1,17 @@
 //! Samples and their percentiles.
 
 use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
 
-/// Samples in some unit, mostly ticks: exact up to 2047 units, and within 0.1 % above.
-#[derive(Clone, Debug)]
+/// Samples in some unit, mostly ticks: exact up to 2047 units, and within 0.1 % above. They travel as values with their counts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(into = "Vec<(u64, u64)>", from = "Vec<(u64, u64)>")]
 pub struct Samples {
     histogram: Histogram<u64>,
 }
 
 /// Statistics of a set of samples, in nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Summary {
     pub count: u64,
@@ -25,6 +27,20 @@ pub struct Summary {
 impl Default for Samples {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+impl From<Samples> for Vec<(u64, u64)> {
+    fn from(samples: Samples) -> Self {
+        samples.recorded().collect()
+    }
+}
+
+impl From<Vec<(u64, u64)>> for Samples {
+    fn from(recorded: Vec<(u64, u64)>) -> Self {
+        let mut samples = Self::new();
+        recorded.into_iter().for_each(|(value, count)| samples.record_many(value, count));
+        samples
     }
 }
 

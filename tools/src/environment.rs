@@ -52,24 +52,9 @@ pub fn check() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The value of the command line, else that of the environment, else the default.
-fn chosen<T: FromStr<Err: Display> + Default>(given: Option<T>, name: &str) -> Result<T, Failure> {
+/// The value of the command line, else that of the environment variable, else the default.
+pub fn chosen<T: FromStr<Err: Display> + Default>(given: Option<T>, name: &str) -> Result<T, Failure> {
     Ok(given.or(variable(name)?).unwrap_or_default())
-}
-
-/// The progress policy: from the command line, the environment, or the default.
-pub fn progress(given: Option<Progress>) -> Result<Progress, Failure> {
-    chosen(given, PROGRESS)
-}
-
-/// The way of waiting: from the command line, the environment, or the default.
-pub fn wait(given: Option<Wait>) -> Result<Wait, Failure> {
-    chosen(given, WAIT)
-}
-
-/// How to wait for datagrams: from the command line, the environment, or the default.
-pub fn port(given: Option<PortKind>) -> Result<PortKind, Failure> {
-    chosen(given, PORT)
 }
 
 /// The file with the domain's key, from the command line, else from the environment.

@@ -1,6 +1,6 @@
 //! How commands join a domain: over shared memory, over a network, or both.
 
-use crate::environment::{Address, Domain, key_file, port};
+use crate::environment::{Address, Domain, PORT, chosen, key_file};
 use crate::exit::Failure;
 use doorbell::{Error, FabricKind, Node, NodeBuilder, PortKind, Role, UdpError};
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ impl NetworkArgs {
     /// A builder of a node. `first` is the command that has to run first, at the address to connect to.
     pub fn builder(&self, domain: &Domain, role: Role, label: &str, first: &str) -> Result<NodeBuilder, Failure> {
         let mut builder = Node::builder(&domain.0).role(role).label(label).fabric(self.fabric);
-        builder = builder.udp_port(port(self.port)?);
+        builder = builder.udp_port(chosen(self.port, PORT)?);
         if let Some(Address(at)) = self.listen {
             builder = builder.listen(at);
         }

@@ -3,7 +3,7 @@
 use crate::exit::{Explain, Failure, warn};
 use crate::experiment::report;
 use crate::experiment::{FREE, Field, Fields, Setting};
-use crate::measure::{Leg, Place, Plan, Size, Test, pairs, unpack};
+use crate::measure::{Leg, Place, Plan, Size, Test, pairs};
 use crate::paths::{self, Output};
 use crate::processes::EndRequest;
 use crate::text::{FormArgs, bar, counted, median, word};
@@ -163,7 +163,7 @@ fn measure(args: &TuneArgs) -> Result<Vec<Row>, Failure> {
                     outcome => outcome?,
                 };
                 for (row, finding) in rows.iter_mut().zip(&outcome.pairs[0]) {
-                    let ns = unpack(&finding.driver).summary(outcome.clock.ns_per_tick / 2.0).p50;
+                    let ns = finding.driver.summary(outcome.clock.ns_per_tick / 2.0).p50;
                     if way == Way::Dma { &mut row.dma } else { &mut row.transfer }.push(ns);
                 }
                 // A signal may have come while no worker was running.

@@ -14,7 +14,7 @@ pub use pump::{Broken, Pump};
 pub use socket::{Connection, Listener, Place, cut};
 pub use tally::{Tally, add};
 
-use crate::environment::{Domain, wait};
+use crate::environment::{Domain, WAIT, chosen};
 use crate::exit::{Explain, Failure};
 use crate::join::{NetworkArgs, failure};
 use crate::measure::Size;
@@ -97,7 +97,7 @@ impl BridgeArgs {
     /// Joins.
     fn join(&self) -> Result<doorbell::Node, Failure> {
         let role = if self.from.is_some() { Role::Service } else { Role::Host };
-        let mut builder = self.network.builder(&self.domain, role, "bridge", FIRST)?.wait(wait(self.wait)?);
+        let mut builder = self.network.builder(&self.domain, role, "bridge", FIRST)?.wait(chosen(self.wait, WAIT)?);
         if let Some(node) = self.node {
             builder = builder.id(node);
         }

@@ -17,7 +17,7 @@ pub use script::{
 };
 pub use trace::Trace;
 
-use crate::environment::{progress, wait};
+use crate::environment::{PROGRESS, WAIT, chosen};
 use crate::exit::{Explain, Failure};
 use crate::processes::take_name;
 use crate::text::{DIRECTORY, counted};
@@ -49,7 +49,7 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
     let start = Instant::now();
     let mut say = Say::new();
     let mut trace = args.trace.as_deref().map(Trace::create).transpose()?;
-    let mut cast = Cast::gather(progress(args.progress)?, wait(args.wait)?)?;
+    let mut cast = Cast::gather(chosen(args.progress, PROGRESS)?, chosen(args.wait, WAIT)?)?;
     let played = acts::play(&mut cast, &mut say, trace.as_mut());
     let domain = cast.domain.clone();
     // Ends all processes, segments and the guard, also after a failure.

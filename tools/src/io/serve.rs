@@ -36,7 +36,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     descriptors: u16,
     /// How files are read and written
-    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = PossibleValuesParser::new(["auto", "io_uring", "plain"]).map(engine))]
+    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = PossibleValuesParser::new(ENGINES).map(|word| engine(&word)))]
     engine: IoEngine,
     /// How its threads wait: auto spins, then yields, then sleeps
     #[arg(long, value_name = "HOW", default_value_t = doorbell::Wait::default(), value_parser = words::<doorbell::Wait>(WAITS))]
@@ -45,8 +45,12 @@ pub struct ServeArgs {
     join: JoinArgs,
 }
 
-fn engine(word: String) -> IoEngine {
-    match word.as_str() {
+/// The words for engines.
+pub const ENGINES: [&str; 3] = ["auto", "io_uring", "plain"];
+
+/// The engine of a word.
+pub fn engine(word: &str) -> IoEngine {
+    match word {
         "io_uring" => IoEngine::Uring,
         "plain" => IoEngine::Plain,
         _ => IoEngine::Auto,

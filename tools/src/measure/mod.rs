@@ -33,7 +33,7 @@ pub use args::{MeasureArgs, PUT_UNIT, TransferArgs};
 pub use carrier::{By, LANDING_BYTES, Landing, PutStream, Puts, Requests};
 pub use net::{Fabric, Half, Net, NetArgs, PassingKey, UdpArgs};
 pub use pairs::{Outcome, Pairs};
-pub use plan::{Arrival, Finding, Leg, Over, Place, Plan, Recorded, Test, pack, stream_leg, unpack, usual_stream};
+pub use plan::{Arrival, Finding, Leg, Over, Place, Plan, Test, stream_leg, usual_stream};
 pub use sections::{Driver, Floors, Sections};
 pub use size::Size;
 pub use table::time;

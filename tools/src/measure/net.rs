@@ -1,7 +1,7 @@
 //! Measurements over the network, even if the processes share a machine.
 
 use super::Plan;
-use crate::environment::{Address, key_file, port};
+use crate::environment::{Address, PORT, chosen, key_file};
 use crate::exit::{Explain, Failure};
 use crate::experiment::{Field, Setting, by_word};
 use crate::join;
@@ -152,7 +152,7 @@ impl UdpArgs {
         if let Some(path) = &key_file {
             let _ = Node::builder("key").key_file(path).map_err(failure)?;
         }
-        let port = port(self.port)?;
+        let port = chosen(self.port, PORT)?;
         Ok(Some((Net { key_file, port, other: None }, passing)))
     }
 }

@@ -58,7 +58,7 @@ impl Experiment for Pairs {
     /// Joins the findings of both sides of each pair.
     fn rows(&self, outcome: experiment::Outcome<Vec<Finding>>) -> Result<Vec<Vec<Finding>>, Failure> {
         let join = |pair: &[Vec<Finding>]| {
-            let both = pair[0].iter().cloned().zip(pair[1].iter().cloned());
+            let both = pair[0].iter().cloned().zip(&pair[1]);
             both.map(|(ping, pong)| ping.joined(pong)).collect()
         };
         Ok(outcome.found.chunks_exact(2).map(join).collect())

@@ -4,6 +4,7 @@ use crate::experiment::{Setting, by_word};
 use doorbell::{Copy as Copier, Error, Node, Progress};
 use doorbell_benches::{DATAGRAM_MOST, Samples, Shape};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// The measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -167,20 +168,17 @@ impl Plan {
     }
 }
 
-/// Ticks, and how often each number of them was seen.
-pub type Recorded = Vec<(u64, u64)>;
-
-/// The findings for messages of one size.
+/// The findings for messages of one size: samples in ticks.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Finding {
     /// Over the driver.
-    pub driver: Recorded,
+    pub driver: Samples,
     /// Over the floor.
-    pub floor: Recorded,
+    pub floor: Samples,
     /// Over the floor in chunks, by the bytes of a chunk.
-    pub chunked: Vec<(usize, Recorded)>,
+    pub chunked: BTreeMap<usize, Samples>,
     /// By one copy of the kernel.
-    pub pulled: Recorded,
+    pub pulled: Samples,
     /// Why the kernel made no copy.
     pub refused: Option<String>,
     /// How far apart the processors were, before and after, and whether they seemed to share a core.
@@ -188,22 +186,21 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Together with the floor that the other side of the pair saw.
-    pub fn joined(self, other: Finding) -> Self {
-        Self { floor: [self.floor, other.floor].concat(), ..self }
+    /// The samples of a carrier.
+    pub fn over(&mut self, over: Over) -> &mut Samples {
+        match over {
+            Over::Driver => &mut self.driver,
+            Over::Floor => &mut self.floor,
+            Over::Chunked(bytes) => self.chunked.entry(bytes).or_default(),
+            Over::Pulled => &mut self.pulled,
+        }
     }
-}
 
-/// Samples in a form that a worker can send.
-pub fn pack(samples: &Samples) -> Recorded {
-    samples.recorded().collect()
-}
-
-/// Samples from that form.
-pub fn unpack(recorded: &[(u64, u64)]) -> Samples {
-    let mut samples = Samples::new();
-    recorded.iter().for_each(|(value, count)| samples.record_many(*value, *count));
-    samples
+    /// Together with the floor that the other side of the pair saw.
+    pub fn joined(mut self, other: &Finding) -> Self {
+        self.floor.merge(&other.floor);
+        self
+    }
 }
 
 /// Sections of a stream.

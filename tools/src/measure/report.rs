@@ -1,6 +1,6 @@
 //! The figures of a measurement, and the forms in which they are printed.
 
-use super::{Outcome, Plan, Size, Test, bars, unpack};
+use super::{Finding, Outcome, Plan, Size, Test, bars};
 use crate::exit::warn;
 use crate::experiment::report::render;
 use crate::experiment::{FREE, Field, Fields};
@@ -90,34 +90,36 @@ impl Row {
         let ways = if plan.both_ways { 2 } else { 1 };
         let part = if plan.test == Test::Latency { 2.0 } else { plan.legs[leg].count as f64 };
         let ns_per_unit = outcome.clock.ns_per_tick / part;
-        let rate = |samples: &[Samples]| {
-            let summaries = samples.iter().map(|samples| samples.summary(ns_per_unit));
+        let findings = || outcome.pairs.iter().map(|pair| &pair[leg]);
+        let merged = |of: fn(&Finding) -> &Samples| {
+            findings().map(of).fold(Samples::new(), |mut all, part| {
+                all.merge(part);
+                all
+            })
+        };
+        let rate = |of: fn(&Finding) -> &Samples| {
+            let summaries = findings().map(|finding| of(finding).summary(ns_per_unit));
             match plan.test {
                 Test::Latency => 1e9 / mean(summaries.map(|found| found.mean)),
                 _ => mean(summaries.map(|found| f64::from(ways) * 1e9 / found.p50)),
             }
         };
-        let findings = || outcome.pairs.iter().map(|pair| &pair[leg]);
-        let driver: Vec<Samples> = findings().map(|finding| unpack(&finding.driver)).collect();
-        let floor: Vec<Samples> = findings().map(|finding| unpack(&finding.floor)).collect();
-        let pulled: Vec<Samples> = findings().map(|finding| unpack(&finding.pulled)).collect();
         let refused = findings().find_map(|finding| finding.refused.clone());
         let is_pulled = plan.test == Test::Bandwidth && plan.floor && plan.setting.net.is_none() && refused.is_none();
         let hops: Vec<(f64, bool)> = findings().flat_map(|finding| finding.hops.iter().copied()).collect();
         let (nearest, farthest) = hops.iter().fold((f64::MAX, 0.0_f64), |(low, high), (ns, _)| (low.min(*ns), high.max(*ns)));
-        let samples = merged(&driver);
-        let has_floor = plan.floor && floor.iter().any(|samples| samples.count() > 0);
+        let (samples, floor) = (merged(|finding| &finding.driver), merged(|finding| &finding.floor));
+        let floor = (plan.floor && floor.count() > 0).then(|| floor.summary(ns_per_unit).p50);
         Self {
             bytes: plan.legs[leg].bytes,
             messages: (plan.legs[leg].rounds * plan.legs[leg].count * ways as usize * plan.pairs) as u64,
             summary: samples.summary(ns_per_unit),
             samples,
             ns_per_unit,
-            messages_per_s: rate(&driver),
-            floor: has_floor
-                .then(|| FloorFigures { p50_ns: merged(&floor).summary(ns_per_unit).p50, messages_per_s: rate(&floor) }),
+            messages_per_s: rate(|finding| &finding.driver),
+            floor: floor.map(|p50_ns| FloorFigures { p50_ns, messages_per_s: rate(|finding| &finding.floor) }),
             pipelined: if plan.test == Test::Latency { best_chunks(outcome, leg, ns_per_unit) } else { None },
-            pulled_per_s: is_pulled.then(|| rate(&pulled)),
+            pulled_per_s: is_pulled.then(|| rate(|finding| &finding.pulled)),
             refused,
             hop_ns: (!hops.is_empty()).then(|| mean(hops.iter().map(|(ns, _)| *ns))),
             shared_core: hops.iter().any(|(_, shared)| *shared),
@@ -259,16 +261,10 @@ impl Row {
 fn best_chunks(outcome: &Outcome, leg: usize, ns_per_unit: f64) -> Option<(f64, usize)> {
     let mut all: BTreeMap<usize, Samples> = BTreeMap::new();
     for (bytes, recorded) in outcome.pairs.iter().flat_map(|pair| &pair[leg].chunked) {
-        all.entry(*bytes).or_default().merge(&unpack(recorded));
+        all.entry(*bytes).or_default().merge(recorded);
     }
     let medians = all.iter().map(|(bytes, samples)| (samples.summary(ns_per_unit).p50, *bytes));
     medians.min_by(|(one, _), (other, _)| one.total_cmp(other))
-}
-
-fn merged(parts: &[Samples]) -> Samples {
-    let mut all = Samples::new();
-    parts.iter().for_each(|part| all.merge(part));
-    all
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
@@ -334,7 +330,7 @@ fn doubts(plan: &Plan, rows: &[Row]) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::experiment::Setting;
-    use crate::measure::{Finding, Leg, Net, pack};
+    use crate::measure::{Leg, Net};
     use crate::text::lines;
     use doorbell_benches::Clock;
     use serde_json::{Value, json};
@@ -345,10 +341,8 @@ mod tests {
         Plan { pairs, floor, window: 8, ..Plan::new(test, setting, legs) }
     }
 
-    fn samples(values: &[(u64, u64)]) -> Vec<(u64, u64)> {
-        let mut samples = Samples::new();
-        values.iter().for_each(|(value, count)| samples.record_many(*value, *count));
-        pack(&samples)
+    fn samples(values: &[(u64, u64)]) -> Samples {
+        values.to_vec().into()
     }
 
     /// Each pair's driver takes 100, 200, … ticks of 2 ns, and the floor 80.
@@ -356,7 +350,7 @@ mod tests {
         let finding = |pair: usize| Finding {
             driver: samples(&[(100 * (pair as u64 + 1), 200)]),
             floor: samples(&[(80, 200)]),
-            chunked: vec![(4096, samples(&[(70, 200)])), (8192, samples(&[(60, 200)])), (16_384, samples(&[(75, 200)]))],
+            chunked: [(4096, 70), (8192, 60), (16_384, 75)].map(|(bytes, ticks)| (bytes, samples(&[(ticks, 200)]))).into(),
             pulled: samples(&[(50, 200)]),
             refused: None,
             hops: if pair == 0 { hops.to_vec() } else { Vec::new() },
@@ -430,7 +424,7 @@ mod tests {
         assert_eq!((&found["gb_per_s"], &found["ratio"], &found["samples"]), (&json!(64.0), &json!(0.5), &json!(400)));
 
         let mut refused = outcome(1, &[]);
-        refused.pairs[0][0] = Finding { pulled: Vec::new(), refused: Some("EPERM".into()), ..refused.pairs[0][0].clone() };
+        refused.pairs[0][0] = Finding { pulled: Samples::new(), refused: Some("EPERM".into()), ..refused.pairs[0][0].clone() };
         let row = Row::new(&one_way, 0, &refused);
         let found = parsed(&row);
         assert_eq!((&found["floor_pulled_gb_per_s"], &found["ratio"]), (&Value::Null, &Value::Null));
@@ -451,7 +445,7 @@ mod tests {
         assert_eq!((&found["floor_gb_per_s"], &found["ratio"]), (&json!(40.0), &json!(0.8)));
         // Messages longer than a datagram have no floor of their own.
         let mut without = outcome(1, &[]);
-        without.pairs[0][0].floor = Vec::new();
+        without.pairs[0][0].floor = Samples::new();
         let row = Row::new(&latency, 0, &without);
         assert_eq!((&parsed(&row)["floor_p50_ns"], &parsed(&row)["ratio"]), (&Value::Null, &Value::Null));
         let text = text(Format::Table, &latency, &[row]);

@@ -1,7 +1,7 @@
 //! The sections of a pair of processes, over the driver and over the machine's floor in turns.
 
 use super::carrier::TAG;
-use super::{By, Finding, Landing, Leg, Over, Plan, PutStream, Puts, Requests, Test, Together, pack};
+use super::{By, Finding, Landing, Leg, Over, Plan, PutStream, Puts, Requests, Test, Together};
 use crate::experiment::Trouble;
 use doorbell::mode::ModeRequest;
 use doorbell::{Match, Node, NodeId, Peer, Recipient};
@@ -10,7 +10,6 @@ use doorbell_benches::stream;
 use doorbell_benches::{
     Buffers, Datagrams, Floor, Flow, Messages, Part, Patience, Samples, Section, Side, UdpEnd, Way, ticks, touch,
 };
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -95,26 +94,6 @@ impl Driver<'_> {
     }
 }
 
-/// The samples of one leg so far.
-#[derive(Default)]
-struct Seen {
-    driver: Samples,
-    floor: Samples,
-    chunked: BTreeMap<usize, Samples>,
-    pulled: Samples,
-}
-
-impl Seen {
-    fn over(&mut self, over: Over) -> &mut Samples {
-        match over {
-            Over::Driver => &mut self.driver,
-            Over::Floor => &mut self.floor,
-            Over::Chunked(bytes) => self.chunked.entry(bytes).or_default(),
-            Over::Pulled => &mut self.pulled,
-        }
-    }
-}
-
 /// The machine's floor.
 // A process has one of these.
 #[allow(clippy::large_enum_variant)]
@@ -174,25 +153,18 @@ impl Sections<'_> {
             refused = floor.may_pull()?.map(|error| error.to_string());
         }
         for (number, leg) in plan.legs.iter().enumerate() {
-            let mut hops = Vec::from_iter(self.together.probe()?);
-            let mut seen = Seen::default();
+            let hops = Vec::from_iter(self.together.probe()?);
+            let mut finding = Finding { refused: refused.clone(), hops, ..Finding::default() };
             for round in 0..leg.rounds {
                 for over in plan.sections(leg, round) {
                     self.together.gate()?;
                     if over != Over::Pulled || refused.is_none() {
-                        self.section(number, over, seen.over(over))?;
+                        self.section(number, over, finding.over(over))?;
                     }
                 }
             }
-            hops.extend(self.together.probe()?);
-            findings.push(Finding {
-                driver: pack(&seen.driver),
-                floor: pack(&seen.floor),
-                chunked: seen.chunked.iter().map(|(bytes, samples)| (*bytes, pack(samples))).collect(),
-                pulled: pack(&seen.pulled),
-                refused: refused.clone(),
-                hops,
-            });
+            finding.hops.extend(self.together.probe()?);
+            findings.push(finding);
         }
         // No process leaves while another may still use its node.
         self.together.gate()?;

@@ -1,7 +1,6 @@
 //! The figures of a load.
 
 use super::{Chooser, Found, Load, ReadPhase, Timeline, Way, Written, name};
-use crate::measure::unpack;
 use crate::text::median;
 use doorbell_benches::Samples;
 use std::collections::BTreeMap;
@@ -102,10 +101,9 @@ impl Round {
             if read.messages != phase.messages {
                 return Err(format!("phase '{}': {} messages were read of {}", phase.name, read.messages, phase.messages));
             }
-            let latency = unpack(&read.latency);
-            all.merge(&latency);
+            all.merge(&read.latency);
             let total = read.end.saturating_sub(written.start) as f64;
-            phases.push(Figures::new(total, counts(read), &latency));
+            phases.push(Figures::new(total, counts(read), &read.latency));
             for (into, from) in [(&mut used, &written.used), (&mut background, &written.background)] {
                 for (mode, count) in from {
                     *into.entry(mode.clone()).or_default() += count;
@@ -272,7 +270,7 @@ pub mod tests {
             messages: phase.messages - short,
             bytes: 64 * phase.messages,
             end: 1000 + at as u64 * 2 * total + total,
-            latency: vec![(latency, phase.messages)],
+            latency: vec![(latency, phase.messages)].into(),
             ..ReadPhase::default()
         });
         let span = Span {

@@ -5,9 +5,8 @@ use super::message::check;
 use super::{BACKGROUND, LEAST, MESSAGE, OVER, Phase, Progress, READ, ReadPhase, Run, WRITER};
 use crate::clock::now;
 use crate::experiment::Trouble;
-use crate::measure::{buffer, pack};
+use crate::measure::buffer;
 use doorbell::{Match, Node, Peer};
-use doorbell_benches::Samples;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
@@ -32,7 +31,6 @@ pub fn read(run: &Run, node: &Node, at: &Progress) -> Result<Vec<ReadPhase>, Tro
 
 fn read_phase(phase: &Phase, peer: &Peer, into: &mut [u8], at: &Progress) -> Result<(ReadPhase, bool), Trouble> {
     let mut found = ReadPhase::default();
-    let mut latency = Samples::new();
     let wrong = |what: String| Trouble::Wrong(format!("phase '{}': {what}", phase.name));
     let mut all: Option<[u64; 3]> = None;
     let work = (phase.reader.work_us * 1e3) as u64;
@@ -42,7 +40,6 @@ fn read_phase(phase: &Phase, peer: &Peer, into: &mut [u8], at: &Progress) -> Res
                 return Err(wrong(format!("{} of {messages} messages came", found.messages)));
             }
             if found.background == background {
-                found.latency = pack(&latency);
                 return Ok((found, is_last != 0));
             }
         }
@@ -52,7 +49,7 @@ fn read_phase(phase: &Phase, peer: &Peer, into: &mut [u8], at: &Progress) -> Res
             MESSAGE => {
                 let due = check(bytes, found.messages).map_err(wrong)?;
                 let moment = now();
-                latency.record(moment.saturating_sub(due));
+                found.latency.record(moment.saturating_sub(due));
                 found.messages += 1;
                 found.bytes += bytes.len() as u64;
                 found.end = moment;

@@ -3,10 +3,9 @@
 use super::{AsAsked, Run, Timeline, Watch, Watched, reader, writer};
 use crate::exit::Failure;
 use crate::experiment::{Place, Trouble, give_up, leave};
-use crate::measure::Recorded;
 use doorbell::mode::{Policy, Thresholds};
 use doorbell::{Error, Node, NodeId};
-use doorbell_benches::Stopped;
+use doorbell_benches::{Samples, Stopped};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -111,7 +110,7 @@ pub struct ReadPhase {
     /// When the reader had the last one.
     pub end: u64,
     /// Nanoseconds from the time when a message was due, or handed over, until the reader had it.
-    pub latency: Recorded,
+    pub latency: Samples,
     /// Messages of the background.
     pub background: u64,
     /// Their bytes.

@@ -4,6 +4,7 @@
 
 pub mod worker;
 
+use super::serve::ENGINES;
 use crate::environment::Domain;
 use crate::exit::{Explain, Failure, warn};
 use crate::experiment::report::render;
@@ -11,6 +12,7 @@ use crate::experiment::{Experiment, FREE, Field, Fields, Outcome, Place, Setting
 use crate::measure::{Fabric, Net, Size};
 use crate::processes::EndRequest;
 use crate::text::{RowArgs, WAITS, print, words};
+use clap::builder::PossibleValuesParser;
 use doorbell::Wait;
 use doorbell_benches::Clock;
 use serde::{Deserialize, Serialize};
@@ -45,9 +47,10 @@ pub struct BenchArgs {
     /// Calls of a turn [default: as many as some 10 ms allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     iterations: Option<u64>,
-    /// How the server reads and writes
-    #[arg(long, value_enum, value_name = "HOW", default_value = "auto")]
-    engine: Engine,
+    /// How the server reads and writes: auto: by io_uring where the system has it, and cached bytes by plain calls; io_uring: by it, or not at
+    /// all; plain: by plain calls
+    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = PossibleValuesParser::new(ENGINES))]
+    engine: String,
     /// How threads wait: auto spins, then yields, then sleeps
     #[arg(long, value_name = "HOW", default_value_t = Wait::default(), value_parser = words::<Wait>(WAITS))]
     wait: Wait,
@@ -69,18 +72,6 @@ pub enum Op {
     Write,
 }
 
-/// How the server reads and writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-pub enum Engine {
-    /// By io_uring where the system has it, and cached bytes by plain calls
-    Auto,
-    /// By io_uring, or not at all
-    #[value(name = "io_uring")]
-    Uring,
-    /// By plain calls
-    Plain,
-}
-
 /// The measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
@@ -96,7 +87,7 @@ pub struct Plan {
     pub file: usize,
     pub rounds: usize,
     pub iterations: Option<u64>,
-    pub engine: Engine,
+    pub engine: String,
 }
 
 impl Plan {
@@ -114,7 +105,7 @@ impl Plan {
             Field::bytes("size_bytes", *bytes).under(">size"),
             Field::of("fabric", self.setting.fabric()),
             Field::of("rounds", self.rounds),
-            Field::of("calls", io.calls),
+            Field::of("calls", io.count),
             Field::ns("p50_ns", io.p50).under(">each"),
             Field::ns("p99_ns", io.p99).under(">p99"),
             Field::ns("min_ns", io.min),
@@ -200,7 +191,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         file,
         rounds: args.rounds as usize,
         iterations: args.iterations,
-        engine: args.engine,
+        engine: args.engine.clone(),
     };
     let found = measure(&plan, Clock::calibrate(), &request)?;
     let crowded = if plan.setting.crowded { "more processes than processors" } else { "a processor for each process" };

@@ -1,10 +1,11 @@
 //! The server or the client of a measurement.
 
-use super::{Engine, Op, Plan};
+use super::{Op, Plan};
 use crate::exit::Explain;
 use crate::experiment::{Place, Trouble, leave, unless_stopped};
+use crate::io::serve::engine;
 use crate::measure::net;
-use doorbell::io::{IoClient, IoEngine, IoFile, IoServer};
+use doorbell::io::{IoClient, IoFile, IoServer};
 use doorbell::{Error, Event, Node, NodeBuilder, Role};
 use doorbell_benches::{Samples, Stopped, Summary, ticks};
 use serde::{Deserialize, Serialize};
@@ -21,31 +22,15 @@ const TURN_NS: f64 = 10e6;
 /// The seed of the content of the file.
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Times of calls, in nanoseconds.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Times {
-    pub calls: u64,
-    pub min: f64,
-    pub p50: f64,
-    pub p99: f64,
-}
-
-impl From<Summary> for Times {
-    fn from(summary: Summary) -> Self {
-        let Summary { count, min, p50, p99, .. } = summary;
-        Self { calls: count, min, p50, p99 }
-    }
-}
-
 /// The findings of the client for one size.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Found {
     pub op: Op,
     pub bytes: usize,
     /// Calls by the server.
-    pub io: Times,
+    pub io: Summary,
     /// Local calls.
-    pub local: Times,
+    pub local: Summary,
 }
 
 /// Joins, and serves or measures.
@@ -66,12 +51,7 @@ pub fn work(plan: &Plan, place: &Place) -> Result<Vec<Found>, Trouble> {
 
 /// Serves until the client has left.
 fn serve(plan: &Plan, place: &Place, node: &Node) -> Result<(), Trouble> {
-    let engine = match plan.engine {
-        Engine::Auto => IoEngine::Auto,
-        Engine::Uring => IoEngine::Uring,
-        Engine::Plain => IoEngine::Plain,
-    };
-    let server = IoServer::builder(node, &plan.directory).engine(engine).start();
+    let server = IoServer::builder(node, &plan.directory).engine(engine(&plan.engine)).start();
     let server = server.or_usage("could not serve the directory", "")?;
     loop {
         unless_stopped(&place.patience)?;
@@ -168,8 +148,7 @@ impl Both {
                 turn(&mut memory, &mut io, first, calls, far, stop)?;
             }
         }
-        let times = |samples: &Samples| Times::from(samples.summary(*ns_per_tick));
-        Ok(Found { op, bytes, io: times(&io), local: times(&local) })
+        Ok(Found { op, bytes, io: io.summary(*ns_per_tick), local: local.summary(*ns_per_tick) })
     }
 }
 

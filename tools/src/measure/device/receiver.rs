@@ -4,7 +4,6 @@ use super::scheme;
 use super::{DEVICE, Dispatcher, Ear, Fifo, FromHand, GLANCE, Hand, Leg, Member, Round, Scheme, Seen, Turn, join, sent_ns};
 use crate::clock;
 use crate::experiment::{Trouble, pin, unless_stopped};
-use crate::measure::pack;
 use doorbell::{Device, DeviceThread, Node};
 use doorbell_benches::{Finish, Patience, Samples, Stopped};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -118,7 +117,7 @@ fn sum(processor: &[Vec<Vec<u64>>], shares: &[OfThread]) -> Vec<Vec<Seen>> {
             let ended_ns = of_round().map(|round| round.ended_ns).max().unwrap_or(0);
             Round { messages: of_round().map(|round| round.messages).sum(), ended_ns, processor_ns: *processor_ns }
         };
-        Seen { rounds: processor.iter().enumerate().map(round).collect(), times: pack(&times) }
+        Seen { rounds: processor.iter().enumerate().map(round).collect(), times }
     };
     let of_leg = |(leg, schemes): (usize, &Vec<Vec<u64>>)| {
         schemes.iter().enumerate().map(|(scheme, processor)| of_scheme(leg, scheme, processor)).collect()

@@ -4,7 +4,6 @@ use super::{Found, Leg, Plan, Round, Scheme, Seen, Sent};
 use crate::exit::Failure;
 use crate::experiment::report::render;
 use crate::experiment::{Field, Fields};
-use crate::measure::unpack;
 use crate::text::{Format, median, word};
 use doorbell_benches::{Samples, Summary};
 
@@ -68,7 +67,7 @@ impl Row {
             busy.push(used / took);
         }
         let mut times = Samples::new();
-        seen.iter().for_each(|seen| times.merge(&unpack(&seen.times)));
+        seen.iter().for_each(|seen| times.merge(&seen.times));
         Ok(Self {
             leg,
             scheme,
@@ -140,7 +139,6 @@ mod tests {
     use super::super::{Load, Mode};
     use super::*;
     use crate::experiment::Setting;
-    use crate::measure::pack;
     use serde_json::{Value, json};
 
     fn plan() -> Plan {
@@ -164,7 +162,7 @@ mod tests {
             let mut times = Samples::new();
             times.record_many(timed, messages);
             let round = |took| Round { messages, ended_ns: 100 + took, processor_ns: used };
-            Seen { rounds: took.map(round).to_vec(), times: pack(&times) }
+            Seen { rounds: took.map(round).to_vec(), times }
         };
         let of = |messages| Found::Received(vec![figures.map(|figures| seen(figures, messages)).to_vec(); 2]);
         vec![Found::Sent(vec![sent; 2]), of(4), of(6)]

@@ -101,7 +101,7 @@ impl<'a> Sender<'a> {
             }
         }
         for thread in 0..self.threads.len() {
-            self.end(scheme, thread)?;
+            self.send_as(scheme, thread, end(thread), &[])?;
         }
         Ok(Sent { began_ns, messages })
     }
@@ -113,14 +113,17 @@ impl<'a> Sender<'a> {
             touch::write(&mut loan, self.numbered);
             return Ok(loan.send(&self.homes[thread], tag)?);
         }
-        let message = &mut self.message[..bytes];
-        touch::write(message, self.numbered);
-        match scheme {
+        touch::write(&mut self.message[..bytes], self.numbered);
+        self.send_as(scheme, thread, tag, &self.message[..bytes])
+    }
+
+    #[inline(always)]
+    fn send_as(&self, scheme: Scheme, thread: usize, tag: u64, message: &[u8]) -> Result<(), Trouble> {
+        Ok(match scheme {
             Scheme::Claimed => self.device.send(thread as u32, tag, message)?,
             Scheme::Dispatcher => self.homes[thread].send(tag, message)?,
             Scheme::Fifo => self.threads[thread].send(tag, message)?,
-        }
-        Ok(())
+        })
     }
 
     /// A loan. If all memory is lent, it waits until a reader gives some back.
@@ -132,15 +135,6 @@ impl<'a> Sender<'a> {
                 lent => return Ok(lent?),
             }
         }
-    }
-
-    fn end(&self, scheme: Scheme, thread: usize) -> Result<(), Trouble> {
-        match scheme {
-            Scheme::Claimed => self.device.send(thread as u32, end(thread), &[])?,
-            Scheme::Dispatcher => self.homes[thread].send(end(thread), &[])?,
-            Scheme::Fifo => self.threads[thread].send(end(thread), &[])?,
-        }
-        Ok(())
     }
 
     fn sleep_until(&self, due: u64) -> Result<(), Trouble> {

@@ -2,8 +2,8 @@
 
 use super::{Mode, Plan};
 use crate::experiment::{Place, Trouble, cannot_join};
-use crate::measure::Recorded;
 use doorbell::{Node, NodeId};
+use doorbell_benches::Samples;
 use serde::{Deserialize, Serialize};
 
 /// The name of the device.
@@ -33,7 +33,7 @@ pub struct Seen {
     /// The rounds.
     pub rounds: Vec<Round>,
     /// The times of messages in nanoseconds, of all rounds.
-    pub times: Recorded,
+    pub times: Samples,
 }
 
 /// A section of the threads of one process.

@@ -5,17 +5,16 @@
 pub mod report;
 pub mod worker;
 
-pub use worker::{LANES, Seen};
+pub use report::{Row, What};
+pub use worker::{Found, LANES, PAIRS, ROUNDS};
 
-use super::{Fabric, Recorded, UdpArgs, unpack};
+use super::{Fabric, UdpArgs};
 use crate::exit::Failure;
 use crate::experiment::{Experiment, Outcome, Place, ProcessArgs, Setting, Trouble, measure};
 use crate::processes::EndRequest;
 use crate::text::{RowArgs, counted, print};
-use doorbell_benches::Clock;
-use report::{Row, Section, What};
+use doorbell_benches::{Clock, Contended, Samples};
 use serde::{Deserialize, Serialize};
-use worker::{Alone, Found, PAIRS, ROUNDS, Remote};
 
 /// Measure how long it takes to lock a lock, alone and while other processes want it
 ///
@@ -136,44 +135,41 @@ pub fn run(args: &LockArgs) -> Result<(), Failure> {
 
 /// The rows of one process that locks alone.
 fn alone(found: &Found, clock: Clock) -> Vec<Row> {
-    let Found::Alone(Alone { key, swaps }) = found else { return Vec::new() };
-    let medians = |recorded: &Recorded| unpack(recorded).summary(clock.ns_per_tick / PAIRS as f64);
-    let (locks, key, swaps) = (ROUNDS * PAIRS, medians(key), swaps.as_ref().map(medians));
-    let ratio = swaps.map(|swaps| key.p50 / swaps.p50);
-    let floor = swaps.map(|swaps| Row::alone(What::Swaps, locks, swaps, None));
-    [Some(Row::alone(What::Key, locks, key, ratio)), floor].into_iter().flatten().collect()
+    let each = |samples: &Samples| samples.summary(clock.ns_per_tick / PAIRS as f64);
+    let floor = found.times.get(1).map(|(_, swaps)| each(swaps).p50);
+    let row = |(what, samples): &(What, Samples)| {
+        let (each, floor) = (each(samples), floor.filter(|_| *what == What::Key));
+        Row::alone(*what, ROUNDS * PAIRS, each, floor.map(|floor| each.p50 / floor))
+    };
+    found.times.iter().map(row).collect()
 }
 
-/// The rows of one process that locks while the coordinator is another.
+/// The rows of one process that locks while the coordinator is another. The first times are those of a message there and back.
 fn remote(found: &Found, clock: Clock) -> Vec<Row> {
-    let Found::Remote(Remote { message, lock, unlock }) = found else { return Vec::new() };
-    let [message, lock, unlock] = [message, lock, unlock].map(|recorded| unpack(recorded).summary(clock.ns_per_tick));
-    let rows = [(What::Message, message), (What::Lock, lock), (What::Unlock, unlock)];
-    rows.map(|(what, each)| Row::remote(what, each, message.p50)).into()
+    let each: Vec<_> = found.times.iter().map(|(what, samples)| (*what, samples.summary(clock.ns_per_tick))).collect();
+    each.iter().map(|(what, summary)| Row::remote(*what, *summary, each[0].1.p50)).collect()
 }
 
 /// The rows of processes that all want the lock.
 fn contended(plan: &Plan, outcome: &Outcome<Found>) -> Result<Vec<Row>, Failure> {
-    let both = outcome.found.iter().filter_map(|found| match found {
-        Found::Contended(found) => Some(found),
-        _ => None,
-    });
-    let (of_key, of_mutex): (Vec<Seen>, Vec<Option<Seen>>) = both.map(|found| (found.key, found.mutex)).unzip();
-    let of_mutex: Vec<Seen> = of_mutex.into_iter().flatten().collect();
-    let common = outcome.memory.common();
+    let of = |wanted: What| -> Vec<Contended> {
+        let seen = outcome.found.iter().flat_map(|found| &found.seen);
+        seen.filter(|(what, _)| *what == wanted).map(|(_, seen)| *seen).collect()
+    };
+    let (of_key, of_mutex, common) = (of(What::Key), of(What::Mutex), outcome.memory.common());
     check("the lock", common.under_key.get(), &of_key)?;
     check("the C library's mutex", common.under_mutex.get(), &of_mutex)?;
-    let mut key = Row::contended(Section::Contended, What::Key, &of_key);
+    let mut key = Row::contended(What::Key, &of_key, outcome.clock);
     if !plan.floor {
         return Ok(vec![key]);
     }
-    let mutex = Row::contended(Section::Contended, What::Mutex, &of_mutex);
+    let mutex = Row::contended(What::Mutex, &of_mutex, outcome.clock);
     key.ratio = Some(key.locks_per_s / mutex.locks_per_s);
     Ok(vec![key, mutex])
 }
 
 /// Checks exclusion: if two processes were ever inside together, a step of the counters is lost.
-fn check(lock: &str, counters: [u64; 2], seen: &[Seen]) -> Result<(), Failure> {
+fn check(lock: &str, counters: [u64; 2], seen: &[Contended]) -> Result<(), Failure> {
     let locks: u64 = seen.iter().map(|seen| seen.locks).sum();
     if counters == [locks; 2] {
         return Ok(());
@@ -195,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_lost_step_is_a_failure() {
-        let seen = [3, 4].map(|locks| Seen { locks, ..Seen::default() });
+        let seen = [3, 4].map(|locks| Contended { locks, ..Contended::default() });
         assert!(check("the lock", [7, 7], &seen).is_ok());
         for counters in [[7, 6], [6, 7], [6, 6], [8, 8]] {
             let said = check("the lock", counters, &seen).unwrap_err().to_string();

@@ -1,12 +1,12 @@
 //! The figures of locks, and the forms in which they are printed.
 
-use super::{Plan, Seen, Task};
+use super::{Plan, Task};
 use crate::experiment::report::{render, table};
 use crate::experiment::{Field, Fields};
 use crate::measure::Net;
 use crate::text::Format;
-use doorbell_benches::Summary;
-use serde::Serialize;
+use doorbell_benches::{Clock, Contended, Summary};
+use serde::{Deserialize, Serialize};
 
 /// A section of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -19,7 +19,7 @@ pub enum Section {
 }
 
 /// The thing that was measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum What {
     /// A lock of the registry, locked and unlocked.
@@ -80,14 +80,14 @@ struct Waits {
 }
 
 impl Waits {
-    fn of(seen: &[Seen]) -> Self {
+    fn of(seen: &[Contended], clock: Clock) -> Self {
         let waited: u64 = seen.iter().map(|seen| seen.waited).sum();
-        let wait_ns: f64 = seen.iter().map(|seen| seen.wait_ns).sum();
+        let wait_ticks: u64 = seen.iter().map(|seen| seen.wait_ticks).sum();
         let locks = || seen.iter().map(|seen| seen.locks);
         Self {
             waited,
-            mean_ns: (waited > 0).then(|| wait_ns / waited as f64),
-            longest_ns: seen.iter().map(|seen| seen.longest_ns).fold(0.0, f64::max),
+            mean_ns: (waited > 0).then(|| clock.ns(wait_ticks as f64) / waited as f64),
+            longest_ns: clock.ns(seen.iter().map(|seen| seen.longest_ticks).max().unwrap_or(0) as f64),
             least: locks().min().unwrap_or(0),
             most: locks().max().unwrap_or(0),
         }
@@ -113,19 +113,18 @@ impl Row {
     }
 
     /// The row of several processes, from the findings of each.
-    pub fn contended(section: Section, what: What, seen: &[Seen]) -> Self {
-        let locks = seen.iter().map(|seen| seen.locks).sum();
-        let locks_per_s = seen.iter().map(|seen| seen.locks as f64 * 1e9 / seen.ns.max(1.0)).sum();
+    pub fn contended(what: What, seen: &[Contended], clock: Clock) -> Self {
+        let locks_per_s = |seen: &Contended| seen.locks as f64 * 1e9 / clock.ns(seen.ticks as f64).max(1.0);
         Self {
-            section,
+            section: Section::Contended,
             what,
             nodes: seen.len(),
-            locks,
+            locks: seen.iter().map(|seen| seen.locks).sum(),
             each: None,
-            locks_per_s,
+            locks_per_s: seen.iter().map(locks_per_s).sum(),
             ratio: None,
             round_trips: None,
-            waits: Some(Waits::of(seen)),
+            waits: Some(Waits::of(seen, clock)),
         }
     }
 }
@@ -213,15 +212,15 @@ mod tests {
         Task { plan: Plan { setting, nodes: 2, seconds: 3, floor: true }, kind: Kind::Contended }
     }
 
-    fn seen(locks: u64, waited: u64, wait_ns: f64, longest_ns: f64) -> Seen {
-        Seen { locks, waited, wait_ns, longest_ns, ns: 1e9 }
+    fn seen(locks: u64, waited: u64, wait_ticks: u64, longest_ticks: u64) -> Contended {
+        Contended { locks, waited, wait_ticks, longest_ticks, ticks: 1_000_000_000 }
     }
 
     fn rows() -> Vec<Row> {
-        let mut samples = Samples::new();
+        let (mut samples, clock) = (Samples::new(), Clock { ns_per_tick: 1.0 });
         samples.record_many(100, 5);
-        let key = Row::contended(Section::Contended, What::Key, &[seen(30, 2, 500.0, 400.0), seen(10, 3, 1000.0, 600.0)]);
-        let mutex = Row::contended(Section::Contended, What::Mutex, &[seen(5, 0, 0.0, 0.0), seen(4, 0, 0.0, 0.0)]);
+        let key = Row::contended(What::Key, &[seen(30, 2, 500, 400), seen(10, 3, 1000, 600)], clock);
+        let mutex = Row::contended(What::Mutex, &[seen(5, 0, 0, 0), seen(4, 0, 0, 0)], clock);
         vec![Row::alone(What::Key, 500, samples.summary(0.5), Some(1.25)), Row { ratio: Some(4.5), ..key }, mutex]
     }
 

@@ -1,12 +1,11 @@
 //! One of the processes that lock. It joins the domain, and does its task.
 
-use super::{Kind, Plan, Task};
+use super::{Kind, Plan, Task, What};
 use crate::exit::Explain;
 use crate::experiment::{Experiment, Place, Trouble, leave, unless_stopped};
-use crate::measure::{Recorded, pack, receive};
+use crate::measure::receive;
 use doorbell::{Error, LaneGeometry, LockKey, Match, Node, NodeId, Resource};
-use doorbell_benches::contention;
-use doorbell_benches::{Exclusive, PrivateWord, Samples, contend, ticks};
+use doorbell_benches::{Contended, Exclusive, PrivateWord, Samples, contend, ticks};
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
 
@@ -27,69 +26,13 @@ const KEY: &str = "contended";
 /// The smallest lanes: these processes send next to no messages.
 pub const LANES: LaneGeometry = LaneGeometry { cells: [16; 3], data_bytes: [16 << 10; 3] };
 
-/// The findings of one process.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Found {
-    /// Of a lock that no other process wants.
-    Alone(Alone),
-    /// The coordinator of that lock has no findings.
-    Home,
-    /// Of a lock whose coordinator is another node.
-    Remote(Remote),
+/// The findings of one process; none of the coordinator of a lock that another node locks.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Found {
+    /// Of a lock that no other process wants: ticks of sections, or over a network of turns.
+    pub times: Vec<(What, Samples)>,
     /// Of a lock that all processes want.
-    Contended(Contended),
-}
-
-/// The findings of an uncontended lock: ticks of sections.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Alone {
-    /// Of locking and unlocking.
-    pub key: Recorded,
-    /// Of two compare-and-swaps, if they were measured.
-    pub swaps: Option<Recorded>,
-}
-
-/// The findings of a lock whose coordinator is another node: ticks of each turn.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Remote {
-    /// A message there and back.
-    pub message: Recorded,
-    /// From the call of `lock` until it returns.
-    pub lock: Recorded,
-    /// From the call of `unlock` until the coordinator has answered.
-    pub unlock: Recorded,
-}
-
-/// The findings of one of several processes that want a lock.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Contended {
-    /// With a lock of the registry.
-    pub key: Seen,
-    /// With the C library's mutex, if it was measured.
-    pub mutex: Option<Seen>,
-}
-
-/// The locks and waits of one process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Seen {
-    /// How often the process held the lock.
-    pub locks: u64,
-    /// How often the process waited.
-    pub waited: u64,
-    /// How long the process waited, in all.
-    pub wait_ns: f64,
-    /// The longest wait.
-    pub longest_ns: f64,
-    /// The time of the whole section.
-    pub ns: f64,
-}
-
-impl Seen {
-    fn new(seen: contention::Contended, ns_per_tick: f64) -> Self {
-        let ns = |ticks| ticks as f64 * ns_per_tick;
-        let contention::Contended { locks, waited, wait_ticks, longest_ticks, ticks } = seen;
-        Self { locks, waited, wait_ns: ns(wait_ticks), longest_ns: ns(longest_ticks), ns: ns(ticks) }
-    }
+    pub seen: Vec<(What, Contended)>,
 }
 
 /// Everything that a task needs.
@@ -114,14 +57,14 @@ pub fn work(task: &Task, place: &Place) -> Result<Found, Trouble> {
     }
     let prepared = Prepared { plan, place, node: node.clone(), key };
     let done = match task.kind {
-        Kind::Alone => alone(&prepared).map(Found::Alone),
-        Kind::Remote => remote(&prepared),
-        Kind::Contended => contended(&prepared).map(Found::Contended),
+        Kind::Alone => alone(&prepared).map(|times| Found { times, ..Found::default() }),
+        Kind::Remote => remote(&prepared).map(|times| Found { times, ..Found::default() }),
+        Kind::Contended => contended(&prepared).map(|seen| Found { seen, ..Found::default() }),
     };
     leave(node, done)
 }
 
-fn alone(prepared: &Prepared<'_>) -> Result<Alone, Trouble> {
+fn alone(prepared: &Prepared<'_>) -> Result<Vec<(What, Samples)>, Trouble> {
     let (key, word) = (&prepared.key, PrivateWord::default());
     let (mut of_key, mut of_swaps) = (Samples::new(), Samples::new());
     // The first round does not count.
@@ -141,13 +84,13 @@ fn alone(prepared: &Prepared<'_>) -> Result<Alone, Trouble> {
             of_swaps.record(swapped - locked);
         }
     }
-    Ok(Alone { key: pack(&of_key), swaps: prepared.plan.floor.then(|| pack(&of_swaps)) })
+    let floor = prepared.plan.floor.then_some((What::Swaps, of_swaps));
+    Ok([(What::Key, of_key)].into_iter().chain(floor).collect())
 }
 
 /// The coordinator, and the process that measures.
-fn remote(prepared: &Prepared<'_>) -> Result<Found, Trouble> {
-    let is_home = prepared.place.process == 0;
-    let found = if is_home { echo(prepared).map(|()| Found::Home) } else { measure(prepared).map(Found::Remote) }?;
+fn remote(prepared: &Prepared<'_>) -> Result<Vec<(What, Samples)>, Trouble> {
+    let found = if prepared.place.process == 0 { echo(prepared).map(|()| Vec::new()) } else { measure(prepared) }?;
     prepared.place.gate(2)?;
     Ok(found)
 }
@@ -166,7 +109,7 @@ fn echo(prepared: &Prepared<'_>) -> Result<(), Trouble> {
 }
 
 /// A message, a lock and an unlock in turns, so that a change of the machine's speed affects all alike.
-fn measure(prepared: &Prepared<'_>) -> Result<Remote, Trouble> {
+fn measure(prepared: &Prepared<'_>) -> Result<Vec<(What, Samples)>, Trouble> {
     let Prepared { plan, place, node, key } = prepared;
     let span = (f64::from(plan.seconds) * 1e9 / place.ns_per_tick) as u64;
     let peer = node.peer(HOME)?;
@@ -194,7 +137,7 @@ fn measure(prepared: &Prepared<'_>) -> Result<Remote, Trouble> {
         }
     }
     peer.send(TAG, &[])?;
-    Ok(Remote { message: pack(&message), lock: pack(&lock), unlock: pack(&unlock) })
+    Ok(vec![(What::Message, message), (What::Lock, lock), (What::Unlock, unlock)])
 }
 
 /// A lock of the registry, as the exclusion that is measured.
@@ -220,11 +163,11 @@ impl Exclusive for ByKey<'_> {
     }
 }
 
-fn contended(prepared: &Prepared<'_>) -> Result<Contended, Trouble> {
+fn contended(prepared: &Prepared<'_>) -> Result<Vec<(What, Contended)>, Trouble> {
     let Prepared { plan, place, key, .. } = prepared;
     let (common, patience) = (place.mapping.common(), &place.patience);
     let span = (1e9 / place.ns_per_tick) as u64;
-    let (mut of_key, mut of_mutex) = (contention::Contended::default(), contention::Contended::default());
+    let (mut of_key, mut of_mutex) = (Contended::default(), Contended::default());
     for _ in 0..plan.seconds {
         place.gate(plan.nodes)?;
         of_key = of_key.and(contend(&mut ByKey(key), &common.under_key, span, patience)?);
@@ -237,6 +180,5 @@ fn contended(prepared: &Prepared<'_>) -> Result<Contended, Trouble> {
     }
     // A process that leaves gives up its locks, and the others must not see that while they measure.
     place.gate(plan.nodes)?;
-    let [key, mutex] = [of_key, of_mutex].map(|seen| Seen::new(seen, place.ns_per_tick));
-    Ok(Contended { key, mutex: plan.floor.then_some(mutex) })
+    Ok([(What::Key, of_key)].into_iter().chain(plan.floor.then_some((What::Mutex, of_mutex))).collect())
 }
