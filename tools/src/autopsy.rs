@@ -59,14 +59,13 @@ fn find<'a>(domains: &'a [DomainStatus], args: &AutopsyArgs) -> Result<(&'a Doma
         .collect();
     match (found.as_slice(), &args.domain) {
         ([found], _) => Ok(*found),
-        ([], Some(Domain(name))) => Err(Failure::failed(
-            format!("nothing is left of a node {} of a domain '{name}'", args.node),
-            "a node that leaves normally leaves nothing; `doorbell ls` shows what there is",
-        )),
-        ([], None) => Err(Failure::failed(
-            format!("no domain of this user has a node {}", args.node),
-            "a node that leaves normally leaves nothing; `doorbell ls` shows what there is",
-        )),
+        ([], domain) => {
+            let what = match domain {
+                Some(Domain(name)) => format!("nothing is left of a node {} of a domain '{name}'", args.node),
+                None => format!("no domain of this user has a node {}", args.node),
+            };
+            Err(Failure::failed(what, "a node that leaves normally leaves nothing; `doorbell ls` shows what there is"))
+        }
         (several, _) => {
             let names: Vec<_> = several.iter().map(|(domain, _)| domain.name.as_str()).collect();
             let what = format!("{} have a node {}: {}", counted(several.len(), "domain"), args.node, names.join(", "));
@@ -80,26 +79,16 @@ fn table(domain: &DomainStatus, node: &NodeStatus, board: &BoardCopy, records: &
         format!("{}, process {}{}", member.role, member.pid, labelled(&member.label))
     });
     let title = format!("node {} of domain '{}', life {}", node.id, domain.name, board.incarnation());
-    let shown = board.figures();
-    let mut lines = vec![format!("{}: {}, {process}", style.bold(title), state(node))];
-    lines.push(format!(
-        "messages  {} in ({}), {} out ({}), {} wait ({})",
-        shown[Figure::MessagesIn],
-        bytes(shown[Figure::BytesIn]),
-        shown[Figure::MessagesOut],
-        bytes(shown[Figure::BytesOut]),
-        shown[Figure::Pooled],
-        bytes(shown[Figure::PooledBytes]),
-    ));
-    lines.push(format!(
-        "FIFOs     {} high, {} normal, {} low; at most {}, {}, {}",
-        shown[Figure::FifoHigh],
-        shown[Figure::FifoNormal],
-        shown[Figure::FifoLow],
-        shown[Figure::FifoHighMost],
-        shown[Figure::FifoNormalMost],
-        shown[Figure::FifoLowMost],
-    ));
+    let (shown, size) = (board.figures(), |figure| bytes(board.figures()[figure]));
+    let [inward, outward, pooled] = [Figure::MessagesIn, Figure::MessagesOut, Figure::Pooled].map(|figure| shown[figure]);
+    let [bytes_in, bytes_out, bytes_pooled] = [Figure::BytesIn, Figure::BytesOut, Figure::PooledBytes].map(size);
+    let [high, normal, low] = [Figure::FifoHigh, Figure::FifoNormal, Figure::FifoLow].map(|figure| shown[figure]);
+    let most = [Figure::FifoHighMost, Figure::FifoNormalMost, Figure::FifoLowMost].map(|figure| shown[figure].to_string());
+    let mut lines = vec![
+        format!("{}: {}, {process}", style.bold(title), state(node)),
+        format!("messages  {inward} in ({bytes_in}), {outward} out ({bytes_out}), {pooled} wait ({bytes_pooled})"),
+        format!("FIFOs     {high} high, {normal} normal, {low} low; at most {}", most.join(", ")),
+    ];
     let latencies = board.latencies();
     lines.push(format!(
         "latency   p50 {}, p99 {} of {}",

@@ -39,15 +39,10 @@ pub fn run(args: &CleanArgs) -> Result<(), Failure> {
     };
     print(&text);
     let idle: Vec<_> = report.kept.iter().filter(|kept| kept.living == 0).collect();
-    match idle.first() {
-        None => Ok(()),
-        Some(kept) if idle.len() == 1 => Err(kept_idle(&kept.domain, &kept.reason)),
-        Some(kept) => Err(kept_idle(&kept.domain, &format!("{}; and {} more", kept.reason, counted(idle.len() - 1, "domain")))),
-    }
-}
-
-fn kept_idle(domain: &str, reason: &str) -> Failure {
-    Failure::failed(format!("domain '{domain}' was kept: {reason}"), "see `doorbell ls`, and `doorbell clean --help`")
+    let Some(kept) = idle.first() else { return Ok(()) };
+    let more = if idle.len() == 1 { String::new() } else { format!("; and {} more", counted(idle.len() - 1, "domain")) };
+    let what = format!("domain '{}' was kept: {}{more}", kept.domain, kept.reason);
+    Err(Failure::failed(what, "see `doorbell ls`, and `doorbell clean --help`"))
 }
 
 fn preview(only: Option<&str>, force: bool) -> Result<(), Failure> {

@@ -163,6 +163,11 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
+    /// The cells of each row, the names first, and whether they are aligned to the right.
+    pub fn cells(&self) -> impl Iterator<Item = impl Iterator<Item = (&str, bool)>> {
+        self.rows.iter().map(|row| row.iter().enumerate().map(|(at, cell)| (cell.as_str(), self.right.contains(&at))))
+    }
+
     /// The lines, without blanks at their ends.
     pub fn lines(&self) -> Vec<String> {
         let width = |column: usize| {

@@ -16,7 +16,7 @@ pub struct Patience {
 }
 
 /// The wait ended because the process was told to stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
 #[error("the measurement was stopped")]
 pub struct Stopped;
 

@@ -2,8 +2,9 @@
 
 use super::{Connection, Link, Listener, Place, Tally, add, cut};
 use crate::exit::Failure;
-use doorbell::{NodeId, Stream, StreamBuilder};
+use doorbell::{NodeId, StreamBuilder};
 use std::fmt;
+use std::pin::Pin;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -58,11 +59,8 @@ pub enum Bridge {
     From { listener: doorbell::Listener, place: Place, patience: Duration },
 }
 
-/// One side of a connection, and the way to the other side.
-enum Half {
-    Socket(Connection, StreamBuilder),
-    Stream(Stream, Place, Duration),
-}
+/// The way to the other side of an accepted connection.
+type Connecting = Pin<Box<dyn Future<Output = Result<Link, String>> + Send>>;
 
 impl Bridge {
     /// Accepts connections, `most` at a time, and starts tasks that carry them. Returns when it can never accept again.
@@ -72,62 +70,59 @@ impl Bridge {
             let place = room.clone().acquire_owned().await;
             // Drops finished tasks.
             while tasks.try_join_next().is_some() {}
-            let half = match self.next(tally).await {
-                Ok(half) => half,
+            let connecting = match self.next(tally).await {
+                Ok(connecting) => connecting,
                 Err(failure) => return failure,
             };
             let tally = tally.clone();
             tasks.spawn(async move {
-                half.serve(&tally).await;
+                match connecting.await {
+                    Ok(link) => {
+                        add(&tally.connections);
+                        if let Err(trouble) = link.carry(&tally).await {
+                            tally.is_cut(&trouble);
+                        }
+                    }
+                    Err(why) => tally.fails(why),
+                }
                 drop(place);
             });
         }
     }
 
-    async fn next(&self, tally: &Tally) -> Result<Half, Failure> {
-        loop {
-            match self {
-                Bridge::To { listener, connector } => match listener.accept().await {
-                    Ok(socket) => return Ok(Half::Socket(socket, connector.clone())),
+    /// Waits for a connection. A connection whose other side cannot be reached is cut off.
+    async fn next(&self, tally: &Tally) -> Result<Connecting, Failure> {
+        match self {
+            Bridge::To { listener, connector } => loop {
+                let socket = match listener.accept().await {
+                    Ok(socket) => socket,
                     Err(error) => {
                         tally.warn(format_args!("could not accept a connection: {error}; trying again"));
                         tokio::time::sleep(SHORTAGE).await;
+                        continue;
                     }
-                },
-                Bridge::From { listener, place, patience } => {
-                    let accepted = listener.accept_async().await;
-                    let (stream, _) = accepted.map_err(|error| {
-                        Failure::failed(format!("can't offer '{}' any more: {error}", listener.service()), "start it again")
-                    })?;
-                    return Ok(Half::Stream(stream, place.clone(), *patience));
-                }
+                };
+                let connector = connector.clone();
+                return Ok(Box::pin(async move {
+                    let stream = connector.connect_async().await.inspect_err(|_| cut(&socket));
+                    stream.map(|stream| Link::new(socket, stream)).map_err(|error| error.to_string())
+                }));
+            },
+            Bridge::From { listener, place, patience } => {
+                let (stream, _) = listener.accept_async().await.map_err(|error| {
+                    Failure::failed(format!("can't offer '{}' any more: {error}", listener.service()), "start it again")
+                })?;
+                let (place, patience) = (place.clone(), *patience);
+                Ok(Box::pin(async move {
+                    match reach(&place, patience).await {
+                        Ok(socket) => Ok(Link::new(socket, stream)),
+                        Err(why) => {
+                            stream.abort();
+                            Err(why)
+                        }
+                    }
+                }))
             }
-        }
-    }
-}
-
-impl Half {
-    /// Connects to the other side, and carries the connection until both sides have ended.
-    async fn serve(self, tally: &Tally) {
-        let link = match self {
-            Half::Socket(socket, connector) => match connector.connect_async().await {
-                Ok(stream) => Link::new(socket, stream),
-                Err(error) => {
-                    cut(&socket);
-                    return tally.fails(error);
-                }
-            },
-            Half::Stream(stream, place, patience) => match reach(&place, patience).await {
-                Ok(socket) => Link::new(socket, stream),
-                Err(why) => {
-                    stream.abort();
-                    return tally.fails(why);
-                }
-            },
-        };
-        add(&tally.connections);
-        if let Err(trouble) = link.carry(tally).await {
-            tally.is_cut(&trouble);
         }
     }
 }

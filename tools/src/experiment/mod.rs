@@ -118,27 +118,15 @@ struct Order<E> {
     began_ns: u64,
 }
 
-/// The answer of a worker.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-enum Reply<F> {
-    /// The worker is done, with these findings.
-    Done(F),
-    /// The worker was told to stop.
-    Stopped,
-    /// The worker could not begin.
-    Unable(Failure),
-    /// Something failed on the way.
-    Failed(String),
-}
-
 /// Why a worker did not do its work.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, Serialize, Deserialize)]
 pub enum Trouble {
     /// The process was told to stop.
     #[error(transparent)]
     Stopped(#[from] Stopped),
-    /// The driver returned an error.
+    /// The driver returned an error, which travels as a text.
     #[error(transparent)]
+    #[serde(skip)]
     Driver(#[from] Error),
     /// The process could not begin.
     #[error("{0}")]
@@ -158,16 +146,6 @@ impl Trouble {
 impl From<Failure> for Trouble {
     fn from(failure: Failure) -> Self {
         Self::Unable(failure)
-    }
-}
-
-impl<F> From<Trouble> for Reply<F> {
-    fn from(trouble: Trouble) -> Self {
-        match trouble {
-            Trouble::Stopped(_) => Self::Stopped,
-            Trouble::Unable(failure) => Self::Unable(failure),
-            trouble => Self::Failed(trouble.to_string()),
-        }
     }
 }
 
@@ -203,17 +181,16 @@ fn serve<E: Experiment>(order: &str) -> Result<(), Failure> {
     log::install(if order.process == 0 { LevelFilter::WARN } else { LevelFilter::OFF })?;
     let request = EndRequest::listen()?;
     let done = Place::take(&order, &request).and_then(|place| order.plan.work(place));
-    answer::<E>(&match done {
-        Ok(found) => Reply::Done(found),
-        Err(Trouble::Unable(failure)) => Reply::Unable(failure),
+    answer::<E>(match done {
         // The command told all workers to stop, and another worker may have left before this one noticed the request.
-        Err(_) if request.stop.load(Ordering::SeqCst) => Reply::Stopped,
-        Err(trouble) => trouble.into(),
+        Err(Trouble::Driver(_) | Trouble::Wrong(_)) if request.stop.load(Ordering::SeqCst) => Err(Stopped.into()),
+        done => done,
     })
 }
 
-fn answer<E: Experiment>(reply: &Reply<E::Found>) -> Result<(), Failure> {
-    let line = serde_json::to_string(reply).or_failed("could not write an answer", "")?;
+fn answer<E: Experiment>(done: Result<E::Found, Trouble>) -> Result<(), Failure> {
+    let done = done.map_err(|trouble| if let Trouble::Driver(error) = trouble { Trouble::wrong(error) } else { trouble });
+    let line = serde_json::to_string(&done).or_failed("could not write an answer", "")?;
     // If the command is gone, the answer has no reader.
     let _ = writeln!(std::io::stdout(), "{line}");
     Ok(())
@@ -221,6 +198,6 @@ fn answer<E: Experiment>(reply: &Reply<E::Found>) -> Result<(), Failure> {
 
 /// Answers for a thread that hangs, and ends the process.
 pub fn give_up<E: Experiment>(trouble: Trouble) -> ! {
-    let _ = answer::<E>(&trouble.into());
+    let _ = answer::<E>(Err(trouble));
     std::process::exit(1)
 }

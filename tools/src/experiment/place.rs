@@ -9,7 +9,7 @@ use doorbell_benches::{Mapping, Patience, Stopped};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getppid};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -60,18 +60,37 @@ impl Place {
         nodes: usize,
         here: usize,
     ) -> Result<Node, Trouble> {
+        let addresses: &[Ipv4Addr] = if setting.net.is_some() { &[Ipv4Addr::LOCALHOST] } else { &[] };
+        self.join_at(addresses, setting, builder.map(|builder| builder.max_nodes(nodes)), here)
+    }
+
+    /// The same, with a link at each of these addresses, of four at most. With several, all processes listen.
+    pub fn join_at(
+        &self,
+        addresses: &[Ipv4Addr],
+        setting: &Setting,
+        builder: Result<NodeBuilder, Error>,
+        here: usize,
+    ) -> Result<Node, Trouble> {
         let why = |error| cannot_join(setting, self.process, error);
-        let mut builder = builder.map_err(why)?.id(NodeId(self.process as u16)).max_nodes(nodes);
-        if setting.net.is_some() {
-            let at = |port: u64| SocketAddr::from((Ipv4Addr::LOCALHOST, port as u16));
-            builder = match self.process {
-                0 => builder.listen(at(0)),
-                _ => builder.connect(at(self.mapping.gate().read_note(&self.patience)?)),
+        let mut builder = builder.map_err(why)?.id(NodeId(self.process as u16));
+        let leads = self.process == 0;
+        let ports = if leads || addresses.is_empty() { 0 } else { self.mapping.gate().read_note(&self.patience)? };
+        for (at, address) in addresses.iter().enumerate() {
+            if leads || addresses.len() > 1 {
+                builder = builder.listen((*address, 0).into());
+            }
+            let there = (*address, (ports >> (16 * at)) as u16).into();
+            builder = match at {
+                _ if leads => builder,
+                0 => builder.connect(there),
+                _ => builder.seek(there),
             };
         }
         let node = builder.join().map_err(why)?;
-        if let Some(address) = node.address().filter(|_| self.process == 0) {
-            self.mapping.gate().leave_note(address.port().into());
+        if leads && !addresses.is_empty() {
+            let ports = node.addresses().iter().enumerate().map(|(at, address)| u64::from(address.port()) << (16 * at));
+            self.mapping.gate().leave_note(ports.sum());
         }
         match self.meet(&node, here) {
             Err(Trouble::Driver(error)) => Err(why(error)),

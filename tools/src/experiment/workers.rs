@@ -1,6 +1,6 @@
 //! The worker processes of a measurement, which start together and end together.
 
-use super::{COMMAND, Reply};
+use super::{COMMAND, Trouble};
 use crate::exit::{Explain, Failure};
 use crate::processes::{EndRequest, own_command};
 use doorbell::Space;
@@ -145,10 +145,10 @@ impl Drop for Workers<'_> {
 fn judge<F: DeserializeOwned>(worker: &str, answer: &str, status: &io::Result<ExitStatus>) -> Result<F, (Gravity, Failure)> {
     let again = "nothing was measured: run it again";
     match serde_json::from_str(answer) {
-        Ok(Reply::Done(found)) => Ok(found),
-        Ok(Reply::Unable(failure)) => Err((Gravity::Unable, failure)),
-        Ok(Reply::Failed(why)) => Err((Gravity::Failed, Failure::failed(format!("{worker} could not go on: {why}"), again))),
-        Ok(Reply::Stopped) => Err((Gravity::Stopped, Failure::failed(format!("{worker} was told to stop"), again))),
+        Ok(Ok(found)) => Ok(found),
+        Ok(Err(Trouble::Unable(failure))) => Err((Gravity::Unable, failure)),
+        Ok(Err(Trouble::Stopped(_))) => Err((Gravity::Stopped, Failure::failed(format!("{worker} was told to stop"), again))),
+        Ok(Err(why)) => Err((Gravity::Failed, Failure::failed(format!("{worker} could not go on: {why}"), again))),
         Err(_) => {
             let how = match (status, signal_of(status)) {
                 (_, Some(signal)) => format!("was killed by signal {signal}"),

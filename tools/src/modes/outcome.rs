@@ -77,23 +77,14 @@ pub struct Round {
 impl Round {
     /// From the findings of both processes, if the reader read all messages; or why the load cannot go by this way.
     pub fn new(load: &Load, found: Vec<Found>) -> Result<Result<Self, String>, String> {
-        let (mut written, mut read) = (Written::default(), Vec::new());
-        for found in found {
-            match found {
-                Found::Written(found) => written = *found,
-                Found::Read(found) => read = found,
-            }
-        }
+        let (written, read): (Vec<_>, Vec<_>) = found.into_iter().map(|found| (found.written, found.read)).unzip();
+        let (written, read) = (written.into_iter().flatten().next().unwrap_or_default(), read.concat());
         if let Some(why) = written.unavailable {
             return Ok(Err(why));
         }
         if written.phases.len() != load.phases.len() || read.len() != load.phases.len() {
-            return Err(format!(
-                "{} phases were written and {} read, of {}",
-                written.phases.len(),
-                read.len(),
-                load.phases.len()
-            ));
+            let (writes, reads, all) = (written.phases.len(), read.len(), load.phases.len());
+            return Err(format!("{writes} phases were written and {reads} read, of {all}"));
         }
         let (mut phases, mut all) = (Vec::new(), Samples::new());
         let (mut used, mut background) = (BTreeMap::new(), BTreeMap::new());
@@ -245,6 +236,12 @@ impl Outcome {
         Some(Ratio { ratio, beside: worst.name.clone(), goal: P99_GOAL })
     }
 
+    /// Both ratios: of which figure, and beside which extreme of the modes.
+    pub fn ratios(&self) -> impl Iterator<Item = (&'static str, &'static str, Ratio)> {
+        let both = [("total", "best", self.total_ratio()), ("p99", "worst", self.p99_ratio())];
+        both.into_iter().filter_map(|(what, extreme, ratio)| Some((what, extreme, ratio?)))
+    }
+
     /// The missed goals, in words.
     pub fn missed(&self) -> Vec<String> {
         let told = |what: &str, ratio: Option<Ratio>| {
@@ -294,7 +291,7 @@ pub mod tests {
         };
         let links = vec!["shm/0".into(), "udp/0".into()];
         let written = Written { links, phases: written.collect(), timeline: Some(timeline), unavailable: None };
-        vec![Found::Written(Box::new(written)), Found::Read(read.collect())]
+        vec![Found { written: Some(written), read: Vec::new() }, Found { written: None, read: read.collect() }]
     }
 
     /// One with the policy and two modes.
@@ -335,7 +332,9 @@ pub mod tests {
         assert!(said.contains("phase 'steady': 59 messages were read of 60"), "{said}");
         let unavailable = Written { unavailable: Some("no".into()), ..Written::default() };
         assert_eq!(
-            Round::new(&load, vec![Found::Written(Box::new(unavailable)), Found::Read(Vec::new())]).unwrap().unwrap_err(),
+            Round::new(&load, vec![Found { written: Some(unavailable), read: Vec::new() }, Found::default()])
+                .unwrap()
+                .unwrap_err(),
             "no"
         );
     }

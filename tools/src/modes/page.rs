@@ -1,8 +1,9 @@
 //! An outcome as an HTML page that needs no other file.
 
-use super::{Change, Outcome, Row, Seen, Span};
+use super::table::{rows_of_changes, ways};
+use super::{Outcome, Ratio, Seen, Span};
 use crate::measure::time;
-use crate::text::counted;
+use crate::text::{Table, counted};
 use doorbell::mode::Protocol;
 use std::fmt::Write;
 
@@ -41,27 +42,17 @@ fn section(page: &mut String, outcome: &Outcome) {
     let rounds = counted(outcome.rounds.into(), "round");
     let _ =
         writeln!(page, "<p>{} messages; medians of {rounds}; links {}.</p>", load.messages(), escaped(&outcome.links.join(", ")));
-    *page += "<table>\n<tr><th class=\"word\">way</th><th>total</th><th>messages/s</th><th>MB/s</th><th>p50</th><th>p99</th><th>max</th></tr>\n";
-    for Row { name, is_policy, figures, .. } in &outcome.rows {
-        let class = if *is_policy { " class=\"policy\"" } else { "" };
-        let _ = write!(page, "<tr{class}><td class=\"word\">{}</td><td>{}</td>", escaped(name), time(figures.total));
-        let _ = write!(page, "<td>{:.0}</td><td>{:.0}</td>", figures.messages_per_s(), figures.mb_per_s());
-        let _ = writeln!(page, "<td>{}</td><td>{}</td><td>{}</td></tr>", time(figures.p50), time(figures.p99), time(figures.max));
-    }
-    *page += "</table>\n";
+    html(page, &ways(outcome));
     for (way, why) in &outcome.missing {
         let _ = writeln!(page, "<p>{} is not available: {}</p>", escaped(way), escaped(why));
     }
-    for (what, beside, ratio) in [("total", "best", outcome.total_ratio()), ("p99", "worst", outcome.p99_ratio())] {
-        if let Some(found) = ratio {
-            let met = if found.is_met() { "met" } else { "missed" };
-            let (mode, ratio, goal) = (escaped(&found.beside), found.ratio, found.goal);
-            let _ = writeln!(
-                page,
-                "<p>The policy's {what} over the {beside} of one mode alone ({mode}): <b>{ratio:.2}</b>; goal {goal:.2}: \
-                 <b class=\"{met}\">{met}</b></p>"
-            );
-        }
+    for (what, extreme, Ratio { ratio, beside, goal }) in outcome.ratios() {
+        let (mode, met) = (escaped(&beside), if ratio <= goal { "met" } else { "missed" });
+        let _ = writeln!(
+            page,
+            "<p>The policy's {what} over the {extreme} of one mode alone ({mode}): <b>{ratio:.2}</b>; goal {goal:.2}: \
+             <b class=\"{met}\">{met}</b></p>"
+        );
     }
     timeline(page, outcome);
     changes(page, outcome);
@@ -172,16 +163,28 @@ fn changes(page: &mut String, outcome: &Outcome) {
     let found = &outcome.timeline;
     let _ = writeln!(
         page,
-        "<details><summary>{} took another mode than the last one of its kind; {} besides</summary>\n<table>",
+        "<details><summary>{} took another mode than the last one of its kind; {} besides</summary>",
         counted(found.changed as usize, "message"),
         counted(found.trials as usize, "trial")
     );
-    *page += "<tr><th>at</th><th>bytes</th><th class=\"word\">asked</th><th class=\"word\">taken</th><th class=\"word\">why</th></tr>\n";
-    for Change { at, len, asked, used, why } in found.changes.iter().take(CHANGES) {
-        let _ = write!(page, "<tr><td>{}</td><td>{len}</td><td class=\"word\">{}</td>", time(*at as f64), escaped(asked));
-        let _ = writeln!(page, "<td class=\"word\">{}</td><td class=\"word\">{}</td></tr>", escaped(used), escaped(why));
+    html(page, &rows_of_changes(found, CHANGES));
+    *page += "</details>\n";
+}
+
+/// A table. Columns of words are aligned to the left. The row of the policy stands out.
+fn html(page: &mut String, table: &Table) {
+    *page += "<table>\n";
+    for (at, row) in table.cells().enumerate() {
+        let (tag, mut row) = (if at == 0 { "th" } else { "td" }, row.peekable());
+        let is_policy = row.peek().is_some_and(|(cell, _)| cell.starts_with("policy "));
+        *page += if is_policy { "<tr class=\"policy\">" } else { "<tr>" };
+        for (cell, is_right) in row {
+            let class = if is_right { "" } else { " class=\"word\"" };
+            let _ = write!(page, "<{tag}{class}>{}</{tag}>", escaped(cell));
+        }
+        *page += "</tr>\n";
     }
-    *page += "</table></details>\n";
+    *page += "</table>\n";
 }
 
 fn escaped(text: &str) -> String {

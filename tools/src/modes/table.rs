@@ -29,25 +29,14 @@ pub fn render(outcome: &Outcome) -> String {
         counted(outcome.rounds.into(), "round"),
         outcome.links.join(", ")
     );
-    let mut table = Table::new(&["", ">total", ">spread", ">messages/s", ">MB/s", ">p50", ">p99", ">max"]);
-    for row in &outcome.rows {
-        let Row { name, figures, .. } = row;
-        let spread = format!("{:.0} %", 100.0 * row.spread());
-        let rates = [figures.messages_per_s(), figures.mb_per_s()].map(|rate| format!("{rate:.0}"));
-        let times = [figures.p50, figures.p99, figures.max].map(time);
-        table.row([name.clone(), time(figures.total), spread].into_iter().chain(rates).chain(times));
-    }
-    lines(&mut text, &table);
+    lines(&mut text, &ways(outcome));
     for (way, why) in &outcome.missing {
         let _ = writeln!(text, "{}", cut(&format!("{way} is not available: {why}")));
     }
     text.push('\n');
-    for (what, beside, ratio) in [("total", "best", outcome.total_ratio()), ("p99", "worst", outcome.p99_ratio())] {
-        if let Some(found) = ratio {
-            let Ratio { ratio, beside: mode, goal } = &found;
-            let met = if found.is_met() { "met" } else { "missed" };
-            let _ = writeln!(text, "policy's {what} / {beside} of one mode ({mode}): {ratio:.2}; goal {goal:.2}: {met}");
-        }
+    for (what, extreme, Ratio { ratio, beside, goal }) in outcome.ratios() {
+        let met = if ratio <= goal { "met" } else { "missed" };
+        let _ = writeln!(text, "policy's {what} / {extreme} of one mode ({beside}): {ratio:.2}; goal {goal:.2}: {met}");
     }
     by_phase(&mut text, outcome);
     if let Some(row) = outcome.policy() {
@@ -59,6 +48,28 @@ pub fn render(outcome: &Outcome) -> String {
     over_time(&mut text, outcome);
     changes(&mut text, &outcome.timeline);
     text
+}
+
+/// The figures of each way.
+pub fn ways(outcome: &Outcome) -> Table {
+    let mut table = Table::new(&["way", ">total", ">spread", ">messages/s", ">MB/s", ">p50", ">p99", ">max"]);
+    for row in &outcome.rows {
+        let Row { name, figures, .. } = row;
+        let spread = format!("{:.0} %", 100.0 * row.spread());
+        let rates = [figures.messages_per_s(), figures.mb_per_s()].map(|rate| format!("{rate:.0}"));
+        let times = [figures.p50, figures.p99, figures.max].map(time);
+        table.row([name.clone(), time(figures.total), spread].into_iter().chain(rates).chain(times));
+    }
+    table
+}
+
+/// The messages that took another mode than the last one of their kind, up to this number of them.
+pub fn rows_of_changes(timeline: &Timeline, most: usize) -> Table {
+    let mut table = Table::new(&[">at", ">bytes", "asked", "taken", "why"]);
+    for Change { at, len, asked, used, why } in timeline.changes.iter().take(most) {
+        table.row([time(*at as f64), len.to_string(), asked.clone(), used.clone(), why.clone()]);
+    }
+    table
 }
 
 fn lines(text: &mut String, table: &Table) {
@@ -157,11 +168,7 @@ fn changes(text: &mut String, timeline: &Timeline) {
     if changes.is_empty() {
         return;
     }
-    let mut table = Table::new(&[">at", ">bytes", "asked", "taken", "why"]);
-    for Change { at, len, asked, used, why } in changes.iter().take(CHANGES) {
-        table.row([time(*at as f64), len.to_string(), asked.clone(), used.clone(), why.clone()]);
-    }
-    lines(text, &table);
+    lines(text, &rows_of_changes(timeline, CHANGES));
     if *changed > CHANGES as u64 {
         let _ = writeln!(text, "… and {} more: see --report or --format json", changed - CHANGES as u64);
     }

@@ -1,14 +1,13 @@
 //! One of the two processes that carry out a load: one writes, and the other reads. Both use the same clock.
 
 use super::{AsAsked, Run, Timeline, Watch, Watched, reader, writer};
-use crate::exit::Failure;
 use crate::experiment::{Place, Trouble, give_up, leave};
 use doorbell::mode::{Policy, Thresholds};
-use doorbell::{Error, Node, NodeId};
+use doorbell::{Node, NodeId};
 use doorbell_benches::{Samples, Stopped};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -67,13 +66,11 @@ impl Chooser {
     }
 }
 
-/// The findings of one process.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Found {
-    /// The writer.
-    Written(Box<Written>),
-    /// The reader, for each phase.
-    Read(Vec<ReadPhase>),
+/// The findings of one process: of the writer, or of the reader for each phase.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Found {
+    pub written: Option<Written>,
+    pub read: Vec<ReadPhase>,
 }
 
 /// The findings of the writer.
@@ -131,8 +128,10 @@ pub fn work(run: &Run, place: &Place) -> Result<Found, Trouble> {
     watch_over(run, place, &at);
     let done = join(run, place).and_then(|(node, watch)| {
         let done = match place.process {
-            0 => writer::write(run, &node, watch.as_deref(), &at).map(|written| Found::Written(Box::new(written))),
-            _ => reader::read(run, &node, &at).map(Found::Read),
+            0 => {
+                writer::write(run, &node, watch.as_deref(), &at).map(|written| Found { written: Some(written), read: Vec::new() })
+            }
+            _ => reader::read(run, &node, &at).map(|read| Found { written: None, read }),
         };
         leave(node, done)
     });
@@ -165,42 +164,16 @@ fn watch_over(run: &Run, place: &Place, at: &Arc<Progress>) {
 type Joined = (Node, Option<Arc<Watch>>);
 
 fn join(run: &Run, place: &Place) -> Result<Joined, Trouble> {
-    let Place { process, mapping, patience, .. } = place;
-    let domain = &run.setting.domain;
-    let why = |error: Error| {
-        let what = format!("could not join the domain '{domain}' as node {process}: {error}");
-        Trouble::Unable(Failure::usage(what, "see `doorbell info`"))
-    };
-    let mut builder = run.setting.builder("modes").map_err(why)?;
-    builder = builder.id(NodeId(*process as u16)).max_nodes(2).dead_after(SILENCE);
-    let note = if *process == 0 { 0 } else { mapping.gate().read_note(patience)? };
-    for (at, address) in ADDRESSES.into_iter().enumerate() {
-        builder = builder.listen(SocketAddr::from((address, 0)));
-        if *process > 0 {
-            let port = (note >> (16 * at)) as u16;
-            let there = SocketAddr::from((address, port));
-            builder = if at == 0 { builder.connect(there) } else { builder.seek(there) };
-        }
-    }
+    let builder = run.setting.builder("modes").map(|builder| builder.max_nodes(2).dead_after(SILENCE));
     let mut watch = None;
-    builder = match run.way {
-        Way::Policy { policy, watched: true } if *process == 0 => {
-            let made = Watch::new(policy.make());
-            watch = Some(made.clone());
-            builder.policy(Watched(made))
+    let builder = builder.map(|builder| match run.way {
+        Way::Policy { policy, watched: true } if place.process == 0 => {
+            builder.policy(Watched(watch.insert(Watch::new(policy.make())).clone()))
         }
-        Way::Policy { policy: Chooser::Thresholds, .. } if *process == 0 => builder.policy(Thresholds::new()),
-        Way::Policy { policy: Chooser::Tuned, .. } if *process == 0 => builder.policy(Thresholds::tuned()),
-        Way::Policy { policy: Chooser::Asked, .. } if *process == 0 => builder.policy(AsAsked),
+        Way::Policy { policy: Chooser::Thresholds, .. } if place.process == 0 => builder.policy(Thresholds::new()),
+        Way::Policy { policy: Chooser::Tuned, .. } if place.process == 0 => builder.policy(Thresholds::tuned()),
+        Way::Policy { policy: Chooser::Asked, .. } if place.process == 0 => builder.policy(AsAsked),
         _ => builder,
-    };
-    let node = builder.join().map_err(why)?;
-    if *process == 0 {
-        let ports = node.addresses().iter().enumerate().map(|(at, address)| u64::from(address.port()) << (16 * at));
-        mapping.gate().leave_note(ports.sum());
-    }
-    match place.meet(&node, 2) {
-        Err(Trouble::Driver(error)) => Err(why(error)),
-        met => met.map(|()| (node, watch)),
-    }
+    });
+    Ok((place.join_at(&ADDRESSES, &run.setting, builder, 2)?, watch))
 }

@@ -1,6 +1,6 @@
 //! The screen of `doorbell top`.
 
-use super::watch::{COLUMNS, Look, Watch};
+use super::watch::{COLUMNS, Column, Look, Watch};
 use crate::exit::Failure;
 use crate::links_shown;
 use crate::nodes::{RECORD_COLUMNS, record_cells};
@@ -159,11 +159,11 @@ impl Screen {
                 "stopped" => Style::new().fg(Color::Yellow),
                 _ => Style::new(),
             };
-            Row::new(COLUMNS.iter().map(|column| cell((column.cell)(row), column.name))).style(style)
+            Row::new(COLUMNS.iter().map(|Column(name, of, _)| cell(of(row), name))).style(style)
         });
-        let header = COLUMNS.iter().enumerate().map(|(at, column)| {
+        let header = COLUMNS.iter().enumerate().map(|(at, Column(name, ..))| {
             let sorted = if at == self.sort { Modifier::BOLD | Modifier::REVERSED } else { Modifier::BOLD };
-            cell(column.name.trim_start_matches('>').to_owned(), column.name).style(Style::new().add_modifier(sorted))
+            cell(name.trim_start_matches('>').to_owned(), name).style(Style::new().add_modifier(sorted))
         });
         let widget = Table::new(rows, self.widths()).header(Row::new(header)).column_spacing(2);
         frame.render_stateful_widget(
@@ -180,9 +180,9 @@ impl Screen {
 
     /// The widths of the columns: as wide as their widest cells.
     fn widths(&self) -> Vec<Constraint> {
-        let width = |column: &super::watch::Column| {
-            let cells = self.look.rows.iter().map(|row| (column.cell)(row).chars().count()).max().unwrap_or(0);
-            Constraint::Length(cells.max(column.name.trim_start_matches('>').len()) as u16)
+        let width = |Column(name, cell, _): &Column| {
+            let cells = self.look.rows.iter().map(|row| cell(row).chars().count()).max().unwrap_or(0);
+            Constraint::Length(cells.max(name.trim_start_matches('>').len()) as u16)
         };
         COLUMNS.iter().map(width).collect()
     }
@@ -202,7 +202,7 @@ impl Screen {
 
     /// Draws the links of the chosen node's domain, and the modes of that node's messages.
     fn draw_modes(&self, frame: &mut Frame<'_>, area: Rect) {
-        let chosen = self.chosen.selected().and_then(|at| self.look.rows.get(at));
+        let chosen = self.chosen();
         let mut domains = self.look.domains();
         domains.retain(|domain| chosen.is_some_and(|row| row.domain == domain.name));
         let title = match &domains[..] {
@@ -218,9 +218,12 @@ impl Screen {
         frame.render_widget(text(about), node);
     }
 
+    fn chosen(&self) -> Option<&super::watch::Row> {
+        self.look.rows.get(self.chosen.selected()?)
+    }
+
     fn records(&self) -> Paragraph<'static> {
-        let chosen = self.chosen.selected().and_then(|at| self.look.rows.get(at));
-        let Some(row) = chosen else { return Paragraph::new("no domains of this user") };
+        let Some(row) = self.chosen() else { return Paragraph::new("no domains of this user") };
         let keys = row.about_keys();
         let keys = if keys.is_empty() { keys } else { format!("; it {keys}") };
         let title = format!(" node {} of '{}': what it did last{keys} ", row.node.id, row.domain);

@@ -108,46 +108,38 @@ fn rates(now: &Figures, before: &Figures, interval: Duration) -> Vec<f64> {
 }
 
 /// A column: its name (`>` aligns it to the right), its cell, and the weight by which it is sorted, the largest first.
-pub struct Column {
-    pub name: &'static str,
-    pub cell: fn(&Row) -> String,
-    pub weight: fn(&Row) -> f64,
-}
+pub struct Column(pub &'static str, pub fn(&Row) -> String, pub fn(&Row) -> f64);
 
 /// The columns of the table and of the screen.
 pub const COLUMNS: &[Column] = &[
-    Column { name: "DOMAIN", cell: |row| row.domain.clone(), weight: |_| 0.0 },
-    Column { name: ">NODE", cell: |row| row.node.id.to_string(), weight: |row| -f64::from(row.node.id.0) },
-    Column { name: "ROLE", cell: Row::role, weight: |_| 0.0 },
-    Column { name: "STATE", cell: |row| row.state.into(), weight: |row| if row.state == "alive" { 0.0 } else { 1.0 } },
-    Column { name: ">IN/S", cell: |row| short(row.rate(Figure::MessagesIn)), weight: |row| row.rate(Figure::MessagesIn) },
-    Column { name: ">OUT/S", cell: |row| short(row.rate(Figure::MessagesOut)), weight: |row| row.rate(Figure::MessagesOut) },
-    Column {
-        name: ">POOLED",
-        cell: |row| short(row.figures[Figure::Pooled] as f64),
-        weight: |row| row.figures[Figure::Pooled] as f64,
-    },
-    Column { name: ">FIFO", cell: Row::depths, weight: |row| row.depth() as f64 },
-    Column {
-        name: ">CTR",
-        cell: |row| row.figures[Figure::CountersUsed].to_string(),
-        weight: |row| row.figures[Figure::CountersUsed] as f64,
-    },
-    Column { name: ">KEYS", cell: Row::keys, weight: |row| (row.holds.len() + row.awaits.len()) as f64 },
-    Column { name: ">FIFO/S", cell: |row| row.way(&[Figure::BytesFifo]), weight: |row| row.rate(Figure::BytesFifo) },
-    Column { name: ">PUT/S", cell: |row| row.way(&[Figure::BytesPut]), weight: |row| row.rate(Figure::BytesPut) },
-    Column { name: ">PULL/S", cell: |row| row.way(&[Figure::BytesPulled]), weight: |row| row.rate(Figure::BytesPulled) },
-    Column {
-        name: ">KEY/S",
-        cell: |row| row.way(&[Figure::BytesPutByKey, Figure::BytesGotByKey]),
-        weight: |row| row.rate(Figure::BytesPutByKey) + row.rate(Figure::BytesGotByKey),
-    },
-    Column { name: ">LOAN/S", cell: |row| row.way(&[Figure::BytesLoaned]), weight: |row| row.rate(Figure::BytesLoaned) },
-    Column { name: ">P50", cell: |row| nanoseconds(row.latency(0.5)), weight: |row| row.latency(0.5).unwrap_or(0) as f64 },
-    Column { name: ">P99", cell: |row| nanoseconds(row.latency(0.99)), weight: |row| row.latency(0.99).unwrap_or(0) as f64 },
-    Column { name: ">PARKS/S", cell: |row| short(row.rate(Figure::Parks)), weight: |row| row.rate(Figure::Parks) },
-    Column { name: ">COLL/S", cell: |row| row.collectives(), weight: |row| row.rate(Figure::Collectives) },
+    Column("DOMAIN", |row| row.domain.clone(), |_| 0.0),
+    Column(">NODE", |row| row.node.id.to_string(), |row| -f64::from(row.node.id.0)),
+    Column("ROLE", Row::role, |_| 0.0),
+    Column("STATE", |row| row.state.into(), |row| if row.state == "alive" { 0.0 } else { 1.0 }),
+    Column(">IN/S", |row| short(row.rate(Figure::MessagesIn)), |row| row.rate(Figure::MessagesIn)),
+    Column(">OUT/S", |row| short(row.rate(Figure::MessagesOut)), |row| row.rate(Figure::MessagesOut)),
+    Column(">POOLED", |row| short(row.figure(Figure::Pooled)), |row| row.figure(Figure::Pooled)),
+    Column(
+        ">FIFO",
+        |row| row.fifos().map(|depth| depth.to_string()).join("/"),
+        |row| row.fifos().map(|depth| depth as f64).iter().sum(),
+    ),
+    Column(">CTR", |row| row.figures[Figure::CountersUsed].to_string(), |row| row.figure(Figure::CountersUsed)),
+    Column(">KEYS", Row::keys, |row| (row.holds.len() + row.awaits.len()) as f64),
+    Column(">FIFO/S", |row| row.way(Figure::BytesFifo), |row| row.rate(Figure::BytesFifo)),
+    Column(">PUT/S", |row| row.way(Figure::BytesPut), |row| row.rate(Figure::BytesPut)),
+    Column(">PULL/S", |row| row.way(Figure::BytesPulled), |row| row.rate(Figure::BytesPulled)),
+    Column(">KEY/S", |row| bytes_or_dash(row.by_key()), Row::by_key),
+    Column(">LOAN/S", |row| row.way(Figure::BytesLoaned), |row| row.rate(Figure::BytesLoaned)),
+    Column(">P50", |row| nanoseconds(row.latency(0.5)), |row| row.latency(0.5).unwrap_or(0) as f64),
+    Column(">P99", |row| nanoseconds(row.latency(0.99)), |row| row.latency(0.99).unwrap_or(0) as f64),
+    Column(">PARKS/S", |row| short(row.rate(Figure::Parks)), |row| row.rate(Figure::Parks)),
+    Column(">COLL/S", Row::collectives, |row| row.rate(Figure::Collectives)),
 ];
+
+fn bytes_or_dash(rate: f64) -> String {
+    if rate == 0.0 { "-".into() } else { bytes(rate as u64) }
+}
 
 impl Row {
     /// How much a metric grows a second.
@@ -164,8 +156,16 @@ impl Row {
         self.node.member.as_ref().map_or("-".into(), |member| member.role.to_string())
     }
 
-    fn depths(&self) -> String {
-        format!("{}/{}/{}", self.figures[Figure::FifoHigh], self.figures[Figure::FifoNormal], self.figures[Figure::FifoLow])
+    fn figure(&self, figure: Figure) -> f64 {
+        self.figures[figure] as f64
+    }
+
+    fn fifos(&self) -> [u64; 3] {
+        [Figure::FifoHigh, Figure::FifoNormal, Figure::FifoLow].map(|figure| self.figures[figure])
+    }
+
+    fn by_key(&self) -> f64 {
+        self.rate(Figure::BytesPutByKey) + self.rate(Figure::BytesGotByKey)
     }
 
     fn keys(&self) -> String {
@@ -198,15 +198,8 @@ impl Row {
         format!("{} {percent:.0}%", short(self.rate(Figure::Collectives)))
     }
 
-    fn depth(&self) -> u64 {
-        [Figure::FifoHigh, Figure::FifoNormal, Figure::FifoLow]
-            .iter()
-            .fold(0, |sum, figure| sum.saturating_add(self.figures[*figure]))
-    }
-
-    fn way(&self, figures: &[Figure]) -> String {
-        let rate: f64 = figures.iter().map(|figure| self.rate(*figure)).sum();
-        if rate == 0.0 { "-".into() } else { bytes(rate as u64) }
+    fn way(&self, figure: Figure) -> String {
+        bytes_or_dash(self.rate(figure))
     }
 
     fn object(&self) -> Value {
@@ -233,9 +226,9 @@ impl Look {
         if self.rows.is_empty() {
             return format!("no domains of this user in {DIRECTORY}\n");
         }
-        let names: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
+        let names: Vec<&str> = COLUMNS.iter().map(|Column(name, ..)| *name).collect();
         let mut table = Table::new(&names);
-        self.rows.iter().for_each(|row| table.row(COLUMNS.iter().map(|column| (column.cell)(row))));
+        self.rows.iter().for_each(|row| table.row(COLUMNS.iter().map(|Column(_, cell, _)| cell(row))));
         let mut lines = table.lines();
         lines[0] = style.bold(&lines[0]);
         lines.push(style.bold("MODES"));
@@ -268,7 +261,7 @@ impl Look {
 
     /// Sorts by a column, the largest first, or reversed. Equal nodes stay in their order.
     pub fn sort(&mut self, column: usize, round: bool) {
-        let Some(Column { weight, .. }) = COLUMNS.get(column) else { return };
+        let Some(Column(.., weight)) = COLUMNS.get(column) else { return };
         self.rows.sort_by(|a, b| (a.domain.as_str(), a.node.id).cmp(&(b.domain.as_str(), b.node.id)));
         self.rows.sort_by(|a, b| weight(b).total_cmp(&weight(a)));
         if round {
