@@ -6,6 +6,8 @@ use std::io::{IsTerminal, stdout};
 use std::thread;
 use std::time::Duration;
 
+/// The words that the demo explains, one on each line.
+const WORDS: &str = include_str!("words.txt");
 /// A pause before each act, on a terminal.
 const PAUSE: Duration = Duration::from_millis(250);
 
@@ -40,8 +42,22 @@ impl Say {
         table.lines().into_iter().for_each(|line| self.line(line));
     }
 
-    /// Explains a word.
-    pub fn word(&self, word: &str, meaning: impl Display) {
-        print(&format!("   {} {}\n", self.style.hue(0, format_args!("{word}:")), self.style.dim(meaning)));
+    /// Explains a word of the list.
+    pub fn word(&self, word: &str) {
+        let explained = WORDS.lines().filter_map(|line| line.split_once(": ")).find(|(known, _)| *known == word);
+        if let Some((word, meaning)) = explained {
+            print(&format!("   {} {}\n", self.style.hue(0, format_args!("{word}:")), self.style.dim(meaning)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_explains_a_word() {
+        assert!(WORDS.lines().all(|line| line.split_once(": ").is_some_and(|(_, meaning)| !meaning.is_empty())));
+        assert!(WORDS.lines().any(|line| line.starts_with("policy: ")));
     }
 }

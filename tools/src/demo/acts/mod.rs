@@ -1,18 +1,9 @@
 //! The acts, in their order.
 
-mod attach;
-mod counters;
-mod death;
-mod full;
-mod latency;
-mod locks;
+mod members;
+mod memory;
 mod messages;
 mod modes;
-mod regions;
-mod sleep;
-mod team;
-mod threads;
-mod transfer;
 
 use super::{Cast, LONGEST, Order, PATIENCE, Say, Trace, tag};
 use crate::exit::Failure;
@@ -29,20 +20,20 @@ const SECOND: NodeId = NodeId(2);
 pub fn play(cast: &mut Cast, say: &mut Say, trace: Option<&mut Trace>) -> Result<(), Failure> {
     let mut stage = Stage { cast, say, trace, buf: vec![0; LONGEST] };
     let acts = [
-        attach::play,
-        messages::play,
-        sleep::play,
-        full::play,
-        threads::play,
-        regions::play,
-        counters::play,
-        transfer::play,
+        members::attach,
+        messages::messages,
+        messages::sleep,
+        messages::full,
+        messages::threads,
+        memory::regions,
+        memory::counters,
+        memory::transfer,
         modes::play,
-        locks::play,
-        death::play,
-        latency::play,
-        team::play,
-        attach::leave,
+        members::locks,
+        members::death,
+        messages::latency,
+        members::team,
+        members::leave,
     ];
     for act in acts {
         stage.cast.check()?;

@@ -42,7 +42,7 @@ fn by_name(stage: &mut Stage<'_>) -> Result<(), Failure> {
         Err(error) => return Err(stage.cast.explain(error)),
         Ok(receipt) => return Err(unlike(format_args!("there is no network: {receipt}"))),
     }
-    stage.say.word("mode", "a fabric, one of its links, and a protocol: through the lane, put, get, or both at once");
+    stage.say.word("mode");
     Ok(())
 }
 
@@ -89,10 +89,7 @@ fn by_policy(stage: &Stage<'_>) -> Result<(), Failure> {
         }
     }
     stage.line(format_args!("the other node reads all {sent} in the order in which they were sent, by either fabric"));
-    stage.say.word(
-        "policy",
-        "decides for each message, from the state of the links, whether it takes the requested mode; its receipt says why",
-    );
+    stage.say.word("policy");
     stage.done(writer.leave())?;
     stage.done(reader.leave())
 }
