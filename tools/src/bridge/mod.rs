@@ -20,13 +20,13 @@ use crate::join::{NetworkArgs, failure};
 use crate::measure::Size;
 use crate::processes::{raise_descriptors, requests_to_end};
 use crate::text::{FormArgs, WAITS, time, words};
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use doorbell::Stream;
 use doorbell::{NodeId, Role};
 use ends::{Bridge, Service};
 use serde_json::json;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -47,11 +47,11 @@ const FIRST: &str = "start the bridge there first: doorbell bridge --from SERVIC
 )]
 pub struct BridgeArgs {
     /// The address of the socket: the bridge listens there with --to, and connects to it with --from. HOST:PORT; port 0 is any free port
-    #[arg(long, value_name = "ADDR", group = "socket", value_parser = socket::tcp)]
-    tcp: Option<String>,
+    #[arg(long, value_name = "ADDR", group = "socket", value_parser = Place::tcp)]
+    tcp: Option<Place>,
     /// The path of a Unix socket instead of an address
-    #[arg(long, value_name = "PATH", group = "socket")]
-    unix: Option<PathBuf>,
+    #[arg(long, value_name = "PATH", group = "socket", value_parser = PathBufValueParser::new().map(Place::Unix))]
+    unix: Option<Place>,
     /// Carry connections to the socket on to this service: NODE:NAME, or NAME of any node that offers it
     #[arg(long, value_name = "SERVICE", group = "service")]
     to: Option<Service>,
@@ -86,14 +86,6 @@ pub struct BridgeArgs {
 }
 
 impl BridgeArgs {
-    fn place(&self) -> Result<Place, Failure> {
-        match (&self.tcp, &self.unix) {
-            (Some(address), None) => Ok(Place::Tcp(address.clone())),
-            (None, Some(path)) => Ok(Place::Unix(path.clone())),
-            _ => Err(Failure::usage("a bridge has one socket's side", "say --tcp ADDR or --unix PATH")),
-        }
-    }
-
     /// Joins.
     fn join(&self) -> Result<doorbell::Node, Failure> {
         let role = if self.from.is_some() { Role::Service } else { Role::Host };
@@ -113,7 +105,8 @@ impl BridgeArgs {
 pub fn run(args: &BridgeArgs) -> Result<(), Failure> {
     let signals = signals().or_usage("could not set a signal handler", "")?;
     raise_descriptors();
-    let place = args.place()?;
+    let place = args.tcp.clone().or(args.unix.clone());
+    let place = place.ok_or_else(|| Failure::usage("a bridge has one socket's side", "say --tcp ADDR or --unix PATH"))?;
     // Before the bridge joins: a bridge that cannot listen does not disturb the domain.
     let bound = args.to.as_ref().map(|_| place.bind()).transpose()?;
     if bound.is_none() {

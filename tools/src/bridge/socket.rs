@@ -40,17 +40,15 @@ impl fmt::Display for Place {
     }
 }
 
-/// Checks that a word is a host and a port.
-pub fn tcp(word: &str) -> Result<String, String> {
-    let has_port = word.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-    if has_port {
-        Ok(word.to_owned())
-    } else {
-        Err("it is no address with a port; hint: write it like 127.0.0.1:6379, [::1]:6379 or localhost:6379".into())
-    }
-}
-
 impl Place {
+    /// A place of this host and port.
+    pub fn tcp(word: &str) -> Result<Self, String> {
+        match word.rsplit_once(':') {
+            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(Self::Tcp(word.to_owned())),
+            _ => Err("it is no address with a port; hint: write it like 127.0.0.1:6379, [::1]:6379 or localhost:6379".into()),
+        }
+    }
+
     /// Listens there.
     pub fn bind(&self) -> Result<Bound, Failure> {
         let bound = match self {

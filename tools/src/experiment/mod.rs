@@ -98,8 +98,7 @@ pub fn measure<E: Experiment>(plan: &E, clock: Clock, request: &EndRequest) -> R
         ns_per_tick: clock.ns_per_tick,
         began_ns,
     };
-    let role = |process| plan.role(process);
-    let found = Workers::start(E::NAME, &plan.setting().domain, &role, plan.processes(), order)?.wait(request)?;
+    let found = Workers::start(plan, order)?.wait(request)?;
     plan.rows(Outcome { found, memory, clock })
 }
 

@@ -1,6 +1,6 @@
 //! The worker processes of a measurement, which start together and end together.
 
-use super::{COMMAND, Trouble};
+use super::{COMMAND, Experiment, Trouble};
 use crate::exit::{Explain, Failure};
 use crate::processes::{EndRequest, own_command};
 use doorbell::Space;
@@ -17,12 +17,9 @@ use std::time::{Duration, Instant};
 /// How long workers that were told to stop may take before they are killed.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// The worker processes. Dropping them kills them.
-pub struct Workers<'a> {
-    /// The domain that they join.
-    domain: &'a str,
-    /// The role of a process, in words.
-    role: &'a dyn Fn(usize) -> &'static str,
+/// The worker processes of a plan. Dropping them kills them.
+pub struct Workers<'a, E> {
+    plan: &'a E,
     children: Vec<Child>,
     answers: Receiver<(usize, String)>,
 }
@@ -36,22 +33,16 @@ enum Gravity {
     Died,
 }
 
-impl<'a> Workers<'a> {
-    /// Starts `count` workers of an experiment, each with an order of its own.
-    pub fn start<O: Serialize>(
-        name: &str,
-        domain: &'a str,
-        role: &'a dyn Fn(usize) -> &'static str,
-        count: usize,
-        order: impl Fn(usize) -> O,
-    ) -> Result<Self, Failure> {
+impl<'a, E: Experiment> Workers<'a, E> {
+    /// Starts the workers of a plan, each with an order of its own.
+    pub fn start<O: Serialize>(plan: &'a E, order: impl Fn(usize) -> O) -> Result<Self, Failure> {
         let (tell, answers) = channel();
-        let mut workers = Self { domain, role, children: Vec::new(), answers };
-        for node in 0..count {
+        let mut workers = Self { plan, children: Vec::new(), answers };
+        for node in 0..plan.processes() {
             let what = format!("could not start process {node} of the measurement");
             let order = serde_json::to_string(&order(node)).or_usage(&what, "")?;
             let mut command = own_command(COMMAND);
-            command.args([name, &order]).stdin(Stdio::null()).stdout(Stdio::piped());
+            command.args([E::NAME, &order]).stdin(Stdio::null()).stdout(Stdio::piped());
             let mut child = command.spawn().or_usage(&what, "")?;
             let mut stdout = child.stdout.take();
             workers.children.push(child);
@@ -67,9 +58,8 @@ impl<'a> Workers<'a> {
     }
 
     /// Waits until all workers are done. If one of them fails, or a signal comes, it stops all of them and cleans their domain.
-    pub fn wait<F: DeserializeOwned>(mut self, request: &EndRequest) -> Result<Vec<F>, Failure> {
-        let found = self.gather(request);
-        let domain = self.domain;
+    pub fn wait(mut self, request: &EndRequest) -> Result<Vec<E::Found>, Failure> {
+        let (found, domain) = (self.gather(request), &self.plan.setting().domain);
         drop(self);
         if found.is_err() {
             // A worker that was killed could not remove its part of the domain. If this fails, `doorbell clean` can do it.
@@ -78,8 +68,8 @@ impl<'a> Workers<'a> {
         found
     }
 
-    fn gather<F: DeserializeOwned>(&mut self, request: &EndRequest) -> Result<Vec<F>, Failure> {
-        let mut findings: Vec<Option<F>> = self.children.iter().map(|_| None).collect();
+    fn gather(&mut self, request: &EndRequest) -> Result<Vec<E::Found>, Failure> {
+        let mut findings: Vec<Option<E::Found>> = self.children.iter().map(|_| None).collect();
         let mut running: Vec<bool> = vec![true; self.children.len()];
         let mut trouble: Option<(Gravity, Failure)> = None;
         let mut kill_at = None;
@@ -89,7 +79,7 @@ impl<'a> Workers<'a> {
                 Ok((node, answer)) => {
                     running[node] = false;
                     let status = self.children[node].wait();
-                    let role = (self.role)(node);
+                    let role = self.plan.role(node);
                     let worker = format!("{role} (node {node}, process {})", self.children[node].id());
                     match judge(&worker, &answer, &status) {
                         Ok(found) => findings[node] = Some(found),
@@ -131,7 +121,7 @@ impl<'a> Workers<'a> {
     }
 }
 
-impl Drop for Workers<'_> {
+impl<E> Drop for Workers<'_, E> {
     fn drop(&mut self) {
         for child in &mut self.children {
             // Errors mean that the child is gone already.

@@ -1,6 +1,6 @@
 //! The options of `latency`, `rate` and `bandwidth`.
 
-use super::{Half, Leg, NetArgs, PassingKey, Place, Plan, Size, Test};
+use super::{Leg, NetArgs, PassingKey, Place, Plan, Size, Test};
 use crate::exit::Failure;
 use crate::experiment::{ProcessArgs, Setting};
 use crate::text::{Format, word, words};
@@ -109,11 +109,6 @@ impl MeasureArgs {
             None => Ok((plan, None)),
             Some((net, key)) => Ok((plan.over(Some(net))?, key)),
         }
-    }
-
-    /// Which half of a measurement this command is, if it is one.
-    pub fn half(&self) -> Option<Half> {
-        self.net.half()
     }
 
     /// The messages that count for one size: the number that was asked for, or the usual number divided by how much slower the setting is.

@@ -46,7 +46,7 @@ use report::Row;
 fn carry_out(measure: &MeasureArgs, transfer: Option<&TransferArgs>, plan: Plan) -> Result<(), crate::exit::Failure> {
     let (plan, _key) = measure.over_network(plan)?;
     let plan = transfer.map_or(Ok(plan.clone()), |transfer| transfer.apply(plan))?;
-    let outcome = match measure.half() {
+    let outcome = match measure.net.half() {
         None => pairs::carry_out(&plan)?,
         Some(Half::Connects { to }) => halves::measure(&plan, to)?,
         Some(Half::Listens { at, keep }) => return halves::answer(&plan, at, keep),
