@@ -50,6 +50,11 @@ impl Setting {
         self.net.as_ref().map_or_else(|| "over shared memory".into(), |net| format!("over udp {}", net.security()))
     }
 
+    /// How threads carry messages and wait, in words.
+    pub fn how(&self) -> String {
+        format!("progress {}, wait {}", self.progress, self.wait)
+    }
+
     /// The fields of the setting.
     pub fn fields(&self) -> [Field; 2] {
         [Field::of("progress", self.progress.to_string()), Field::of("wait", self.wait.to_string())]

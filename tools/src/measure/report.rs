@@ -35,11 +35,9 @@ pub fn title(plan: &Plan) -> String {
         (true, true) => "written",
         (true, false) => "written and read",
     };
-    let (fabric, progress, wait) = (plan.setting.fabric(), plan.setting.progress, plan.setting.wait);
+    let (fabric, how) = (plan.setting.fabric(), plan.setting.how());
     let pairs = if plan.pairs > 1 { format!("; {} pairs at once, figures for one of them", plan.pairs) } else { String::new() };
-    format!(
-        "{what} {loan}over {fabric}{net}, through a {through}, progress {progress}, wait {wait}; every line is {touched}{pairs}."
-    )
+    format!("{what} {loan}over {fabric}{net}, through a {through}, {how}; every line is {touched}{pairs}.")
 }
 
 /// The figures for messages of one size.

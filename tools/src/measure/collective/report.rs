@@ -112,12 +112,11 @@ fn slowest(seen: &[&Sections], clock: Clock) -> Summary {
 pub fn render(format: Format, stats: bool, plan: &Plan, rows: &[Row]) -> String {
     let crowded = if plan.setting.crowded { "more than processors" } else { "a processor for each" };
     let title = format!(
-        "A team of {} processes ({crowded}) over shared memory: {} channels of {} for each, progress {}, wait {}; time by the slowest, {} rounds.",
+        "A team of {} processes ({crowded}) over shared memory: {} channels of {} for each, {}; time by the slowest, {} rounds.",
         plan.nodes,
         plan.channels,
         Size(plan.slot),
-        plan.setting.progress,
-        plan.setting.wait,
+        plan.setting.how(),
         plan.rounds
     );
     let fields = |channels| rows.iter().map(|row| row.fields(plan, channels)).collect::<Vec<_>>();

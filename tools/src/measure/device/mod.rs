@@ -243,7 +243,10 @@ impl Experiment for Plan {
     fn work(self, place: Place) -> Result<Found, Trouble> {
         let is_sender = place.process == 0;
         let member = Arc::new(Member { node: join(&self, place.process)?, plan: self, place });
-        if is_sender { sender::work(&member).map(Found::Sent) } else { receiver::work(&member).map(Found::Received) }
+        if is_sender {
+            return Ok(Found { sent: sender::work(&member)?, seen: Vec::new() });
+        }
+        Ok(Found { sent: Vec::new(), seen: receiver::work(&member)? })
     }
 
     fn rows(&self, outcome: Outcome<Found>) -> Result<Vec<Row>, Failure> {

@@ -31,15 +31,14 @@ impl Row {
     /// # Errors
     /// A message is missing, or came twice.
     pub fn all(plan: &Plan, found: &[Found]) -> Result<Vec<Row>, Failure> {
-        let sent = found.iter().find_map(|found| if let Found::Sent(sent) = found { Some(sent) } else { None });
-        let seen: Vec<_> =
-            found.iter().filter_map(|found| if let Found::Received(seen) = found { Some(seen) } else { None }).collect();
+        let sent = found.iter().find(|found| !found.sent.is_empty());
+        let seen = || found.iter().filter(|found| !found.seen.is_empty());
         let mut rows = Vec::new();
         for (at, leg) in plan.legs.iter().enumerate() {
             let mut of_leg = Vec::new();
             for (scheme, name) in plan.schemes.iter().enumerate() {
-                let sent = sent.map_or(&[][..], |sent| &sent[at][scheme]);
-                let seen: Vec<&Seen> = seen.iter().map(|seen| &seen[at][scheme]).collect();
+                let sent = sent.map_or(&[][..], |found| &found.sent[at][scheme]);
+                let seen: Vec<&Seen> = seen().map(|found| &found.seen[at][scheme]).collect();
                 of_leg.push(Row::new(*leg, *name, sent, &seen)?);
             }
             if let Some(dispatcher) = of_leg.iter().find(|row| row.scheme == Scheme::Dispatcher).cloned() {
@@ -92,11 +91,10 @@ impl Plan {
         let processes = if self.receivers() == 1 { "of one process" } else { "of two processes" };
         let crowded = if self.setting.crowded { "more than processors" } else { "a processor for each" };
         let title = format!(
-            "{} threads {processes} ({}, {crowded}) receive messages of one process, over shared memory: progress {}, wait {}, {} rounds.",
+            "{} threads {processes} ({}, {crowded}) receive messages of one process, over shared memory: {}, {} rounds.",
             self.threads,
             word(&self.mode),
-            self.setting.progress,
-            self.setting.wait,
+            self.setting.how(),
             self.rounds
         );
         render(format, &title, &rows.iter().map(|row| self.fields(row)).collect::<Vec<_>>())
@@ -164,8 +162,8 @@ mod tests {
             let round = |took| Round { messages, ended_ns: 100 + took, processor_ns: used };
             Seen { rounds: took.map(round).to_vec(), times }
         };
-        let of = |messages| Found::Received(vec![figures.map(|figures| seen(figures, messages)).to_vec(); 2]);
-        vec![Found::Sent(vec![sent; 2]), of(4), of(6)]
+        let of = |messages| Found { sent: Vec::new(), seen: vec![figures.map(|figures| seen(figures, messages)).to_vec(); 2] };
+        vec![Found { sent: vec![sent; 2], seen: Vec::new() }, of(4), of(6)]
     }
 
     #[test]

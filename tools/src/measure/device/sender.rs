@@ -119,11 +119,12 @@ impl<'a> Sender<'a> {
 
     #[inline(always)]
     fn send_as(&self, scheme: Scheme, thread: usize, tag: u64, message: &[u8]) -> Result<(), Trouble> {
-        Ok(match scheme {
-            Scheme::Claimed => self.device.send(thread as u32, tag, message)?,
-            Scheme::Dispatcher => self.homes[thread].send(tag, message)?,
-            Scheme::Fifo => self.threads[thread].send(tag, message)?,
-        })
+        match scheme {
+            Scheme::Claimed => self.device.send(thread as u32, tag, message),
+            Scheme::Dispatcher => self.homes[thread].send(tag, message),
+            Scheme::Fifo => self.threads[thread].send(tag, message),
+        }
+        .map_err(Trouble::from)
     }
 
     /// A loan. If all memory is lent, it waits until a reader gives some back.

@@ -9,13 +9,11 @@ use serde::{Deserialize, Serialize};
 /// The name of the device.
 pub const DEVICE: &str = "threads";
 
-/// The findings of a process, by leg and scheme.
+/// The findings of a process, by leg and scheme: of the sender for each round, or of a receiving process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Found {
-    /// Of the sender, for each round.
-    Sent(Vec<Vec<Vec<Sent>>>),
-    /// Of a receiving process.
-    Received(Vec<Vec<Seen>>),
+pub struct Found {
+    pub sent: Vec<Vec<Vec<Sent>>>,
+    pub seen: Vec<Vec<Seen>>,
 }
 
 /// A section of the sender.

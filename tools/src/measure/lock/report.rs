@@ -192,10 +192,9 @@ fn title(plan: &Plan, section: Section) -> String {
             format!("A process locks and unlocks a lock whose coordinator is another process, {over}; no other process wants it.")
         }
         Section::Uncontended => format!("One process locks and unlocks a lock, {over}; no other process wants it."),
-        Section::Contended => format!(
-            "{} processes want one lock for {} s, {over}, progress {}, wait {}.",
-            plan.nodes, plan.seconds, setting.progress, setting.wait
-        ),
+        Section::Contended => {
+            format!("{} processes want one lock for {} s, {over}, {}.", plan.nodes, plan.seconds, setting.how())
+        }
     }
 }
 
