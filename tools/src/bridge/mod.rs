@@ -20,13 +20,13 @@ use crate::join::{NetworkArgs, failure};
 use crate::measure::Size;
 use crate::processes::{raise_descriptors, requests_to_end};
 use crate::text::{FormArgs, WAITS, time, words};
-use clap::builder::{PathBufValueParser, TypedValueParser};
 use doorbell::Stream;
 use doorbell::{NodeId, Role};
 use ends::{Bridge, Service};
 use serde_json::json;
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -50,8 +50,8 @@ pub struct BridgeArgs {
     #[arg(long, value_name = "ADDR", group = "socket", value_parser = Place::tcp)]
     tcp: Option<Place>,
     /// The path of a Unix socket instead of an address
-    #[arg(long, value_name = "PATH", group = "socket", value_parser = PathBufValueParser::new().map(Place::Unix))]
-    unix: Option<Place>,
+    #[arg(long, value_name = "PATH", group = "socket")]
+    unix: Option<PathBuf>,
     /// Carry connections to the socket on to this service: NODE:NAME, or NAME of any node that offers it
     #[arg(long, value_name = "SERVICE", group = "service")]
     to: Option<Service>,
@@ -105,7 +105,7 @@ impl BridgeArgs {
 pub fn run(args: &BridgeArgs) -> Result<(), Failure> {
     let signals = signals().or_usage("could not set a signal handler", "")?;
     raise_descriptors();
-    let place = args.tcp.clone().or(args.unix.clone());
+    let place = args.tcp.clone().or(args.unix.clone().map(Place::Unix));
     let place = place.ok_or_else(|| Failure::usage("a bridge has one socket's side", "say --tcp ADDR or --unix PATH"))?;
     // Before the bridge joins: a bridge that cannot listen does not disturb the domain.
     let bound = args.to.as_ref().map(|_| place.bind()).transpose()?;
