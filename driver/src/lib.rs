@@ -31,7 +31,7 @@
 //! - [`Region`] and [`Key`]: memory of one node that other nodes write and read without its help ([`region`]). [`Counter`]
 //!   tells when all bytes of a transfer have moved ([`counter`]).
 //! - [`mode`]: the fabric, link and protocol of each message: requested, observed, chosen.
-//! - Services, each a feature of this crate: [`LockKey`] ([`lock`]), [`Stream`] and [`Reactor`] ([`stream`]), [`collective`],
+//! - Services, each a feature of this crate: [`Lock`] ([`lock`]), [`Stream`] and [`Reactor`] ([`stream`]), [`collective`],
 //!   [`mod@atomic`], [`Device`] ([`device`]), [`io`].
 //! - The network, the feature `udp`: [`NodeBuilder::listen`] and [`NodeBuilder::connect`]. A program that only shares memory
 //!   turns it off, and builds without code for sockets and ciphers.
@@ -64,12 +64,12 @@ pub mod transfer {
     //! Reports of large messages, which are moved from both ends at once. See [`TransferReport`].
 
     pub use doorbell_engine::transfer::report::thread_number;
-    pub use doorbell_engine::transfer::{Copy, Descriptor, Executed, RENDEZVOUS_BYTES, Side, TransferReport};
+    pub use doorbell_engine::transfer::{CopySide, Descriptor, Executed, RENDEZVOUS_BYTES, Side, TransferReport};
 }
 
 pub use doorbell_engine::{
-    Access, Certainty, Completion, Copy, Counter, CounterKey, Envelope, Error, Event, Faults, Figure, Figures, Incarnation,
-    KEY_BYTES, Key, KeyFault, LaneGeometry, Lendable, Loan, LoanMut, LoanStats, Lowered, Match, Member, Message, Node,
+    Access, Certainty, Completion, CopySide, Counter, CounterKey, Envelope, Error, Event, Faults, Incarnation, KEY_BYTES, Key,
+    KeyFault, LaneGeometry, Lendable, Loan, LoanMut, LoanStats, Lowered, Match, Member, Message, Metric, Metrics, Node,
     NodeBuilder, NodeId, NodeName, Operation, Payload, Peer, Plain, Priority, Progress, ReadOnly, ReadWrite, Recipient, Region,
     Result, Role, Space, Stats, Stored, Taken, TransferReport, Wait,
 };
@@ -90,12 +90,12 @@ pub use doorbell_engine::error::DeviceFault;
 pub use doorbell_io as io;
 #[cfg(feature = "lock")]
 pub use doorbell_lock::{
-    self as lock, Accepted, Circle, KeyGuard, LockFault, LockKey, Offer, Shared, SharedGuard, TaskGuard, TryLock,
+    self as lock, Accepted, Deadlock, Lock, LockFault, LockGuard, Offer, Shared, SharedGuard, TaskGuard, TryLock,
 };
 #[cfg(feature = "atomic")]
 pub use doorbell_macros::atomic;
 #[cfg(feature = "lock")]
-pub use doorbell_shm::keys::{KeyFacts, OwnerId, Resource, Value};
+pub use doorbell_shm::keys::{LockFacts, OwnerId, Resource, Value};
 #[cfg(feature = "stream")]
 pub use doorbell_stream::{self as stream, Listener, ListenerBuilder, Reactor, Stream, StreamBuilder, reactor};
 

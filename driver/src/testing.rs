@@ -165,12 +165,12 @@ mod tests {
             let sending = thread::spawn(move || sender.send(to, 2, b"after"));
             a.send(b.id(), 3, b"to it").unwrap();
             let mut buf = [0; 8];
-            assert_eq!(a.recv_by(Match::from(b.id()), &mut buf, soon()).unwrap().tag, 1);
-            let nothing = a.recv_by(Match::from(b.id()), &mut buf, Instant::now() + Duration::from_millis(80));
+            assert_eq!(a.recv_until(Match::from(b.id()), &mut buf, soon()).unwrap().tag, 1);
+            let nothing = a.recv_until(Match::from(b.id()), &mut buf, Instant::now() + Duration::from_millis(80));
             assert!(matches!(nothing, Err(Error::Timeout { .. })), "{nothing:?}");
             drop(stopped);
-            assert_eq!(a.recv_by(Match::from(b.id()), &mut buf, soon()).unwrap().tag, 2);
-            assert_eq!(b.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, 3);
+            assert_eq!(a.recv_until(Match::from(b.id()), &mut buf, soon()).unwrap().tag, 2);
+            assert_eq!(b.recv_until(Match::any(), &mut buf, soon()).unwrap().tag, 3);
             sending.join().unwrap().unwrap();
             while let Some(event) = a.try_event().unwrap() {
                 assert!(!matches!(event, Event::Died { .. }), "{event}");
@@ -187,10 +187,10 @@ mod tests {
         let receive = a.start_recv(Match::from(id), [0; 8]).unwrap();
         kill(&b);
         assert!(matches!(b.send(a.id(), 1, b"x"), Err(Error::Closed)));
-        let told = receive.wait_by(soon()).ok().unwrap().result;
+        let told = receive.wait_until(soon()).ok().unwrap().result;
         assert!(matches!(told, Err(Error::PeerDied { node, .. }) if node == id), "{told:?}");
         let next = domain.builder().id(id).join().unwrap();
-        next.send_by(a.id(), 2, b"y", soon()).unwrap();
-        assert_eq!(a.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().incarnation, next.incarnation());
+        next.send_until(a.id(), 2, b"y", soon()).unwrap();
+        assert_eq!(a.recv_until(Match::any(), &mut [0; 8], soon()).unwrap().incarnation, next.incarnation());
     }
 }

@@ -17,14 +17,14 @@ fn an_hour_of_waiting_takes_no_time() {
     let world = world::simulate(1);
     let (a, b) = pair();
     let deadline = world::now() + Duration::from_secs(3600);
-    let waited = b.recv_by(Match::any(), &mut [0; 8], deadline);
+    let waited = b.recv_until(Match::any(), &mut [0; 8], deadline);
     assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
     assert!(world.passed() >= Duration::from_secs(3600), "{:?}", world.passed());
     // A message that came meanwhile is there at once.
     a.send(b.id(), 7, b"late").unwrap();
     let before = world.passed();
     let mut buf = [0; 8];
-    assert_eq!(b.recv_by(Match::any(), &mut buf, world::now() + Duration::from_secs(3600)).unwrap().tag, 7);
+    assert_eq!(b.recv_until(Match::any(), &mut buf, world::now() + Duration::from_secs(3600)).unwrap().tag, 7);
     assert!(world.passed() - before < Duration::from_secs(1), "{:?}", world.passed() - before);
     drop((a, b, world));
     // Far below the hour, however slow the machine.
@@ -54,7 +54,7 @@ fn story(seed: u64) -> (Vec<String>, Duration) {
             }
             3 => {
                 let deadline = world::now() + Duration::from_millis(world::random() % 100);
-                let got = node.recv_by(Match::any(), &mut vec![0; 4096], deadline).map_err(|error| error.to_string());
+                let got = node.recv_until(Match::any(), &mut vec![0; 4096], deadline).map_err(|error| error.to_string());
                 format!("{:?} after {:?}", got.map(|envelope| envelope.tag), world.passed())
             }
             _ => {

@@ -40,7 +40,7 @@ const PULLED_MASK: u64 = (1 << GENERATION_SHIFT) - 1;
 /// A rendezvous slot for one transfer, in shared memory. All zero means free.
 #[repr(C, align(128))]
 #[derive(Debug, Default)]
-pub struct Meeting {
+pub struct RendezvousBlock {
     claims: AtomicU64,
     /// The origin's progress in puts: bytes 40 | chunks 24. The origin writes it.
     put: AtomicU64,
@@ -53,7 +53,7 @@ pub struct Meeting {
 pub const MEETINGS: usize = crate::layout::MEETINGS_BYTES / 128;
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Meeting>() == 128);
+const _: () = assert!(size_of::<RendezvousBlock>() == 128);
 
 /// The end from which a chunk is claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +112,7 @@ pub struct Progress {
     pub closed: bool,
 }
 
-impl Meeting {
+impl RendezvousBlock {
     /// The next generation of a slot. For the origin, which owns the slots.
     pub fn next_generation(generation: u64) -> u64 {
         if generation + 1 >= GENERATIONS { 1 } else { generation + 1 }
@@ -282,7 +282,7 @@ impl Moved {
 #[cfg(not(loom))]
 #[derive(Clone, Debug)]
 pub struct Meetings {
-    first: *const Meeting,
+    first: *const RendezvousBlock,
     _mapped: Mapped,
 }
 
@@ -320,7 +320,7 @@ impl Meetings {
     }
 
     /// One slot; `None` if the index is too high.
-    pub fn get(&self, slot: usize) -> Option<&Meeting> {
+    pub fn get(&self, slot: usize) -> Option<&RendezvousBlock> {
         // SAFETY: in range, aligned (blocks are pages), mapped as long as `self`; atomics allow other writers.
         (slot < MEETINGS).then(|| unsafe { &*self.first.add(slot) })
     }
@@ -363,7 +363,7 @@ mod tests {
         fn chunks_cover_a_message_once(len in 1_u64..5_000_000, chunk in 1_u64..200_000, from_high: bool, turns: Vec<(bool, u8)>) {
             prop_assume!(len.div_ceil(chunk) < 5000);
             let ends = Ends { len, chunk, from_high };
-            let meeting = Meeting::default();
+            let meeting = RendezvousBlock::default();
             meeting.open(3);
             let mut covered = vec![false; ends.chunks() as usize];
             let mut turns = turns.into_iter().cycle();
@@ -390,7 +390,7 @@ mod tests {
 
     #[test]
     fn what_a_target_says_late_counts_for_no_later_use() {
-        let meeting = Meeting::default();
+        let meeting = RendezvousBlock::default();
         meeting.open(1);
         meeting.set_pulled(1, 100);
         assert_eq!((meeting.pulled(1), meeting.pulled(2)), (100, 0));
@@ -410,7 +410,7 @@ mod tests {
 
     #[test]
     fn what_is_over_is_claimed_no_more() {
-        let meeting = Meeting::default();
+        let meeting = RendezvousBlock::default();
         assert_eq!(meeting.claim(1, 4, End::First, 1), Claim::Over);
         meeting.open(1);
         assert_eq!(meeting.claim(1, 4, End::First, 1), Claim::Chunks(Run { first: 0, count: 1 }));
@@ -440,7 +440,7 @@ mod loom_tests {
     /// Origin and target claim at once, from both ends; a third thread may close. No thread gets a chunk that another has.
     fn meet(closing: bool, most: u64) {
         loom::model(move || {
-            let meeting = Arc::new(Meeting::default());
+            let meeting = Arc::new(RendezvousBlock::default());
             meeting.open(1);
             let counts: Arc<Vec<AtomicU64>> = Arc::new((0..CHUNKS).map(|_| AtomicU64::new(0)).collect());
             let work = |end: End| {
@@ -482,7 +482,7 @@ mod loom_tests {
     #[test]
     fn a_transfer_ends_in_one_way() {
         loom::model(|| {
-            let meeting = Arc::new(Meeting::default());
+            let meeting = Arc::new(RendezvousBlock::default());
             meeting.open(1);
             let other = meeting.clone();
             let closer = loom::thread::spawn(move || other.close(1));

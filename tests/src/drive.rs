@@ -163,14 +163,14 @@ fn act(node: &Node, region: &doorbell::Region<u8>, buf: &mut [u8], bytes: &mut B
     let foe = NodeId(1);
     let len = bytes.half() * 2 % LONGEST;
     let result: Result<(), Error> = match bytes.byte() % 12 {
-        0 => node.send_by(foe, TAG, &buf[..len], now),
+        0 => node.send_until(foe, TAG, &buf[..len], now),
         1 => node.try_send(foe, TAG, &buf[..len.min(9000)]),
-        2 => node.recv_by(Match::from(foe), &mut buf[..len], now).map(drop),
-        3 => node.recv_by(Match::any().tag(TAG), &mut buf[..len], now).map(drop),
+        2 => node.recv_until(Match::from(foe), &mut buf[..len], now).map(drop),
+        3 => node.recv_until(Match::any().tag(TAG), &mut buf[..len], now).map(drop),
         4 => node.try_recv(Match::any(), buf).map(drop),
         5 => node.try_take::<[u8]>(Match::any()).map(|taken| drop(taken.map(|taken| taken.to_vec()))),
         6 => node.try_take::<u64>(Match::any()).map(|taken| _ = taken.map(|taken| taken.read())),
-        7 => node.loan_bytes(1 + len).and_then(|loan| loan.share().send_by(foe, TAG, now)),
+        7 => node.loan_bytes(1 + len).and_then(|loan| loan.share().send_until(foe, TAG, now)),
         8 => node.start_recv(Match::any(), vec![0; len]).map(|request| drop((request.test(), take_back(request)))),
         9 => node.start_send(foe, TAG, vec![7; len]).map(|request| drop((request.test(), take_back(request)))),
         10 => {
@@ -186,7 +186,7 @@ fn act(node: &Node, region: &doorbell::Region<u8>, buf: &mut [u8], bytes: &mut B
             let mut key = counter.key().to_bytes();
             key[usize::from(bytes.byte()) % key.len()] ^= bytes.byte();
             let key = CounterKey::from_bytes(&key).unwrap_or(counter.key());
-            node.notify_by(key, len as u64, now)
+            node.notify_until(key, len as u64, now)
         }),
     };
     if let Err(error) = result {
@@ -204,7 +204,7 @@ pub fn drive(program: &[u8]) {
     let lanes = LaneGeometry { cells: [16; 3], data_bytes: [16 << 10; 3] };
     let first = bytes.byte();
     let builder = Node::builder("drive").space(space.clone()).id(0).max_nodes(3).lanes(lanes).pool_bytes(1 << 20);
-    let copy = if first % 2 == 0 { doorbell::Copy::Both } else { doorbell::Copy::Origin };
+    let copy = if first % 2 == 0 { doorbell::CopySide::Both } else { doorbell::CopySide::Origin };
     let node = builder.copy(copy).progress(Progress::Inline).wait(Wait::default()).loan_bytes(1 << 20).join().unwrap();
     let honest = Node::builder("drive").space(space.clone()).id(2).progress(Progress::Inline).join().unwrap();
     let options = JoinOptions { id: Some(NodeId(1)), ..JoinOptions::new("drive", space.clone()) };
@@ -233,9 +233,9 @@ pub fn drive(program: &[u8]) {
             5 | 6 => act(&node, &memory, &mut buf, &mut bytes),
             _ => {
                 // Others are not in the way.
-                honest.send_by(NodeId(0), 77, &echoes.to_le_bytes(), soon()).unwrap();
+                honest.send_until(NodeId(0), 77, &echoes.to_le_bytes(), soon()).unwrap();
                 let mut echo = [0; 8];
-                node.recv_by(Match::from(NodeId(2)).tag(77), &mut echo, soon()).unwrap();
+                node.recv_until(Match::from(NodeId(2)).tag(77), &mut echo, soon()).unwrap();
                 assert_eq!(u64::from_le_bytes(echo), echoes);
                 echoes += 1;
             }

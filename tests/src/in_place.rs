@@ -12,12 +12,12 @@ pub fn read<R>(node: &Node, accepts: Match, read: impl FnOnce(&Envelope, Payload
     once(read, |read| node.recv_with(accepts, read))
 }
 
-/// As [`Node::recv_with_by`].
+/// As [`Node::recv_with_until`].
 ///
 /// # Errors
-/// Those of [`Node::recv_with_by`].
+/// Those of [`Node::recv_with_until`].
 pub fn read_by<R>(node: &Node, accepts: Match, deadline: Instant, read: impl FnOnce(&Envelope, Payload<'_>) -> R) -> Result<R> {
-    once(read, |read| node.recv_with_by(accepts, deadline, read))
+    once(read, |read| node.recv_with_until(accepts, deadline, read))
 }
 
 type Read<'a> = &'a mut dyn FnMut(&Envelope, Payload<'_>);

@@ -3,7 +3,7 @@
 use crate::LOOPBACK;
 use crate::patience::{eventually, soon};
 use doorbell::mode::{Fabric, ModeRequest};
-use doorbell::{Copy, FabricKind, Match, Node, NodeBuilder, Role, Space};
+use doorbell::{CopySide, FabricKind, Match, Node, NodeBuilder, Role, Space};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
@@ -57,7 +57,7 @@ impl Pair {
     /// Node 0 or 1, about to join.
     pub fn builder(&self, id: u16) -> NodeBuilder {
         let [own, other] = [id, 1 - id].map(|id| &self.addresses[usize::from(id)]);
-        let builder = Node::builder("modes").space(self.space.clone()).id(id).copy(Copy::Auto);
+        let builder = Node::builder("modes").space(self.space.clone()).id(id).copy(CopySide::Auto);
         own.iter().copied().fold(builder, NodeBuilder::listen).seek(other[0])
     }
 
@@ -73,7 +73,7 @@ impl Pair {
                 let sent = links.filter_map(|link| Some(by(link).allows(from.send_as(to.id(), 99, b"", by(link)).ok()?.used)));
                 let sent: Vec<_> = sent.collect();
                 for _ in &sent {
-                    to.recv_by(Match::any().tag(99), &mut [], soon()).unwrap();
+                    to.recv_until(Match::any().tag(99), &mut [], soon()).unwrap();
                 }
                 sent.len() == self.addresses[0].len() && sent.into_iter().all(|is_it| is_it)
             });
@@ -108,7 +108,7 @@ pub fn serving(node: &Node) -> impl Drop {
     let thread = std::thread::spawn(move || {
         while !stopped.load(Ordering::Relaxed) {
             let patience = Instant::now() + Duration::from_millis(2);
-            let _ = node.recv_by(Match::any().tag(u64::MAX), &mut [], patience);
+            let _ = node.recv_until(Match::any().tag(u64::MAX), &mut [], patience);
         }
     });
     Serving(stop, Some(thread))

@@ -2,7 +2,7 @@
 
 use crate::domain::Domain;
 use doorbell::mode::{Decision, Fabric, LinkView, Links, Policy, Protocol, Question, Reason};
-use doorbell::{Copy, FabricKind, Faults, LaneGeometry, Node, NodeBuilder, PortKind, Progress, Space, Wait};
+use doorbell::{CopySide, FabricKind, Faults, LaneGeometry, Node, NodeBuilder, PortKind, Progress, Space, Wait};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -125,7 +125,7 @@ impl World {
     pub fn builder(&self, id: u16) -> NodeBuilder {
         let builder = Node::builder(self.domain.name()).space(self.domain.space().clone()).id(id);
         // Not Auto: that selects the protocol of a long message by what the kernel's copy costs on this machine.
-        let builder = builder.progress(self.progress).wait(self.wait).max_nodes(NODES.into()).copy(Copy::Both);
+        let builder = builder.progress(self.progress).wait(self.wait).max_nodes(NODES.into()).copy(CopySide::Both);
         match self.ground {
             Ground::Faulty => builder.faults(Faults::new(self.seed * 1000 + id as u64, FAULT_PERCENT, FAULT_PERCENT)),
             Ground::Posix | Ground::Heap => builder,

@@ -167,8 +167,8 @@ fn echo() {
     let node = builder(1).wait(Wait::Spin).connect(address(words[at::PORT].load(SeqCst))).join().unwrap();
     let mut buf = [0; 8];
     loop {
-        let envelope = node.recv_by(Match::from(NodeId(0)), &mut buf, soon()).unwrap();
-        node.send_by(NodeId(0), envelope.tag, &buf, soon()).unwrap();
+        let envelope = node.recv_until(Match::from(NodeId(0)), &mut buf, soon()).unwrap();
+        node.send_until(NodeId(0), envelope.tag, &buf, soon()).unwrap();
         if envelope.tag == END {
             break;
         }
@@ -196,8 +196,8 @@ fn a_datagram_that_a_spinning_thread_takes_wakes_nobody() {
     node.wait_for(2, soon()).unwrap();
     let mut buf = [0; 8];
     let mut turn = |tag: u64| {
-        node.send_by(NodeId(1), tag, &[1; 8], soon()).unwrap();
-        node.recv_by(Match::from(NodeId(1)).tag(tag), &mut buf, soon()).unwrap();
+        node.send_until(NodeId(1), tag, &[1; 8], soon()).unwrap();
+        node.recv_until(Match::from(NodeId(1)).tag(tag), &mut buf, soon()).unwrap();
     };
     (0..1000).for_each(|_| turn(1));
     let count = if processors() < 2 { 1000 } else { number("DOORBELL_PINGPONGS", 20_000) };

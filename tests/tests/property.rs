@@ -101,7 +101,7 @@ struct Send {
 }
 
 struct Receive {
-    life: Life,
+    incarnation: Life,
     accepts: Accepts,
     pending: Option<Operation<Completion<Vec<u8>, Envelope>>>,
     /// Ended without a message: cancelled, or its node is gone, or nothing was there.
@@ -146,15 +146,15 @@ impl Run {
     }
 
     fn join(&mut self, id: usize) -> (Life, Node) {
-        let life = self.by_life.len();
+        let incarnation = self.by_life.len();
         self.by_life.push(id);
         // Small lanes and pools, so that they are full, go round and are refused often.
         let lanes = LaneGeometry { cells: [16; 3], data_bytes: [LANE_BYTES as u32; 3] };
         let builder = Node::builder("property").space(self.space.clone()).id(id as u16).lanes(lanes).max_nodes(NODES);
         let builder = builder.progress(doorbell::Progress::Inline).pool_bytes(12 << 10);
-        let node = builder.faults(Faults::new(self.seed + life as u64, 20, 20)).join().unwrap();
-        self.by_incarnation.insert(node.incarnation().0, life);
-        (life, node)
+        let node = builder.faults(Faults::new(self.seed + incarnation as u64, 20, 20)).join().unwrap();
+        self.by_incarnation.insert(node.incarnation().0, incarnation);
+        (incarnation, node)
     }
 
     fn step(&mut self, step: Step) {
@@ -162,9 +162,9 @@ impl Run {
             Step::Send { from, to, priority, tag, len, now } => self.send(from, to, priority, tag, len, now),
             Step::Receive { node, accepts, capacity, now: true } => self.receive_now(node, accepts, capacity),
             Step::Receive { node, accepts, capacity, now: false } => {
-                let (life, node) = &self.nodes[node];
+                let (incarnation, node) = &self.nodes[node];
                 let request = node.start_recv(accepts.to_match(), vec![0; capacity]).unwrap();
-                let receive = Receive { life: *life, accepts, pending: Some(request), ended: false, got: None };
+                let receive = Receive { incarnation: *incarnation, accepts, pending: Some(request), ended: false, got: None };
                 self.receives.push(receive);
             }
             Step::CancelSend(which) => {
@@ -184,13 +184,13 @@ impl Run {
                 self.nodes[node].1.progress().unwrap();
             }
             Step::Probe(node) => {
-                let (life, node) = &self.nodes[node];
-                let (life, found) = (*life, node.probe(Match::any()).unwrap());
-                self.settle(life);
+                let (incarnation, node) = &self.nodes[node];
+                let (incarnation, found) = (*incarnation, node.probe(Match::any()).unwrap());
+                self.settle(incarnation);
                 if let Some(envelope) = found {
                     // No receive that waits accepts it, or it would have taken it.
                     let wants = |receive: &Receive| {
-                        let waits = receive.life == life && receive.pending.is_some() && !self.may_be_held(receive);
+                        let waits = receive.incarnation == incarnation && receive.pending.is_some() && !self.may_be_held(receive);
                         waits && receive.accepts.accepts(&envelope)
                     };
                     assert!(!self.receives.iter().any(wants), "{envelope:?} waits, and so does a receive that accepts it");
@@ -233,18 +233,18 @@ impl Run {
 
     fn receive_now(&mut self, node: usize, accepts: Accepts, capacity: usize) {
         let mut buf = vec![0; capacity];
-        let life = self.nodes[node].0;
+        let incarnation = self.nodes[node].0;
         let result = self.nodes[node].1.try_recv(accepts.to_match(), &mut buf);
         // Before this one, whatever was begun before it.
-        self.settle(life);
+        self.settle(incarnation);
         let got = match result {
             Ok(None) => None,
-            Ok(Some(envelope)) => Some(self.arrive(life, envelope, buf)),
-            Err(Error::Truncated { message, .. }) => Some(self.arrive(life, message.envelope, message.bytes)),
+            Ok(Some(envelope)) => Some(self.arrive(incarnation, envelope, buf)),
+            Err(Error::Truncated { message, .. }) => Some(self.arrive(incarnation, message.envelope, message.bytes)),
             Err(Error::PeerDied { .. } | Error::PeerLeft { .. }) => None,
             Err(error) => panic!("{error}"),
         };
-        self.receives.push(Receive { life, accepts, pending: None, ended: got.is_none(), got });
+        self.receives.push(Receive { incarnation, accepts, pending: None, ended: got.is_none(), got });
     }
 
     fn arrive(&mut self, at: Life, envelope: Envelope, bytes: Vec<u8>) -> Envelope {
@@ -257,18 +257,20 @@ impl Run {
     /// Whether a receive may have taken the first part of a message that comes in several, and so takes no other.
     fn may_be_held(&self, receive: &Receive) -> bool {
         let takes = |send: &Send| receive.accepts.takes(self.by_life[send.way.0], send.tag);
-        self.sends.iter().any(|send| send.way.1 == receive.life && send.len > ONE_PART && takes(send))
+        self.sends.iter().any(|send| send.way.1 == receive.incarnation && send.len > ONE_PART && takes(send))
     }
 
     /// Takes note of what has ended for one node. Turns its engine if something is pending.
-    fn settle(&mut self, life: Life) {
+    fn settle(&mut self, incarnation: Life) {
         for at in 0..self.sends.len() {
-            if matches!(&self.sends[at], Send { way, state: Sending::Pending(request), .. } if way.0 == life && request.test()) {
+            if matches!(&self.sends[at], Send { way, state: Sending::Pending(request), .. } if way.0 == incarnation && request.test())
+            {
                 self.end_send(at, |request| Some(request.wait().result));
             }
         }
         for at in 0..self.receives.len() {
-            if matches!(&self.receives[at], Receive { life: of, pending: Some(request), .. } if *of == life && request.test()) {
+            if matches!(&self.receives[at], Receive { incarnation: of, pending: Some(request), .. } if *of == incarnation && request.test())
+            {
                 self.end_receive(at);
             }
         }
@@ -289,12 +291,12 @@ impl Run {
     /// Takes a receive back, or what it got.
     fn end_receive(&mut self, at: usize) {
         let Some(request) = self.receives[at].pending.take() else { return };
-        let life = self.receives[at].life;
+        let incarnation = self.receives[at].incarnation;
         let got = match take_back(request) {
             Ok(_) => None,
             Err(completion) => match completion.result {
-                Ok(envelope) => Some(self.arrive(life, envelope, completion.buffer)),
-                Err(Error::Truncated { message, .. }) => Some(self.arrive(life, message.envelope, message.bytes)),
+                Ok(envelope) => Some(self.arrive(incarnation, envelope, completion.buffer)),
+                Err(Error::Truncated { message, .. }) => Some(self.arrive(incarnation, message.envelope, message.bytes)),
                 Err(Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::Closed) => None,
                 other => panic!("{other:?}"),
             },
@@ -304,20 +306,20 @@ impl Run {
     }
 
     fn restart(&mut self, id: usize, dies: bool) {
-        let (life, node) = self.nodes[id].clone();
-        self.peers.retain(|way, _| way.0 != life && way.1 != life);
+        let (incarnation, node) = self.nodes[id].clone();
+        self.peers.retain(|way, _| way.0 != incarnation && way.1 != incarnation);
         if dies {
             node.abandon()
         } else {
             node.leave().unwrap()
         }
         for at in 0..self.sends.len() {
-            if self.sends[at].way.0 == life {
+            if self.sends[at].way.0 == incarnation {
                 self.end_send(at, |request| Some(request.wait().result));
             }
         }
         for at in 0..self.receives.len() {
-            if self.receives[at].life == life {
+            if self.receives[at].incarnation == incarnation {
                 self.end_receive(at);
             }
         }
@@ -336,7 +338,7 @@ impl Run {
                 self.receive_now(node, Accepts { from: None, tag: None }, 60_000);
             }
             let pending = self.sends.iter().any(|send| matches!(send.state, Sending::Pending(_)));
-            let living: Vec<Life> = self.nodes.iter().map(|(life, _)| *life).collect();
+            let living: Vec<Life> = self.nodes.iter().map(|(incarnation, _)| *incarnation).collect();
             let expected =
                 self.sends.iter().filter(|send| matches!(send.state, Sending::Sent) && living.contains(&send.way.1)).count();
             let arrived: usize = self.arrived.iter().filter(|(way, _)| living.contains(&way.1)).map(|(_, list)| list.len()).sum();
@@ -358,7 +360,7 @@ impl Run {
     }
 
     fn check(&mut self) {
-        let living: Vec<Life> = self.nodes.iter().map(|(life, _)| *life).collect();
+        let living: Vec<Life> = self.nodes.iter().map(|(incarnation, _)| *incarnation).collect();
         let mut sent: BTreeMap<Way, Vec<usize>> = BTreeMap::new();
         // A transfer that was cancelled may have used its place in the order.
         let mut gaps: BTreeMap<Way, usize> = BTreeMap::new();
@@ -404,7 +406,7 @@ impl Run {
         let same_way = |a: &Envelope, b: &Envelope| (a.incarnation, a.priority) == (b.incarnation, b.priority);
         for (late_at, late) in self.receives.iter().enumerate() {
             let Some(got) = late.got else { continue };
-            for (early_at, early) in self.receives.iter().enumerate().filter(|(_, other)| other.life == late.life) {
+            for (early_at, early) in self.receives.iter().enumerate().filter(|(_, other)| other.incarnation == late.incarnation) {
                 if early_at == late_at {
                     continue;
                 }

@@ -3,10 +3,10 @@
 use crate::environment::{DOMAIN, Domain};
 use crate::exit::Failure;
 use crate::ls::domains;
-use crate::nodes::{RECORD_COLUMNS, counters, figures, identity, latencies, nanoseconds, record, record_cells, state};
+use crate::nodes::{RECORD_COLUMNS, counters, identity, latencies, metrics, nanoseconds, record, record_cells, state};
 use crate::text::{FormArgs, Style, Table, bytes, counted};
 use doorbell::NodeId;
-use doorbell_shm::board::{BoardCopy, Figure, RECORDS, Recorded};
+use doorbell_shm::board::{BoardCopy, Metric, RECORDS, Recorded};
 use doorbell_shm::domain::{DomainStatus, NodeStatus};
 use serde_json::json;
 
@@ -42,7 +42,7 @@ pub fn run(args: &AutopsyArgs) -> Result<(), Failure> {
     let object = || {
         let mut object = identity(node);
         object["domain"] = json!(domain.name);
-        object["figures"] = figures(&board.figures());
+        object["metrics"] = metrics(&board.metrics());
         object["latency"] = latencies(&board.latencies());
         object["counters"] = counters(board);
         object["records"] = records.iter().map(record).collect();
@@ -79,11 +79,11 @@ fn table(domain: &DomainStatus, node: &NodeStatus, board: &BoardCopy, records: &
         format!("{}, process {}{}", member.role, member.pid, labelled(&member.label))
     });
     let title = format!("node {} of domain '{}', life {}", node.id, domain.name, board.incarnation());
-    let (shown, size) = (board.figures(), |figure| bytes(board.figures()[figure]));
-    let [inward, outward, pooled] = [Figure::MessagesIn, Figure::MessagesOut, Figure::Pooled].map(|figure| shown[figure]);
-    let [bytes_in, bytes_out, bytes_pooled] = [Figure::BytesIn, Figure::BytesOut, Figure::PooledBytes].map(size);
-    let [high, normal, low] = [Figure::FifoHigh, Figure::FifoNormal, Figure::FifoLow].map(|figure| shown[figure]);
-    let most = [Figure::FifoHighMost, Figure::FifoNormalMost, Figure::FifoLowMost].map(|figure| shown[figure].to_string());
+    let (shown, size) = (board.metrics(), |metric| bytes(board.metrics()[metric]));
+    let [inward, outward, pooled] = [Metric::MessagesIn, Metric::MessagesOut, Metric::Pooled].map(|metric| shown[metric]);
+    let [bytes_in, bytes_out, bytes_pooled] = [Metric::BytesIn, Metric::BytesOut, Metric::PooledBytes].map(size);
+    let [high, normal, low] = [Metric::FifoHigh, Metric::FifoNormal, Metric::FifoLow].map(|metric| shown[metric]);
+    let most = [Metric::FifoHighMost, Metric::FifoNormalMost, Metric::FifoLowMost].map(|metric| shown[metric].to_string());
     let mut lines = vec![
         format!("{}: {}, {process}", style.bold(title), state(node)),
         format!("messages  {inward} in ({bytes_in}), {outward} out ({bytes_out}), {pooled} wait ({bytes_pooled})"),

@@ -1,6 +1,6 @@
 //! Nodes as other processes see them, as text for people and as fields for programs.
 
-use doorbell::{Figures, Priority};
+use doorbell::{Metrics, Priority};
 use doorbell_shm::board::{BoardCopy, Latencies, Record, Recorded};
 use doorbell_shm::clock::now_ns;
 use doorbell_shm::domain::NodeStatus;
@@ -26,8 +26,8 @@ fn is_stopped(pid: u32) -> bool {
 }
 
 /// All metrics by name.
-pub fn figures(figures: &Figures) -> Value {
-    figures.iter().map(|(figure, value)| (figure.word().to_owned(), json!(value))).collect::<Map<_, _>>().into()
+pub fn metrics(metrics: &Metrics) -> Value {
+    metrics.iter().map(|(metric, value)| (metric.word().to_owned(), json!(value))).collect::<Map<_, _>>().into()
 }
 
 /// Sampled latencies.

@@ -422,7 +422,7 @@ fn a_program_with_streams_of_its_own_needs_no_bridge() {
             writing.join().unwrap();
         });
     });
-    let (mut stream, _) = listener.accept_by(Instant::now() + PATIENCE).unwrap();
+    let (mut stream, _) = listener.accept_until(Instant::now() + PATIENCE).unwrap();
     stream.read_exact(&mut [0; 100]).unwrap();
     stream.write_all(b"too much").unwrap();
     drop(stream);

@@ -125,13 +125,13 @@ fn two_processes_of_a_machine_are_measured_over_udp() {
         (&["bandwidth", "--sizes", "300kB", "--floor", "--window", "3"], "floor_gb_per_s"),
         (&["bandwidth", "--sizes", "64KiB", "--both-ways", "--with-key", "--progress", "poller"], "gb_per_s"),
     ];
-    for (way, figure) in ways {
+    for (way, metric) in ways {
         for row in rows(&run(&[way, &SHORT, &["--fabric", "udp"]].concat())) {
             assert_eq!((&row["fabric"], &row["key"]), (&"udp".into(), &way.contains(&"--with-key").into()), "{row}");
             assert_eq!(row["port"], if way.contains(&"plain") { "plain" } else { "auto" });
             // Longer than a datagram, a message has no floor of its own.
             let has_floor = way.contains(&"--floor") && !(way[0] == "latency" && row["size_bytes"] == 200_000);
-            assert_eq!(row[figure].as_f64().is_some_and(|figure| figure > 0.0), has_floor || !way.contains(&"--floor"), "{row}");
+            assert_eq!(row[metric].as_f64().is_some_and(|metric| metric > 0.0), has_floor || !way.contains(&"--floor"), "{row}");
             assert_eq!(row["ratio"].is_number(), has_floor, "{row}");
         }
     }
@@ -180,15 +180,15 @@ fn locks_are_measured_over_udp() {
             assert_eq!((&row["port"], &row["ratio"]), (&port.into(), &Value::Null), "{row}");
             assert!(row["locks"].as_u64().unwrap() > 0, "{row}");
         }
-        let figure = |row: &Value, name: &str| row[name].as_f64().unwrap();
+        let metric = |row: &Value, name: &str| row[name].as_f64().unwrap();
         let (alone, contended) = (&found[..3], &found[3]);
         for row in alone {
-            assert!(["min_ns", "p50_ns", "p99_ns", "max_ns"].map(|name| figure(row, name)).is_sorted(), "{row}");
-            let round_trips = figure(row, "p50_ns") / figure(&alone[0], "p50_ns");
-            assert!((figure(row, "round_trips") / round_trips - 1.0).abs() < 0.01, "{row}");
+            assert!(["min_ns", "p50_ns", "p99_ns", "max_ns"].map(|name| metric(row, name)).is_sorted(), "{row}");
+            let round_trips = metric(row, "p50_ns") / metric(&alone[0], "p50_ns");
+            assert!((metric(row, "round_trips") / round_trips - 1.0).abs() < 0.01, "{row}");
         }
-        assert_eq!((figure(contended, "nodes"), &contended["round_trips"]), (f64::from(nodes), &Value::Null));
-        assert!(figure(contended, "least") > 0.0, "{contended}");
+        assert_eq!((metric(contended, "nodes"), &contended["round_trips"]), (f64::from(nodes), &Value::Null));
+        assert!(metric(contended, "least") > 0.0, "{contended}");
     }
     let table = text(&lock(&["--nodes", "2", "--with-key"]).stdout);
     assert!(table.contains("over udp with a key") && table.contains("round trips") && table.contains("\nkey"), "{table}");

@@ -127,7 +127,7 @@ impl Transport for Doorbell {
 fn team(setup: &Setup<'_>, node: &Node) -> Result<Team> {
     let ids: Vec<NodeId> = (0..setup.order.processes()).map(|id| NodeId(id as u16)).collect();
     let sync = if setup.order.player == Player::Foreground { Synchronisation::Foreground } else { Synchronisation::Background };
-    Ok(Team::builder(node).members(&ids).sync(sync).form_by(Instant::now() + START)?)
+    Ok(Team::builder(node).members(&ids).sync(sync).form_until(Instant::now() + START)?)
 }
 
 impl Members for Team {

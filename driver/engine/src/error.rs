@@ -4,7 +4,7 @@
 mod faults;
 
 #[cfg(not(loom))]
-pub use faults::{Circle, DeviceFault, LockFault, NotPerformed, TeamFault};
+pub use faults::{Deadlock, DeviceFault, LockFault, NotPerformed, TeamFault};
 
 use doorbell_fabric::{Incarnation, Message, NodeId};
 #[cfg(not(loom))]
@@ -288,8 +288,8 @@ impl Error {
                 | LockFault::NotYours(_)
                 | LockFault::AlreadyYours
                 | LockFault::Otherwise(_)
-                | LockFault::Barred
-                | LockFault::Circle(_)
+                | LockFault::Frozen
+                | LockFault::Deadlock(_)
                 | LockFault::InUse(_) => true,
                 LockFault::Destroyed | LockFault::Home(_) => false,
             },
@@ -362,8 +362,8 @@ impl From<Error> for std::io::Error {
             Error::Lock { why, .. } => match **why {
                 LockFault::Unknown | LockFault::Destroyed => ErrorKind::NotFound,
                 LockFault::NotYours(_) => ErrorKind::PermissionDenied,
-                LockFault::Otherwise(_) | LockFault::Barred | LockFault::InUse(_) | LockFault::Home(_) => ErrorKind::ResourceBusy,
-                LockFault::AlreadyYours | LockFault::Circle(_) => ErrorKind::Deadlock,
+                LockFault::Otherwise(_) | LockFault::Frozen | LockFault::InUse(_) | LockFault::Home(_) => ErrorKind::ResourceBusy,
+                LockFault::AlreadyYours | LockFault::Deadlock(_) => ErrorKind::Deadlock,
             },
             #[cfg(not(loom))]
             Error::Device { why, .. } => match **why {
@@ -418,7 +418,7 @@ mod tests {
             timeout("recv_with"),
             key(KeyFault::OutOfRange),
             key(KeyFault::ReadOnly),
-            lock(LockFault::Barred),
+            lock(LockFault::Frozen),
             device(DeviceFault::TooSmall { len: 2, capacity: 1 }),
         ];
         for error in certain {

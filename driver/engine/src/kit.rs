@@ -3,7 +3,7 @@
 pub use crate::drive::install::Install;
 pub use crate::drive::poller::Progress;
 pub use crate::drive::{Begun, Moment, Shared, Updating, Work};
-pub use crate::error::{Circle, DeviceFault, Error, KeyFault, LockFault, Result};
+pub use crate::error::{Deadlock, DeviceFault, Error, KeyFault, LockFault, Result};
 pub use crate::memory::table::RegionTable;
 pub use crate::message::locality::Locality;
 pub use crate::message::queue::{Packet, SendQueue};
@@ -13,7 +13,7 @@ pub use crate::node::{Node, Peer, shared_of};
 pub use crate::region::{Key, Plain, ReadWrite, Region, elements_of};
 pub use crate::sync::baton::Token;
 pub use crate::sync::op::{Op, Outcome};
-pub use crate::sync::pool::{Clerks, Customer};
-pub use crate::sync::wait::{CHECK_EVERY, Gear, Step, Wait};
+pub use crate::sync::pool::{BlockingPool, Customer};
+pub use crate::sync::wait::{Backoff, CHECK_EVERY, Step, Wait};
 pub use crate::turn::Engine;
 pub use doorbell_fabric::{Incarnation, NodeId, PacketKind, Payload, Priority, Role, Verdict, world};

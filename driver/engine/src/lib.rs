@@ -50,7 +50,7 @@ pub use sync::wait::Wait;
 #[cfg(not(loom))]
 pub use counter::{Counter, CounterKey, Lowered};
 #[cfg(not(loom))]
-pub use doorbell_shm::board::{Figure, Figures};
+pub use doorbell_shm::board::{Metric, Metrics};
 #[cfg(not(loom))]
 pub use doorbell_shm::{domain::Member, faults::Faults, layout::LaneGeometry, space::Space};
 #[cfg(feature = "udp")]
@@ -66,7 +66,7 @@ pub use node::{Completion, Event, Node, NodeBuilder, NodeName, Operation, Peer, 
 #[cfg(not(loom))]
 pub use region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region, Stored};
 #[cfg(not(loom))]
-pub use transfer::{Copy, TransferReport};
+pub use transfer::{CopySide, TransferReport};
 // Services install themselves in each node of a program that links them.
 #[doc(hidden)]
 pub use inventory;

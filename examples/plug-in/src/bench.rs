@@ -58,7 +58,7 @@ fn processors(text: &str) -> Result<[usize; 2], String> {
 }
 
 /// The figures of one transport.
-struct Figures {
+struct Metrics {
     over: Over,
     /// Nanoseconds of a call.
     times: Histogram<u64>,
@@ -91,18 +91,18 @@ pub(crate) fn run<P: Program>(bench: &Bench) -> Result<()> {
     };
     let mut all = Vec::new();
     for over in transports {
-        all.push(Figures { over: *over, times: Histogram::new(3)?, spent: [Duration::ZERO; 2] });
+        all.push(Metrics { over: *over, times: Histogram::new(3)?, spent: [Duration::ZERO; 2] });
     }
     for round in 0..bench.rounds {
         let count = bench.count / bench.rounds + u32::from(round < bench.count % bench.rounds);
         // Each transport goes first in half of the rounds.
         if round % 2 == 1 {
-            all.iter_mut().rev().try_for_each(|figures| turn::<P>(bench, count, figures))?;
+            all.iter_mut().rev().try_for_each(|metrics| turn::<P>(bench, count, metrics))?;
         } else {
-            all.iter_mut().try_for_each(|figures| turn::<P>(bench, count, figures))?;
+            all.iter_mut().try_for_each(|metrics| turn::<P>(bench, count, metrics))?;
         }
     }
-    let rows: Vec<Row> = all.iter().map(|figures| figures.row::<P>(bench.size)).collect();
+    let rows: Vec<Row> = all.iter().map(|metrics| metrics.row::<P>(bench.size)).collect();
     match bench.format {
         Format::Json => println!("{}", serde_json::to_string_pretty(&rows)?),
         Format::Table => print(bench, &rows),
@@ -111,17 +111,17 @@ pub(crate) fn run<P: Program>(bench: &Bench) -> Result<()> {
 }
 
 /// Makes `count` calls of a server of their own.
-fn turn<P: Program>(bench: &Bench, count: u32, figures: &mut Figures) -> Result<()> {
+fn turn<P: Program>(bench: &Bench, count: u32, metrics: &mut Metrics) -> Result<()> {
     let name = format!("plug-in-bench-{}", std::process::id());
-    let server = Server::start(bench, figures.over, &name)?;
+    let server = Server::start(bench, metrics.over, &name)?;
     let runtime = bench.machine.runtime()?;
-    let connector = Connector::new(figures.over, &name, P::NAME)?;
+    let connector = Connector::new(metrics.over, &name, P::NAME)?;
     let (size, clock) = (bench.size, server.clock()?);
     // Calls run in a task, as in a real caller: only a task shares its thread with the connection that it waits for.
     let calls = runtime.spawn(calls::<P>(connector, count, size, clock));
     let (times, spent) = runtime.block_on(calls)??;
-    figures.times.add(times)?;
-    for (sum, spent) in figures.spent.iter_mut().zip(spent) {
+    metrics.times.add(times)?;
+    for (sum, spent) in metrics.spent.iter_mut().zip(spent) {
         *sum += spent;
     }
     server.stop()
@@ -200,7 +200,7 @@ impl Drop for Server {
     }
 }
 
-impl Figures {
+impl Metrics {
     fn row<P: Program>(&self, bytes: usize) -> Row {
         let calls = self.times.len();
         let [client_cpu_ns, server_cpu_ns] = self.spent.map(|spent| (spent.as_nanos() / u128::from(calls.max(1))) as u64);

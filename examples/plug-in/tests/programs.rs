@@ -184,7 +184,7 @@ macro_rules! programs {
             programs!(@over doorbell, $kinds);
 
             #[test]
-            fn figures() {
+            fn metrics() {
                 let mut command = Command::new(PROGRAM);
                 command.args(["bench", "--count", "50", "--rounds", "3", "--size", "1KiB", "--format", "json"]);
                 let output = Process::start({
@@ -197,8 +197,8 @@ macro_rules! programs {
                 assert_eq!(rows.iter().map(|row| row["over"].as_str().unwrap()).collect::<Vec<_>>(), ["unix", "doorbell"]);
                 for row in rows {
                     assert_eq!((row["program"].as_str(), row["calls"].as_u64()), (Some($program), Some(50)));
-                    for figure in ["p50_ns", "p99_ns", "client_cpu_ns", "server_cpu_ns"] {
-                        assert!(row[figure].as_u64() > Some(0), "{row}");
+                    for metric in ["p50_ns", "p99_ns", "client_cpu_ns", "server_cpu_ns"] {
+                        assert!(row[metric].as_u64() > Some(0), "{row}");
                     }
                 }
             }

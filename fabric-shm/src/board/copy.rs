@@ -1,6 +1,6 @@
 //! A private copy of another node's board.
 
-use super::{Board, COUNTERS, Decided, Figures, Latencies, LinkRow, ModeFigures, Recorded, Status};
+use super::{Board, COUNTERS, Decided, Latencies, LinkRow, Metrics, ModeFigures, Recorded, Status};
 use crate::layout::{
     BOARD_BYTES, COUNTER_STATUS_OFFSET, COUNTERS_OFFSET, COUNTERS_USED_OFFSET, HeaderFacts, HeaderFault, SegmentHeader,
     SegmentKind,
@@ -58,8 +58,8 @@ impl BoardCopy {
     }
 
     /// The metrics.
-    pub fn figures(&self) -> Figures {
-        self.board().figures()
+    pub fn metrics(&self) -> Metrics {
+        self.board().metrics()
     }
 
     /// The delays of sampled messages.

@@ -7,7 +7,7 @@
 //!       | links | modes | decisions | flight recorder (second half) |
 //! ```
 //!
-//! - [`Figures`]: the metrics, written now and then. The owner counts them in [`Tallies`].
+//! - [`Metrics`]: the metrics, written now and then. The owner counts them in [`Tallies`].
 //! - [`Counters`]: the DMA counters. The words here are a display; the count that completes a transfer is private.
 //! - [`Latencies`]: the delays of sampled messages.
 //! - [`LinkRow`]: the links that the node sends by, and their backlog. [`ModeFigures`]: the modes that its messages took, and
@@ -20,9 +20,9 @@
 mod copy;
 #[cfg(not(loom))]
 mod counters;
-mod figures;
 #[cfg(not(loom))]
 mod latency;
+mod metrics;
 #[cfg(not(loom))]
 mod modes;
 #[cfg(not(loom))]
@@ -33,10 +33,10 @@ pub use copy::{BoardCopy, CounterShown};
 #[cfg(not(loom))]
 pub use counters::{COUNTER_BYTES_MAX, COUNTERS, Counters, Lowered, Standing, Status};
 #[cfg(not(loom))]
-pub use figures::Tallies;
-pub use figures::{FIGURES_HASH, Figure, FigureKind, Figures};
-#[cfg(not(loom))]
 pub use latency::{LATENCY_BUCKETS, Latencies, LatencyHistogram};
+#[cfg(not(loom))]
+pub use metrics::Tallies;
+pub use metrics::{FIGURES_HASH, FigureKind, Metric, Metrics};
 #[cfg(not(loom))]
 pub use modes::{
     DECISIONS, Decided, DecisionRecord, DecisionRing, FABRICS, LINK_ROWS, LinkRow, ModeFigures, ModeParts, ModeTallies, ModeWord,
@@ -50,7 +50,7 @@ pub use home::{Board, Home};
 
 #[cfg(not(loom))]
 mod home {
-    use super::{Counters, Figure, Figures, Latencies, LatencyHistogram};
+    use super::{Counters, Latencies, LatencyHistogram, Metric, Metrics};
     use crate::domain::Membership;
     use crate::layout::{BOARD_BYTES, FIGURES_OFFSET, LATENCIES_OFFSET};
     use doorbell_fabric::sync::{AtomicU64, Ordering};
@@ -84,9 +84,9 @@ mod home {
         }
 
         /// Shows metrics. For the owner.
-        pub fn show(self, figures: &Figures) {
-            for figure in Figure::ALL {
-                self.word(FIGURES_OFFSET + *figure as usize * 8).store(figures[*figure], Ordering::Relaxed);
+        pub fn show(self, metrics: &Metrics) {
+            for metric in Metric::ALL {
+                self.word(FIGURES_OFFSET + *metric as usize * 8).store(metrics[*metric], Ordering::Relaxed);
             }
         }
 
@@ -98,8 +98,8 @@ mod home {
         }
 
         /// Reads the metrics.
-        pub fn figures(self) -> Figures {
-            Figures::collect(|figure| self.word(FIGURES_OFFSET + figure as usize * 8).load(Ordering::Relaxed))
+        pub fn metrics(self) -> Metrics {
+            Metrics::collect(|metric| self.word(FIGURES_OFFSET + metric as usize * 8).load(Ordering::Relaxed))
         }
 
         /// Reads the latencies.
@@ -143,8 +143,8 @@ mod home {
         }
 
         /// Shows the current metrics, latencies and counters.
-        pub fn show<T: Default>(&self, figures: &Figures, latencies: &LatencyHistogram, counters: &Counters<T>) {
-            self.board().show(figures);
+        pub fn show<T: Default>(&self, metrics: &Metrics, latencies: &LatencyHistogram, counters: &Counters<T>) {
+            self.board().show(metrics);
             self.board().show_latencies(latencies);
             counters.show();
         }

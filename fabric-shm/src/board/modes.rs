@@ -273,7 +273,7 @@ pub struct DecisionRecord {
     /// The number of the reason, below [`REFUSALS`].
     pub reason: u8,
     /// The numbers behind the reason: the observed value, and the value it was compared with.
-    pub figures: [u64; 2],
+    pub metrics: [u64; 2],
 }
 
 /// A decision as read from a board.
@@ -303,10 +303,10 @@ impl DecisionRing {
     /// Writes a decision over the oldest one. Takes some 30 ns.
     pub fn write(&self, record: &DecisionRecord) {
         let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
-        let DecisionRecord { to, call, len, in_region, requested, used, beside, reason, figures } = record;
+        let DecisionRecord { to, call, len, in_region, requested, used, beside, reason, metrics } = record;
         let flags = u64::from(*in_region) | u64::from(*beside & BESIDE) << 1;
         let what = u64::from(to.0) | u64::from(*call) << 16 | u64::from(*reason) << 24 | flags << 32;
-        let words = [number, now_ns(), *len, what, requested.word() | used.word() << 32, figures[0], figures[1]];
+        let words = [number, now_ns(), *len, what, requested.word() | used.word() << 32, metrics[0], metrics[1]];
         self.home.board().write_checked(place(number), &words);
     }
 }
@@ -347,8 +347,8 @@ impl Board<'_> {
     }
 
     /// Shows counts. For the owner.
-    pub fn show_modes(self, figures: &ModeFigures) {
-        for (index, value) in figures.0.iter().enumerate() {
+    pub fn show_modes(self, metrics: &ModeFigures) {
+        for (index, value) in metrics.0.iter().enumerate() {
             self.word(MODES_OFFSET + index * 8).store(*value, Ordering::Relaxed);
         }
     }
@@ -373,9 +373,9 @@ impl Board<'_> {
             return None;
         }
         let (requested, used) = (ModeParts::of(modes as u32)?, ModeParts::of((modes >> 32) as u32)?);
-        let (to, call, in_region, figures) = (NodeId(what as u16), (what >> 16) as u8, what >> 32 & 1 != 0, [first, second]);
+        let (to, call, in_region, metrics) = (NodeId(what as u16), (what >> 16) as u8, what >> 32 & 1 != 0, [first, second]);
         let beside = (what >> 33) as u8 & BESIDE;
-        let record = DecisionRecord { to, call, len, in_region, requested, used, beside, reason, figures };
+        let record = DecisionRecord { to, call, len, in_region, requested, used, beside, reason, metrics };
         Some(Decided { number, time_ns, record })
     }
 }
@@ -413,7 +413,7 @@ mod tests {
             used: ModeParts { fabric: Some(0), link: Some(0), protocol: Some(3) },
             beside: (len % 16) as u8,
             reason: 6,
-            figures: [len, u64::MAX],
+            metrics: [len, u64::MAX],
         }
     }
 

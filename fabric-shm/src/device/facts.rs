@@ -75,7 +75,7 @@ pub(crate) unsafe fn facts(base: *mut u8, len: usize, geometry: DeviceGeometry, 
     let view = unsafe { View::head_at(base, &geometry) };
     let threads = view.slots.iter().enumerate().filter_map(|(at, slot)| {
         let thread = u32::try_from(view.root.names.0[at].load(Ordering::Relaxed).checked_sub(1)?).ok()?;
-        let receiver = OwnerId::from_bits(slot.owner.load(Ordering::Relaxed)).map(|owner| (owner.node(), owner.life()));
+        let receiver = OwnerId::from_bits(slot.owner.load(Ordering::Relaxed)).map(|owner| (owner.node(), owner.incarnation()));
         let [head, tail] = [&slot.head, &slot.tail].map(|word| word.load(Ordering::Relaxed));
         // Read at different moments, so they may not match.
         let stored = tail.wrapping_sub(head).min(super::STORED_MOST as u64);
@@ -83,7 +83,7 @@ pub(crate) unsafe fn facts(base: *mut u8, len: usize, geometry: DeviceGeometry, 
     });
     let most = geometry.lane_bytes as u64;
     let lanes = view.lanes.iter().filter_map(|words| {
-        let [owner, client] = [&words.owner, &words.client].map(|word| life(word.load(Ordering::Relaxed)));
+        let [owner, client] = [&words.owner, &words.client].map(|word| incarnation(word.load(Ordering::Relaxed)));
         let (written, read) = (words.written(), words.read.load(Ordering::Relaxed));
         let waiting =
             if is_behind(read, written) { written.wrapping_sub(read).saturating_mul(PACKET as u64).min(most) } else { 0 };
@@ -103,6 +103,6 @@ pub(crate) unsafe fn facts(base: *mut u8, len: usize, geometry: DeviceGeometry, 
     })
 }
 
-fn life(word: u64) -> Option<(NodeId, Incarnation)> {
+fn incarnation(word: u64) -> Option<(NodeId, Incarnation)> {
     (word != 0).then_some((NodeId((word >> 32) as u16), Incarnation(word as u32)))
 }

@@ -24,7 +24,7 @@ pub struct Client {
     /// The node.
     pub node: NodeId,
     /// The incarnation of the node.
-    pub life: Incarnation,
+    pub incarnation: Incarnation,
     /// The number of the node's sender.
     pub stream: u32,
 }
@@ -61,7 +61,8 @@ impl Writer {
         lives: impl Fn(NodeId, Incarnation) -> bool,
     ) -> Option<Self> {
         let owner = life_word(me.0, me.1);
-        let (on_behalf, stream) = client.map_or((0, 0), |client| (life_word(client.node, client.life), client.stream as u64));
+        let (on_behalf, stream) =
+            client.map_or((0, 0), |client| (life_word(client.node, client.incarnation), client.stream as u64));
         let source = if on_behalf == 0 { owner } else { on_behalf };
         let is_its = |words: &LaneWords| {
             words.client.load(Ordering::Acquire) == on_behalf && words.stream.load(Ordering::Relaxed) == stream

@@ -38,7 +38,7 @@ impl View<'_> {
 
     /// Takes the port from `former`, which died or left, or takes a free one. Returns whether the caller holds it.
     pub fn take_port(&self, former: Option<(NodeId, Incarnation)>, me: (NodeId, Incarnation)) -> bool {
-        let [former, me] = [former, Some(me)].map(|who| who.map_or(0, |(node, life)| life_word(node, life)));
+        let [former, me] = [former, Some(me)].map(|who| who.map_or(0, |(node, incarnation)| life_word(node, incarnation)));
         self.root.port.0.compare_exchange(former, me, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 

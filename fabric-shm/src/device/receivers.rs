@@ -16,7 +16,7 @@ impl Held<'_> {
     pub fn attach(
         &self,
         thread: u32,
-        (node, life): (NodeId, Incarnation),
+        (node, incarnation): (NodeId, Incarnation),
         tid: u64,
     ) -> Option<Result<(usize, OwnerId), OwnerId>> {
         let slot = self.slot_for(thread).or_else(|| {
@@ -28,7 +28,7 @@ impl Held<'_> {
             return Some(Err(other));
         }
         words.tid.store(tid, Ordering::Relaxed);
-        let owner = self.view.next_owner(slot, node, life);
+        let owner = self.view.next_owner(slot, node, incarnation);
         words.owner.store(owner.bits(), Ordering::Release);
         Some(Ok((slot, owner)))
     }
@@ -88,11 +88,11 @@ impl View<'_> {
     }
 
     /// The next owner's identification for a slot. It differs from those of former owners.
-    fn next_owner(&self, slot: usize, node: NodeId, life: Incarnation) -> OwnerId {
+    fn next_owner(&self, slot: usize, node: NodeId, incarnation: Incarnation) -> OwnerId {
         let generation = &self.slots[slot].generation;
         let next = generation.load(Ordering::Relaxed).wrapping_add(1) % GENERATIONS;
         generation.store(next, Ordering::Relaxed);
-        OwnerId::thread(node, life, (next as usize * MOST + slot) as u32)
+        OwnerId::thread(node, incarnation, (next as usize * MOST + slot) as u32)
     }
 
     /// Has the system thread `tid` receive by the slot of `me` from now on, in place of `former`. Returns its new
@@ -101,7 +101,7 @@ impl View<'_> {
         if self.slots[slot].owner.load(Ordering::Acquire) != me.bits() || !self.move_tid(slot, former, tid) {
             return None;
         }
-        let owner = self.next_owner(slot, me.node(), me.life());
+        let owner = self.next_owner(slot, me.node(), me.incarnation());
         self.slots[slot].owner.store(owner.bits(), Ordering::Release);
         Some(owner)
     }

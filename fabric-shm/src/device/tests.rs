@@ -228,7 +228,7 @@ fn what_nobody_fetches_is_dropped_and_counted() {
 fn a_lane_is_taken_over_where_its_owner_left_it() {
     let device = Device::new(1);
     let view = device.view();
-    let client = Client { node: NodeId(9), life: LIFE, stream: 3 };
+    let client = Client { node: NodeId(9), incarnation: LIFE, stream: 3 };
     let claim = |node, dead: u16| Writer::claim(&view, (NodeId(node), LIFE), Some(client), |node, _| node.0 != dead);
     let mut first = claim(5, 0).unwrap();
     first.try_write(&view, 1, 1, &[&bytes(300, 1)]).unwrap();
@@ -481,7 +481,7 @@ fn no_node_has_all_lanes() {
     let device = Device::new(8);
     let (feeder, lives) = ((NodeId(1), LIFE), |_, _| true);
     let claim = |node: u16, stream: u32| {
-        let client = Client { node: NodeId(node), life: LIFE, stream };
+        let client = Client { node: NodeId(node), incarnation: LIFE, stream };
         Writer::claim(&device.view(), feeder, Some(client), lives)
     };
     let near: Vec<_> = (0..20).map_while(|_| Writer::claim(&device.view(), (NodeId(5), LIFE), None, lives)).collect();

@@ -174,8 +174,8 @@ pub fn lines(len: usize) -> u64 {
 }
 
 /// A node and its incarnation as a word; never 0, since no incarnation is.
-pub(super) fn life_word(node: NodeId, life: Incarnation) -> u64 {
-    (node.0 as u64) << 32 | life.0 as u64
+pub(super) fn life_word(node: NodeId, incarnation: Incarnation) -> u64 {
+    (node.0 as u64) << 32 | incarnation.0 as u64
 }
 
 /// The words of a device in memory.
@@ -340,8 +340,8 @@ impl<'a> View<'a> {
         if lines(len) >= self.ring() || source >> 32 > u16::MAX as u64 {
             return Err(());
         }
-        let (node, life) = (NodeId((source >> 32) as u16), Incarnation(source as u32));
-        Ok(Header { place, thread, len, tag, source: node, incarnation: life })
+        let (node, incarnation) = (NodeId((source >> 32) as u16), Incarnation(source as u32));
+        Ok(Header { place, thread, len, tag, source: node, incarnation })
     }
 
     /// The bytes of a message, in two pieces, since it may wrap around the end of the ring.

@@ -7,7 +7,7 @@ use super::{device, find_directory, reap};
 use crate::board::BoardCopy;
 use crate::device::DeviceFacts;
 use crate::error::ShmError;
-use crate::keys::KeyFacts;
+use crate::keys::LockFacts;
 use crate::layout::BOARD_BYTES;
 use crate::space::{Names, Space, parse, valid_domain_name};
 use doorbell_fabric::NodeId;
@@ -33,7 +33,7 @@ pub struct DomainStatus {
     /// Bytes of all its segments.
     pub bytes: u64,
     /// The locks of its lock registry.
-    pub keys: Vec<KeyFacts>,
+    pub keys: Vec<LockFacts>,
     /// Its shared devices.
     pub devices: Vec<DeviceFacts>,
 }

@@ -120,10 +120,10 @@ impl Membership {
             return Err(ShmError::Left { operation: OPERATION, domain: self.domain().to_owned() });
         }
         let file_name = self.names().device(name);
-        let (me, lives) = ((self.id(), self.incarnation()), |node, life| self.is_living(node, life));
+        let (me, lives) = ((self.id(), self.incarnation()), |node, incarnation| self.is_living(node, incarnation));
         if let Some(file) = self.space().open(&file_name)? {
             match DeviceSegment::check(name, &file) {
-                Ok(device) if device.view().attached().any(|(node, life)| lives(node, life)) => {
+                Ok(device) if device.view().attached().any(|(node, incarnation)| lives(node, incarnation)) => {
                     if !device.view().enter(me, lives) {
                         return Err(invalid(name.to_owned(), "64 processes are attached to it, and no more can be"));
                     }
@@ -168,7 +168,7 @@ impl Membership {
         }
         let Some(file) = self.space().open(&self.names().device(name))? else { return Ok(None) };
         let device = DeviceSegment::check(name, &file)?;
-        let is_used = device.view().attached().any(|(node, life)| self.is_living(node, life));
+        let is_used = device.view().attached().any(|(node, incarnation)| self.is_living(node, incarnation));
         Ok(is_used.then_some(device))
     }
 
@@ -180,7 +180,7 @@ impl Membership {
         }
         let lock = self.space().lock("detach from a device of", self.names(), world::now() + PATIENCE)?;
         device.view().quit((self.id(), self.incarnation()));
-        if device.view().attached().any(|(node, life)| self.is_living(node, life)) {
+        if device.view().attached().any(|(node, incarnation)| self.is_living(node, incarnation)) {
             return Ok(());
         }
         device.view().end();
@@ -196,8 +196,8 @@ impl Membership {
     /// Whether the holder of a device's lock, or the receiver of one of its slots, lives. Checks the process, and the thread
     /// where the system shows it: thread `tid` for a slot, else the thread in the owner's number. Some system calls.
     pub fn is_receiver_living(&self, owner: OwnerId, tid: u64) -> bool {
-        let (node, life) = (owner.node(), owner.life());
-        if !self.is_living(node, life) {
+        let (node, incarnation) = (owner.node(), owner.incarnation());
+        if !self.is_living(node, incarnation) {
             return false;
         }
         match self.member(node).filter(|member| member.pid_namespace == self.pid_namespace()) {
@@ -230,7 +230,9 @@ pub(super) fn look(space: &Space, names: &Names, census: &Census) -> Vec<DeviceF
 
 /// Removes devices without a living process attached, and returns their names.
 pub(super) fn reap(lock: &DomainLock, census: &mut Census, directory: &Directory) -> Result<Vec<String>, ShmError> {
-    let lives = |(node, life): (NodeId, Incarnation)| census.living.contains(&node) && directory.incarnation(node) == Some(life);
+    let lives = |(node, incarnation): (NodeId, Incarnation)| {
+        census.living.contains(&node) && directory.incarnation(node) == Some(incarnation)
+    };
     let mut removed = Vec::new();
     let mut kept = Vec::new();
     for name in std::mem::take(&mut census.devices) {

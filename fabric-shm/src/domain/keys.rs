@@ -2,8 +2,8 @@
 
 use super::Membership;
 use crate::error::ShmError;
-use crate::keys::{Circle, Look, Taken, Waiter};
-use crate::keys::{KeyFacts, KeyRef, LockWords, OwnerId, Resource, Seen, Slot, Waiting};
+use crate::keys::{Deadlock, Look, Taken, Waiter};
+use crate::keys::{KeyRef, LockFacts, LockWords, OwnerId, Resource, Seen, Slot, Waiting};
 use crate::layout::{HEADER_BYTES, SegmentHeader, SegmentKind};
 use crate::space::{fork_word, forked};
 use doorbell_fabric::{Incarnation, NodeId};
@@ -94,7 +94,7 @@ impl Membership {
     }
 
     /// All locks of the registry in this node's domain segment.
-    pub fn keys(&self) -> Vec<KeyFacts> {
+    pub fn keys(&self) -> Vec<LockFacts> {
         self.directory().keys().all()
     }
 
@@ -110,14 +110,14 @@ impl Membership {
     }
 
     /// Records whether this node serves an incarnation of a node that shares no memory with it, and will notice its end.
-    pub fn serve(&self, node: NodeId, life: Incarnation, is_served: bool) {
+    pub fn serve(&self, node: NodeId, incarnation: Incarnation, is_served: bool) {
         let seat = self.directory().keys().seat();
         if is_served {
             // Shared memory itself tells about the nodes that share it.
-            if self.directory().incarnation(node) != Some(life) {
-                seat.serve(node, life);
+            if self.directory().incarnation(node) != Some(incarnation) {
+                seat.serve(node, incarnation);
             }
-        } else if seat.serves(node, life) {
+        } else if seat.serves(node, incarnation) {
             seat.serve(node, Incarnation(0));
         }
     }
@@ -125,7 +125,7 @@ impl Membership {
     /// Whether the coordinator of the registry lives and other nodes can reach it.
     pub fn is_home_living(&self) -> bool {
         let home = self.directory().keys().seat().home();
-        let member = home.and_then(|(node, life)| self.member(node).filter(|member| member.incarnation == life));
+        let member = home.and_then(|(node, incarnation)| self.member(node).filter(|member| member.incarnation == incarnation));
         member.is_some_and(|member| member.networked && self.is_living(member.id, member.incarnation))
     }
 
@@ -179,8 +179,8 @@ impl Membership {
                 slot.set_dead(dead);
                 slot.words.damage();
             }
-            if key.barred {
-                slot.words.bar();
+            if key.frozen {
+                slot.words.freeze();
             }
         }
         if self.me().networked {
@@ -199,15 +199,15 @@ impl Membership {
 
     /// Whether an incarnation of a node lives, according to the system or to the coordinator that serves it. Makes some system
     /// calls. If the system does not answer, the node counts as alive.
-    pub fn is_living(&self, node: NodeId, life: Incarnation) -> bool {
-        if (node, life) == (self.id(), self.incarnation()) {
+    pub fn is_living(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        if (node, incarnation) == (self.id(), self.incarnation()) {
             return !self.has_left();
         }
-        if self.directory().incarnation(node) != Some(life) {
+        if self.directory().incarnation(node) != Some(incarnation) {
             // A node that is served over a network counts as alive as long as a coordinator or a possible successor can notice
             // its death.
             let seat = self.directory().keys().seat();
-            return seat.serves(node, life) && (self.is_home_living() || self.has_heir());
+            return seat.serves(node, incarnation) && (self.is_home_living() || self.has_heir());
         }
         let file = match self.space().open(&self.names().inbox(node)) {
             Ok(Some(file)) => file,
@@ -220,16 +220,16 @@ impl Membership {
         let Ok(header) = file.map_read(0, HEADER_BYTES) else { return true };
         // SAFETY: page-aligned, and mapped for its length.
         let facts = unsafe { SegmentHeader::check(header.ptr(), header.len(), file.len() as usize, SegmentKind::Inbox) };
-        facts.is_ok_and(|facts| facts.incarnation == life.0)
+        facts.is_ok_and(|facts| facts.incarnation == incarnation.0)
     }
 
     /// Enters the waiter in the list of waiters, and returns the deadlock that it completes, if any. Only the last waiter of a
     /// deadlock completes it.
-    pub fn circle(&self, waiter: &mut Waiter<'_>) -> Option<Circle> {
+    pub fn circle(&self, waiter: &mut Waiter<'_>) -> Option<Deadlock> {
         let keys = self.directory().keys();
         let circle = keys.waits().circle(waiter.enter()?, |slot| keys.seen(slot))?;
         // The waiter for a dead owner's lock inherits it, which breaks the cycle. So only a cycle of living owners is a deadlock.
-        circle.iter().all(|waiting| self.is_living(waiting.who.node(), waiting.who.life())).then_some(circle)
+        circle.iter().all(|waiting| self.is_living(waiting.who.node(), waiting.who.incarnation())).then_some(circle)
     }
 
     /// The name of the lock that a waiter waits for.
@@ -282,7 +282,7 @@ impl<'a> Key<'a> {
     }
 
     /// The state of the lock, or `None` if it was destroyed.
-    pub fn facts(&self) -> Option<KeyFacts> {
+    pub fn facts(&self) -> Option<LockFacts> {
         self.membership.directory().keys().facts(self.key.slot).filter(|facts| facts.key == self.key)
     }
 
@@ -299,7 +299,7 @@ impl<'a> Key<'a> {
     /// Takes the lock of a dead owner for a waiter. Records the dead owner before any other thread can take the lock.
     pub fn inherit(&self, waiter: &mut Waiter<'_>, seen: Seen) -> Look {
         let Some(dead) = seen.owner() else { return Look::Not(seen) };
-        if seen.is_barred() {
+        if seen.is_frozen() {
             self.bury(seen);
             return Look::Not(self.slot.words.get());
         }
@@ -337,11 +337,11 @@ impl<'a> Key<'a> {
             return Ok(None);
         }
         // From here on no thread can take the lock.
-        let (seen, first) = self.slot.words.bar();
-        let lives = |owner: &OwnerId| Some(*owner) != me && self.membership.is_living(owner.node(), owner.life());
+        let (seen, first) = self.slot.words.freeze();
+        let lives = |owner: &OwnerId| Some(*owner) != me && self.membership.is_living(owner.node(), owner.incarnation());
         if let Some(owner) = seen.owner().filter(lives) {
             if first {
-                self.slot.words.unbar();
+                self.slot.words.thaw();
             }
             return Ok(Some(owner));
         }
@@ -362,5 +362,5 @@ pub struct Restored {
     /// The owner that died, or may have died, while holding it.
     pub dead: Option<OwnerId>,
     /// Whether its module froze it.
-    pub barred: bool,
+    pub frozen: bool,
 }

@@ -160,7 +160,8 @@ impl Membership {
 
         let DomainFacts { max_nodes, lanes } = *directory.facts();
         let id = pick_id(options, &census, &directory)?;
-        let in_use: BTreeSet<u32> = directory.ids().filter_map(|id| directory.incarnation(id)).map(|life| life.0).collect();
+        let in_use: BTreeSet<u32> =
+            directory.ids().filter_map(|id| directory.incarnation(id)).map(|incarnation| incarnation.0).collect();
         let incarnation = directory.take_incarnation(options.least_incarnation.0, |number| in_use.contains(&number));
 
         let flags = if Barriers::join().machine { 0 } else { FLAG_FENCE };
@@ -487,8 +488,8 @@ fn reap(lock: &DomainLock, census: &mut Census, directory: &Directory) -> Result
     }
     if changed {
         let keys = directory.keys();
-        let is_served = |who: OwnerId| keys.seat().serves(who.node(), who.life());
-        keys.waits().sweep(|who| directory.incarnation(who.node()) != Some(who.life()) && !is_served(who));
+        let is_served = |who: OwnerId| keys.seat().serves(who.node(), who.incarnation());
+        keys.waits().sweep(|who| directory.incarnation(who.node()) != Some(who.incarnation()) && !is_served(who));
         directory.bump();
     }
     Ok(removed)

@@ -143,7 +143,7 @@ impl ShmFabric {
             latencies,
             membership,
         };
-        fabric.glance();
+        fabric.refresh_peers();
         fabric
     }
 
@@ -275,11 +275,11 @@ impl ShmFabric {
 
     /// Records that an incarnation of a node also sends by another fabric, or (`false`) that it no longer does and everything
     /// from there was delivered. Until then the fabric does not report its lanes as [drained](Change::Drained).
-    pub fn set_beside(&mut self, node: NodeId, life: Incarnation, is_beside: bool) {
+    pub fn set_beside(&mut self, node: NodeId, incarnation: Incarnation, is_beside: bool) {
         let beside = &mut self.beside[node.index()];
         if is_beside {
-            *beside = Some(life);
-        } else if *beside == Some(life) {
+            *beside = Some(incarnation);
+        } else if *beside == Some(incarnation) {
             *beside = None;
             self.try_again();
         }
@@ -345,7 +345,7 @@ impl ShmFabric {
     }
 
     fn poll_idle<S: Sink>(&mut self, sink: &mut S, budget: usize) -> (usize, bool) {
-        self.glance();
+        self.refresh_peers();
         self.close_drained();
         if !self.changes.is_empty() {
             return (0, true);
@@ -420,7 +420,7 @@ impl Fabric for ShmFabric {
     type Error = ShmError;
 
     fn connect(&mut self, target: NodeId, incarnation: Incarnation, priority: Priority) -> Result<ShmLink, ShmError> {
-        self.glance();
+        self.refresh_peers();
         let inbox = match self.slots.get(target.index()) {
             Some(Slot::Live(inbox)) if inbox.incarnation() == incarnation => inbox.clone(),
             _ => return Err(ShmError::no_such_node(self.membership.domain(), target)),

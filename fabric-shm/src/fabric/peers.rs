@@ -32,7 +32,7 @@ impl ShmFabric {
 
     /// Reads the directory if it changed. Costs one load if it did not.
     #[inline]
-    pub fn glance(&mut self) {
+    pub fn refresh_peers(&mut self) {
         if self.membership.generation() != self.generation {
             self.read_directory();
         }
@@ -40,7 +40,7 @@ impl ShmFabric {
 
     /// Checks for every known peer whether it lives. Costs some 500 ns for each.
     pub fn check_peers(&mut self) {
-        self.glance();
+        self.refresh_peers();
         if !self.severed && self.membership.is_severed() {
             self.severed = true;
             self.reopen();

@@ -218,10 +218,10 @@ fn barring_keeps_who_comes_out() {
                 guarded.use_and_release(owner(1));
             }
         });
-        assert!(guarded.words.bar().1);
+        assert!(guarded.words.freeze().1);
         guarded.wait_empty();
         guarded.use_it();
-        assert!(guarded.words.unbar());
+        assert!(guarded.words.thaw());
         other.join().unwrap();
         assert!(guarded.words.get().is_free());
     });
@@ -233,10 +233,10 @@ fn who_barred_it_is_woken_by_who_leaves() {
     loom::model(|| {
         let guarded = Guarded::held_by(owner(1));
         let other = with(&guarded, |guarded| guarded.use_and_release(owner(1)));
-        guarded.words.bar();
+        guarded.words.freeze();
         guarded.wait_empty();
         guarded.use_it();
-        guarded.words.unbar();
+        guarded.words.thaw();
         other.join().unwrap();
         assert!(guarded.words.get().is_free());
     });
@@ -252,10 +252,10 @@ fn who_waits_for_a_barred_key_is_woken() {
             guarded.use_and_release(owner(2));
         });
         let owner_in = with(&guarded, |guarded| guarded.use_and_release(owner(1)));
-        guarded.words.bar();
+        guarded.words.freeze();
         guarded.wait_empty();
         guarded.use_it();
-        guarded.words.unbar();
+        guarded.words.thaw();
         owner_in.join().unwrap();
         waiter.join().unwrap();
     });

@@ -29,9 +29,9 @@ pub mod word;
 #[cfg(not(loom))]
 pub(crate) use table::{KEYS_HASH, KeyTable, Slot, TABLE_BYTES};
 #[cfg(not(loom))]
-pub use table::{KEYS_MAX, KeyFacts, KeyRef, NAME_BYTES, Resource, ResourceError};
+pub use table::{KEYS_MAX, KeyRef, LockFacts, NAME_BYTES, Resource, ResourceError};
 #[cfg(not(loom))]
 pub use waiting::{Look, Waiter};
 #[cfg(not(loom))]
-pub use waits::{Circle, Entered, Waiting};
+pub use waits::{Deadlock, Entered, Waiting};
 pub use word::{LockWords, OwnerId, Seen, Taken, Value};

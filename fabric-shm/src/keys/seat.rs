@@ -42,27 +42,27 @@ impl Seat {
     }
 
     /// Records that an incarnation has only the network, and that the coordinator serves it.
-    pub fn serve(&self, node: NodeId, life: Incarnation) {
+    pub fn serve(&self, node: NodeId, incarnation: Incarnation) {
         if let Some(word) = self.served.get(node.index()) {
-            word.store(life.0, Ordering::Release);
+            word.store(incarnation.0, Ordering::Release);
         }
     }
 
     /// All incarnations that the coordinator serves, among the first `nodes` node ids.
     pub fn all_served(&self, nodes: usize) -> Vec<(NodeId, Incarnation)> {
         let lives = self.served.iter().take(nodes).enumerate();
-        let lives = lives.map(|(node, life)| (NodeId(node as u16), Incarnation(life.load(Ordering::Acquire))));
-        lives.filter(|(_, life)| life.0 != 0).collect()
+        let lives = lives.map(|(node, incarnation)| (NodeId(node as u16), Incarnation(incarnation.load(Ordering::Acquire))));
+        lives.filter(|(_, incarnation)| incarnation.0 != 0).collect()
     }
 
     /// Whether the coordinator serves this incarnation, and so is the one to know when it ends.
-    pub fn serves(&self, node: NodeId, life: Incarnation) -> bool {
-        self.served.get(node.index()).is_some_and(|word| word.load(Ordering::Acquire) == life.0 && life.0 != 0)
+    pub fn serves(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        self.served.get(node.index()).is_some_and(|word| word.load(Ordering::Acquire) == incarnation.0 && incarnation.0 != 0)
     }
 }
 
-fn encode((node, life): (NodeId, Incarnation)) -> u64 {
-    (life.0 as u64) << 16 | node.0 as u64
+fn encode((node, incarnation): (NodeId, Incarnation)) -> u64 {
+    (incarnation.0 as u64) << 16 | node.0 as u64
 }
 
 fn decode(word: u64) -> Option<(NodeId, Incarnation)> {

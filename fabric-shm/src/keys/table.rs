@@ -77,7 +77,7 @@ pub enum Resource {
         /// The node that owns it.
         node: NodeId,
         /// The incarnation of that node.
-        life: Incarnation,
+        incarnation: Incarnation,
         /// The number of the region on that node.
         number: u64,
         /// The length of the region, in bytes.
@@ -100,7 +100,9 @@ impl Resource {
         match self {
             Resource::Unnamed => [0; 4],
             Resource::Memory { start, end } => [1, start, end, 0],
-            Resource::Region { node, life, number, bytes } => [2, (life.0 as u64) << 32 | node.0 as u64, number, bytes],
+            Resource::Region { node, incarnation, number, bytes } => {
+                [2, (incarnation.0 as u64) << 32 | node.0 as u64, number, bytes]
+            }
             Resource::Device(number) => [3, number, 0, 0],
             Resource::Id(number) => [4, number, 0, 0],
         }
@@ -111,7 +113,7 @@ impl Resource {
         let [kind, a, b, c] = words;
         match kind {
             1 => Resource::Memory { start: a, end: b },
-            2 => Resource::Region { node: NodeId(a as u16), life: Incarnation((a >> 32) as u32), number: b, bytes: c },
+            2 => Resource::Region { node: NodeId(a as u16), incarnation: Incarnation((a >> 32) as u32), number: b, bytes: c },
             3 => Resource::Device(a),
             4 => Resource::Id(a),
             _ => Resource::Unnamed,
@@ -165,7 +167,7 @@ pub struct KeyRef {
 
 /// What the registry records of a lock, copied and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyFacts {
+pub struct LockFacts {
     /// The place of the lock.
     pub key: KeyRef,
     /// The name of the lock.
@@ -256,13 +258,13 @@ impl<'a> KeyTable<'a> {
     }
 
     /// The recorded state of a lock; `None` if the slot holds none or is changing.
-    pub fn facts(&self, slot: u16) -> Option<KeyFacts> {
+    pub fn facts(&self, slot: u16) -> Option<LockFacts> {
         let at = self.slot(slot)?;
         let (generation, name) = at.name()?;
         let creator = at.creator.load(Ordering::Relaxed);
         let resource = Resource::from_words(std::array::from_fn(|word| at.resource[word].load(Ordering::Relaxed)));
         let seen = at.words.get();
-        let facts = KeyFacts {
+        let facts = LockFacts {
             key: KeyRef { slot, generation },
             name,
             resource,
@@ -276,7 +278,7 @@ impl<'a> KeyTable<'a> {
     }
 
     /// All locks.
-    pub fn all(&self) -> Vec<KeyFacts> {
+    pub fn all(&self) -> Vec<LockFacts> {
         (0..KEYS_MAX as u16).filter_map(|slot| self.facts(slot)).collect()
     }
 
@@ -320,7 +322,7 @@ impl Slot {
     /// Ends this use of the slot. Call it under the domain's lock file. The words stay frozen, so that a late thread can't take
     /// the lock.
     pub fn destroy(&self, generation: u64) {
-        self.words.bar();
+        self.words.freeze();
         self.state.store(generation << 1, Ordering::Release);
         self.words.wake_all();
     }

@@ -44,31 +44,31 @@ fn with_words<T>(run: impl FnOnce(&LockWords) -> T) -> T {
 }
 
 #[track_caller]
-fn check_id(node: u16, life: u32, number: u32) {
-    let thread = OwnerId::thread(NodeId(node), Incarnation(life), number);
-    let user = OwnerId::user(NodeId(node), Incarnation(life), number);
+fn check_id(node: u16, incarnation: u32, number: u32) {
+    let thread = OwnerId::thread(NodeId(node), Incarnation(incarnation), number);
+    let user = OwnerId::user(NodeId(node), Incarnation(incarnation), number);
     for id in [thread, user] {
-        assert_eq!((id.node(), id.life(), id.number()), (NodeId(node), Incarnation(life), number));
+        assert_eq!((id.node(), id.incarnation(), id.number()), (NodeId(node), Incarnation(incarnation), number));
         assert_eq!(OwnerId::from_bits(id.bits()), Some(id));
         assert_ne!(Value::Owner(id).bits(), Value::Module.bits());
     }
     assert!(user.is_users() && !thread.is_users() && user != thread);
-    let base = OwnerId::thread(NodeId(node), Incarnation(life), 0).bits();
+    let base = OwnerId::thread(NodeId(node), Incarnation(incarnation), 0).bits();
     assert_eq!(OwnerId::numbered(base, number), thread);
 }
 
 #[test]
 fn identifications_keep_what_they_are_made_of() {
     for node in [0, 1, 511, 1023] {
-        for life in [1, 2, 0x8000_0000, u32::MAX] {
+        for incarnation in [1, 2, 0x8000_0000, u32::MAX] {
             for number in [0, 1, OwnerId::NUMBERS - 1] {
-                check_id(node, life, number);
+                check_id(node, incarnation, number);
             }
         }
     }
     // Of a number that is too large the lower bits count, and nothing spills into other fields.
     let spilt = OwnerId::thread(NodeId(u16::MAX), Incarnation(1), u32::MAX);
-    assert_eq!((spilt.node(), spilt.life(), spilt.number()), (NodeId(1023), Incarnation(1), OwnerId::NUMBERS - 1));
+    assert_eq!((spilt.node(), spilt.incarnation(), spilt.number()), (NodeId(1023), Incarnation(1), OwnerId::NUMBERS - 1));
     assert!(!spilt.is_users());
     assert_eq!(OwnerId::from_bits(0), None);
     assert_eq!(OwnerId::from_bits(3 << 62), None);
@@ -79,8 +79,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_identification_keeps_what_it_is_made_of(node in 0..1024u16, life in 1..=u32::MAX, number in 0..OwnerId::NUMBERS) {
-        check_id(node, life, number);
+    fn any_identification_keeps_what_it_is_made_of(node in 0..1024u16, incarnation in 1..=u32::MAX, number in 0..OwnerId::NUMBERS) {
+        check_id(node, incarnation, number);
     }
 
     #[test]
@@ -95,7 +95,7 @@ proptest! {
 fn a_value_says_who_is_in() {
     with_words(|words| {
         let seen = words.get();
-        assert!(seen.is_free() && !seen.is_barred() && !seen.is_damaged());
+        assert!(seen.is_free() && !seen.is_frozen() && !seen.is_damaged());
         assert_eq!((seen.value(), seen.value().bits(), seen.owner()), (Value::Unlocked, 0, None));
         assert!(!words.try_take(owner(1), 0).unwrap().damaged);
         let seen = words.get();
@@ -106,7 +106,7 @@ fn a_value_says_who_is_in() {
         words.release(owner(1)).unwrap();
         assert!(words.get().is_free());
         assert_eq!(words.uses(), 1);
-        words.bar();
+        words.freeze();
         assert_eq!((words.get().value(), words.get().value().bits()), (Value::Module, u64::MAX));
         assert_eq!(words.try_take(owner(1), 0).unwrap_err().value(), Value::Module);
     });
@@ -126,7 +126,7 @@ fn who_does_not_own_it_changes_nothing() {
             assert_eq!(words.repair(stranger), Err(seen));
         }
         assert_eq!(words.get(), seen);
-        words.bar();
+        words.freeze();
         assert!(words.release(owner(2)).is_err());
         words.release(owner(1)).unwrap();
         assert_eq!(words.release(owner(1)).unwrap_err().value(), Value::Module);
@@ -146,9 +146,9 @@ fn a_value_is_set_if_it_is_as_expected() {
         words.set(Some(owner(1)), Some(owner(2))).unwrap();
         assert_eq!(words.get().value(), Value::Owner(owner(2)));
         // Handing the lock on still keeps others out.
-        words.bar();
+        words.freeze();
         words.set(Some(owner(2)), Some(owner(3))).unwrap();
-        assert!(words.get().is_barred());
+        assert!(words.get().is_frozen());
         words.set(Some(owner(3)), None).unwrap();
         assert_eq!(words.set(None, Some(owner(1))).unwrap_err().value(), Value::Module);
         assert_eq!(words.set(None, None).unwrap_err().value(), Value::Module);
@@ -184,26 +184,26 @@ fn damage_is_told_until_it_is_repaired() {
 #[test]
 fn barring_leaves_in_who_is_in() {
     with_words(|words| {
-        assert!(!words.unbar());
+        assert!(!words.thaw());
         words.try_take(owner(1), 0).unwrap();
-        let (before, first) = words.bar();
+        let (before, first) = words.freeze();
         assert_eq!((before.owner(), first), (Some(owner(1)), true));
-        assert!(!words.bar().1);
+        assert!(!words.freeze().1);
         assert_eq!(words.get().value(), Value::Owner(owner(1)));
-        assert!(words.unbar());
+        assert!(words.thaw());
         assert_eq!(words.get().value(), Value::Owner(owner(1)), "another owner changed the value");
-        words.bar();
+        words.freeze();
         words.release(owner(1)).unwrap();
         assert!(!words.get().is_free());
-        assert!(words.unbar());
+        assert!(words.thaw());
         assert!(!words.try_take(owner(2), 0).unwrap().damaged);
         // A dead owner's frozen lock gets no new owner.
-        words.bar();
+        words.freeze();
         let seen = words.get();
         assert!(!words.take_from_dead(seen, owner(3)));
         assert!(words.let_go_dead(seen));
         assert_eq!((words.get().value(), words.get().is_damaged()), (Value::Module, true));
-        words.unbar();
+        words.thaw();
         assert!(words.try_take(owner(3), 0).unwrap().damaged);
     });
 }
@@ -217,7 +217,7 @@ fn keys_are_found_by_name() {
     let resources = [
         Resource::Unnamed,
         Resource::memory(5..9),
-        Resource::Region { node: NodeId(1023), life: Incarnation(u32::MAX), number: u64::MAX, bytes: 7 },
+        Resource::Region { node: NodeId(1023), incarnation: Incarnation(u32::MAX), number: u64::MAX, bytes: 7 },
         Resource::Device(4),
         Resource::Id(u64::MAX),
     ];
@@ -476,7 +476,7 @@ fn use_all(memory: &Memory) {
         drop(waiter);
         let _ = (waiting::try_take(&at.words, owner(1)), at.words.get(), at.dead(), at.users().count());
         let _ = (at.words.set(None, Some(owner(1))), at.words.set(Some(owner(1)), Some(owner(2))), at.words.repair(owner(2)));
-        let _ = (at.words.bar(), at.words.release(owner(2)), at.words.unbar());
+        let _ = (at.words.freeze(), at.words.release(owner(2)), at.words.thaw());
         let seen: Seen = at.words.get();
         let _ = (at.words.let_go_dead(seen), at.words.release(owner(1)));
         at.words.wake_all();

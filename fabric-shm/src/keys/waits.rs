@@ -45,7 +45,7 @@ pub struct Waiting {
 }
 
 /// The waiters of a deadlock, in order, beginning with the one that found it.
-pub type Circle = Vec<Waiting>;
+pub type Deadlock = Vec<Waiting>;
 
 /// A waiter's entry. Dropping it removes the entry.
 pub struct Entered<'a> {
@@ -104,7 +104,7 @@ impl Waits {
     ///
     /// The chain of waiters is walked twice. A waiter that has the same number both times has waited in between, so it could
     /// not release its lock: the whole deadlock existed at one moment.
-    pub fn circle(&self, me: &Entered<'_>, value: impl Fn(usize) -> Option<Seen>) -> Option<Circle> {
+    pub fn circle(&self, me: &Entered<'_>, value: impl Fn(usize) -> Option<Seen>) -> Option<Deadlock> {
         let first = self.walk(me.me, &value)?;
         // A waiter for its own lock waits until an earlier wait of its own is undone.
         if first.len() < 2 {
@@ -114,7 +114,7 @@ impl Waits {
         (is_last && self.walk(me.me, &value)? == first).then_some(first)
     }
 
-    fn walk(&self, me: Waiting, value: &impl Fn(usize) -> Option<Seen>) -> Option<Circle> {
+    fn walk(&self, me: Waiting, value: &impl Fn(usize) -> Option<Seen>) -> Option<Deadlock> {
         let mut circle = vec![me];
         while circle.len() <= CIRCLE_MAX {
             let owner = value(circle.last()?.slot)?.owner()?;

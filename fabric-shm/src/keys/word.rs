@@ -14,7 +14,7 @@ use doorbell_fabric::sync::{AtomicU32, AtomicU64, Ordering, fence, planted_bug};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::fmt;
 
-const BARRED: u64 = 1 << 63;
+const FROZEN: u64 = 1 << 63;
 const DAMAGED: u64 = 1 << 62;
 const OWNER: u64 = DAMAGED - 1;
 const LIFE_SHIFT: u32 = 20;
@@ -32,9 +32,9 @@ impl OwnerId {
     pub const NUMBERS: u32 = USERS;
 
     /// The identification of a thread. Only the lower 19 bits of the number count.
-    pub const fn thread(node: NodeId, life: Incarnation, number: u32) -> Self {
+    pub const fn thread(node: NodeId, incarnation: Incarnation, number: u32) -> Self {
         let node = (node.0 as u64 & 0x3ff) << NODE_SHIFT;
-        Self(node | (life.0 as u64) << LIFE_SHIFT | (number & (USERS - 1)) as u64)
+        Self(node | (incarnation.0 as u64) << LIFE_SHIFT | (number & (USERS - 1)) as u64)
     }
 
     /// The identification of another thread of the same incarnation, from the bits of thread 0.
@@ -45,8 +45,8 @@ impl OwnerId {
 
     /// An identification that a program chose, unique together with the node and its incarnation. Only the lower 19 bits of the
     /// number count.
-    pub const fn user(node: NodeId, life: Incarnation, number: u32) -> Self {
-        Self(Self::thread(node, life, number).0 | USERS as u64)
+    pub const fn user(node: NodeId, incarnation: Incarnation, number: u32) -> Self {
+        Self(Self::thread(node, incarnation, number).0 | USERS as u64)
     }
 
     /// The identification with these bits; `None` for no owner.
@@ -66,7 +66,7 @@ impl OwnerId {
     }
 
     /// The incarnation of the node.
-    pub const fn life(self) -> Incarnation {
+    pub const fn incarnation(self) -> Incarnation {
         Incarnation((self.0 >> LIFE_SHIFT) as u32)
     }
 
@@ -84,7 +84,7 @@ impl OwnerId {
 impl fmt::Display for OwnerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.is_users() { "user" } else { "thread" };
-        write!(f, "node {} ({}), {kind} {}", self.node(), self.life(), self.number())
+        write!(f, "node {} ({}), {kind} {}", self.node(), self.incarnation(), self.number())
     }
 }
 
@@ -141,7 +141,7 @@ impl Seen {
         match value {
             Value::Unlocked => Self(0),
             Value::Owner(owner) => Self(owner.0),
-            Value::Module => Self(BARRED),
+            Value::Module => Self(FROZEN),
         }
     }
 
@@ -154,7 +154,7 @@ impl Seen {
     pub const fn value(self) -> Value {
         match OwnerId::from_bits(self.0) {
             Some(owner) => Value::Owner(owner),
-            None if self.0 & BARRED != 0 => Value::Module,
+            None if self.0 & FROZEN != 0 => Value::Module,
             None => Value::Unlocked,
         }
     }
@@ -165,8 +165,8 @@ impl Seen {
     }
 
     /// Whether the lock is frozen, so that only the present owner can use it.
-    pub const fn is_barred(self) -> bool {
-        self.0 & BARRED != 0
+    pub const fn is_frozen(self) -> bool {
+        self.0 & FROZEN != 0
     }
 
     /// Whether an owner died and the resource was not repaired since.
@@ -176,7 +176,7 @@ impl Seen {
 
     /// Whether the lock is neither held nor frozen.
     pub const fn is_free(self) -> bool {
-        self.0 & (OWNER | BARRED) == 0
+        self.0 & (OWNER | FROZEN) == 0
     }
 }
 
@@ -345,7 +345,7 @@ impl LockWords {
     /// The caller has made sure that the owner's incarnation has ended. It never comes back, so an equal word still means that
     /// owner.
     pub fn take_from_dead(&self, seen: Seen, me: OwnerId) -> bool {
-        let taken = !seen.is_barred() && self.swap(seen.0, DAMAGED | me.0);
+        let taken = !seen.is_frozen() && self.swap(seen.0, DAMAGED | me.0);
         if taken {
             self.count_use();
         }
@@ -355,7 +355,7 @@ impl LockWords {
     /// Releases the lock of a dead owner, as it was seen. Then the lock is free or frozen, and damaged. False if it has changed
     /// meanwhile.
     pub fn let_go_dead(&self, seen: Seen) -> bool {
-        let done = self.swap(seen.0, seen.0 & BARRED | DAMAGED);
+        let done = self.swap(seen.0, seen.0 & FROZEN | DAMAGED);
         self.ring_if_heard();
         done
     }
@@ -368,16 +368,16 @@ impl LockWords {
 
     /// Freezes the lock: no thread can take it from now on. Returns the former value, and whether this call froze it. It is not
     /// recorded which thread did; any thread may [unfreeze](Self::unbar) it.
-    pub fn bar(&self) -> (Seen, bool) {
-        let before = Seen(self.value.fetch_or(BARRED, Ordering::AcqRel));
-        (before, !before.is_barred())
+    pub fn freeze(&self) -> (Seen, bool) {
+        let before = Seen(self.value.fetch_or(FROZEN, Ordering::AcqRel));
+        (before, !before.is_frozen())
     }
 
     /// Unfreezes the lock. False if it was not frozen.
-    pub fn unbar(&self) -> bool {
-        let before = Seen(self.value.fetch_and(!BARRED, Ordering::AcqRel));
+    pub fn thaw(&self) -> bool {
+        let before = Seen(self.value.fetch_and(!FROZEN, Ordering::AcqRel));
         self.ring_if_heard();
-        before.is_barred()
+        before.is_frozen()
     }
 
     /// Changes the value from `expected` to `new`, where `None` is unlocked. Fails if it has another value.
@@ -474,7 +474,7 @@ impl LockWords {
             }
             let turn = self.turn.load(Ordering::Relaxed);
             let woke = match turn {
-                _ if self.get().is_barred() => self.wake(u32::MAX, i32::MAX),
+                _ if self.get().is_frozen() => self.wake(u32::MAX, i32::MAX),
                 0 => self.wake(u32::MAX, 1),
                 _ => self.wake(mask_of(turn), i32::MAX),
             };

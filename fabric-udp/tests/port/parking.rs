@@ -175,14 +175,14 @@ fn a_bell_in_shared_memory_is_heard_through_another_mapping() {
 }
 
 /// A port that threads share, and counts of what came to it. Each thread parks for a while and then ends.
-struct Helm {
+struct Parking {
     port: Mutex<Box<dyn Port>>,
     bell: AtomicU32,
     datagrams: AtomicU32,
     rings: AtomicU32,
 }
 
-impl Helm {
+impl Parking {
     fn is_over(&self) -> bool {
         self.datagrams.load(Ordering::SeqCst) == EVENTS && self.rings.load(Ordering::SeqCst) == EVENTS
     }
@@ -236,7 +236,7 @@ fn threads_park_one_after_the_other_and_miss_nothing() {
         let (from, port) = (open(loopback()).direct().clone(), open(loopback()));
         let peer = local(&*port);
         let helm =
-            Helm { port: Mutex::new(port), bell: AtomicU32::new(1), datagrams: AtomicU32::new(0), rings: AtomicU32::new(0) };
+            Parking { port: Mutex::new(port), bell: AtomicU32::new(1), datagrams: AtomicU32::new(0), rings: AtomicU32::new(0) };
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 helm.happen(&helm.datagrams, |i| {

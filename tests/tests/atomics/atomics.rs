@@ -409,7 +409,7 @@ pub fn update() {
         ($of:ident: $($op:ident $operand:ident),+) => {{
             let mut bytes = [0; KEY_BYTES];
             number += 1;
-            node.recv_by(Match::any().tag(number), &mut bytes, soon()).unwrap();
+            node.recv_until(Match::any().tag(number), &mut bytes, soon()).unwrap();
             let key = Key::<Atom<$of>, ReadWrite>::from_bytes(&bytes).unwrap();
             // A lock does not go by the network.
             let goes = ground == "shm" || !matches!(tier::<$of>(), Tier::Lock);
@@ -469,7 +469,7 @@ fn exact(ground: &str) {
         start.tell("OWNER", owner.id().0.to_string()).tell("GROUND", ground).tell("ADDRESS", &address).go()
     };
     let updaters: Vec<Process> = (0..PROCESSES).map(start).collect();
-    let nodes: Vec<_> = updaters.iter().map(|_| owner.recv_by(Match::any().tag(0), &mut [], soon()).unwrap().source).collect();
+    let nodes: Vec<_> = updaters.iter().map(|_| owner.recv_until(Match::any().tag(0), &mut [], soon()).unwrap().source).collect();
     let (mut number, mut regions) = (0, Vec::<Box<dyn std::any::Any>>::new());
     macro_rules! offer {
         ($of:ident: $($op:ident $operand:ident),+) => {{

@@ -196,7 +196,7 @@ fn stopped_owner(domain: &Domain, node: &Node) -> (Process, RemoteCell<u64>) {
     let address = node.address().unwrap().to_string();
     let owner = Process::start("owner").tell("DOMAIN", domain.name()).tell("ADDRESS", address).go();
     let mut bytes = [0; KEY_BYTES];
-    node.recv_by(Match::any().tag(1), &mut bytes, soon()).unwrap();
+    node.recv_until(Match::any().tag(1), &mut bytes, soon()).unwrap();
     let cell = RemoteCell::open(node, Key::<u64, ReadWrite>::from_bytes(&bytes).unwrap()).unwrap();
     assert_eq!(cell.start::<Add, Old, _>(1).unwrap().wait().unwrap(), 0);
     owner.signal(Signal::STOP);
@@ -212,7 +212,7 @@ fn updates_under_way_end_with_the_node_that_has_the_cell() {
     let mut under_way: Vec<_> = (0..100).map(|_| cell.start::<Add, Old, _>(1).unwrap()).collect();
     // A deadline passes and it is still under way; those that are given up harm nobody.
     let last = under_way.pop().unwrap();
-    under_way.extend(last.wait_by(Instant::now()).err());
+    under_way.extend(last.wait_until(Instant::now()).err());
     assert_eq!(under_way.len(), 100);
     under_way.drain(10..20);
     assert!(under_way.iter().all(|update| !update.test()));
@@ -314,7 +314,7 @@ fn a_killed_updater_leaves_a_cell_that_is_whole() {
     let address = owner.address().unwrap().to_string();
     let updater = Process::start("endless").tell("DOMAIN", domain.name()).tell("ADDRESS", &address).go();
     let region = owner.region::<Atom<Triple>>(1).unwrap();
-    owner.recv_by(Match::any().tag(1), &mut [], soon()).unwrap();
+    owner.recv_until(Match::any().tag(1), &mut [], soon()).unwrap();
     owner.send(doorbell::NodeId(1), 1, &region.key().to_bytes()).unwrap();
     let own = AtomicCell::at(&region, 0).unwrap();
     eventually("an update", || atomic! { own }.0[0] >= 1000);

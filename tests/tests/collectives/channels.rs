@@ -12,7 +12,7 @@
 
 use doorbell::collective::reduction::{Max, Sum};
 use doorbell::collective::{ChannelEvent, ChannelStep, Team};
-use doorbell::{Figure, Node, NodeId, Progress, Result, Space};
+use doorbell::{Metric, Node, NodeId, Progress, Result, Space};
 use doorbell_tests::patience::{PATIENCE, soon};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
@@ -124,7 +124,7 @@ fn with_team(members: usize, channels: usize, progress: Progress, act: impl Fn(&
     let log = Arc::<Log>::default();
     let run = |(rank, node): (usize, &Node)| {
         let (sees, team) = (log.clone(), Team::builder(node).members(&ids).channels(channels).slot_bytes(4096));
-        let team = team.patience(PATIENCE).watch(move |event| sees.add(rank, event)).form_by(soon()).unwrap();
+        let team = team.patience(PATIENCE).watch(move |event| sees.add(rank, event)).form_until(soon()).unwrap();
         act(&team, &log).unwrap_or_else(|error| panic!("rank {rank}: {error}"));
         team.barrier().unwrap();
         // All turns of this member are over when it has left the last one, which may be a moment after its last result.
@@ -294,11 +294,11 @@ fn a_node_shows_what_became_of_the_channels_of_all_its_teams() {
         assert_eq!(both.map(|one| one.wait().unwrap()), [[1], [2]]);
         let stats = team.stats();
         assert_eq!((stats.operations, stats.acquired, stats.queued, stats.synchronised), (12, 11, 0, 11));
-        let shown = node.figures().unwrap();
-        let of = [Figure::Collectives, Figure::TurnsAcquired, Figure::TurnsQueued, Figure::TurnsSynchronised];
+        let shown = node.metrics().unwrap();
+        let of = [Metric::Collectives, Metric::TurnsAcquired, Metric::TurnsQueued, Metric::TurnsSynchronised];
         // Those of teams that are gone stay.
-        assert_eq!(of.map(|figure| shown[figure]), [12 * teams, 11 * teams, 0, 11 * teams]);
-        assert!(shown[Figure::TurnsForeseen] >= stats.foreseen);
+        assert_eq!(of.map(|metric| shown[metric]), [12 * teams, 11 * teams, 0, 11 * teams]);
+        assert!(shown[Metric::TurnsForeseen] >= stats.foreseen);
     }
 }
 

@@ -79,7 +79,7 @@ pub fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send 
                 scope.spawn(move || {
                     let team = Team::builder(node).members(ids).channels(shape.channels).slot_bytes(shape.slot).sync(shape.sync);
                     let team = shape.algorithm.into_iter().fold(team, TeamBuilder::algorithm);
-                    let team = team.patience(PATIENCE).form_by(soon()).unwrap();
+                    let team = team.patience(PATIENCE).form_until(soon()).unwrap();
                     assert_eq!(team.boxes(), shape.boxes(), "{team:?}");
                     act(&team).unwrap_or_else(|error| panic!("rank {} of {shape:?}: {error}: {:?}", team.rank(), team.stats()))
                 })

@@ -58,7 +58,7 @@ fn with_teams(ground: Ground, who: (Progress, Wait), act: impl Fn(&Node, &Arc<Te
                 let (ids, act, meet) = (&ids, &act, &meet);
                 scope.spawn(move || {
                     node.wait_for(MEMBERS, soon()).unwrap();
-                    let team = Team::builder(node).members(ids).slot_bytes(SLOT).patience(PATIENCE).form_by(soon()).unwrap();
+                    let team = Team::builder(node).members(ids).slot_bytes(SLOT).patience(PATIENCE).form_until(soon()).unwrap();
                     act(node, &Arc::new(team), meet);
                 });
             }
@@ -133,7 +133,7 @@ fn call_teams(number: u64) {
     refused(team.start_barrier().map(drop));
     refused(team.barrier());
     refused(team.allreduce(Sum, &mut [1]));
-    refused(team.shrink_by(briefly()).map(drop));
+    refused(team.shrink_until(briefly()).map(drop));
 }
 
 fn every_reduction<T: Value>(ground: Ground, team: &Arc<Team>, calls: u64) {
@@ -240,7 +240,7 @@ fn a_reduction_that_waits_does_not_hold_up_the_engine_of_its_node() {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     if driver.wait_for(1) {
-                        let _ = node.recv_by(Match::any(), &mut [0; 8], briefly());
+                        let _ = node.recv_until(Match::any(), &mut [0; 8], briefly());
                         driver.set(2);
                     }
                 });
@@ -279,7 +279,7 @@ fn after_a_reduction_that_panics_a_team_is_shrunk_and_goes_on() {
             };
             let told = |why| matches!(why, TeamFault::Panicked | TeamFault::OutOfStep | TeamFault::GaveUp { .. });
             assert!(why.is_some_and(told), "{ground:?}: {result:?}");
-            let again = team.shrink_by(soon()).unwrap();
+            let again = team.shrink_until(soon()).unwrap();
             assert_eq!(again.len(), MEMBERS);
             let mut xs = vector::<Widest>(again.rank(), 0..3);
             again.allreduce(by("sum", add::<Widest>), &mut xs).unwrap();

@@ -18,7 +18,7 @@ fn on_a_bad_network(node: &Node) {
     let ids: Vec<NodeId> = (0..HOMES.len() as u16).map(NodeId).collect();
     for algorithm in [None, Some(Algorithm::Doubling), Some(Algorithm::Ring), Some(Algorithm::Direct)] {
         let team = algorithm.into_iter().fold(Team::builder(node).members(&ids), TeamBuilder::algorithm);
-        let team = team.label(format!("{algorithm:?}")).patience(4 * PATIENCE).form_by(soon()).unwrap();
+        let team = team.label(format!("{algorithm:?}")).patience(4 * PATIENCE).form_until(soon()).unwrap();
         assert_eq!(team.boxes(), [[0, 1], [2, 3]]);
         for (root, len) in [3, 700, 10_000].into_iter().enumerate() {
             all(&team, len, root).unwrap();
@@ -58,7 +58,7 @@ fn results_are_the_same_over_a_network_that_loses_much() {
     };
     let members: Vec<Process> = (1..HOMES.len()).map(start).collect();
     on_a_bad_network(&node);
-    members.iter().for_each(|_| assert_eq!(node.recv_by(Match::any().tag(1), &mut [], soon()).unwrap().tag, 1));
+    members.iter().for_each(|_| assert_eq!(node.recv_until(Match::any().tag(1), &mut [], soon()).unwrap().tag, 1));
     (1..HOMES.len()).for_each(|me| node.send(NodeId(me as u16), 2, &[]).unwrap());
     members.into_iter().for_each(|member| member.end_well(PATIENCE));
     node.leave().unwrap();

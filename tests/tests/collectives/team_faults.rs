@@ -28,7 +28,7 @@ fn with_team(members: usize, progress: Progress, patience: Duration, act: impl F
                 node.wait_for(members, soon()).unwrap();
                 // No member leaves before the others are done. A member that panics meets the others, too.
                 let _meets = Meets(meet);
-                act(node, Team::builder(node).members(ids).patience(patience).form_by(soon()).unwrap(), meet);
+                act(node, Team::builder(node).members(ids).patience(patience).form_until(soon()).unwrap(), meet);
             });
         }
     });
@@ -270,7 +270,8 @@ fn a_reduction_that_panics_over_the_network_ends_its_operation_and_nothing_else(
             for node in [&first, &second] {
                 scope.spawn(move || {
                     node.wait_for(2, soon()).unwrap();
-                    let team = Team::builder(node).members(&[NodeId(0), NodeId(1)]).patience(PATIENCE).form_by(soon()).unwrap();
+                    let team =
+                        Team::builder(node).members(&[NodeId(0), NodeId(1)]).patience(PATIENCE).form_until(soon()).unwrap();
                     let rank = team.rank();
                     let fragile = by("fragile", move |left: &u64, right: &u64| {
                         assert!(rank != 1, "it panics on purpose");
@@ -281,7 +282,7 @@ fn a_reduction_that_panics_over_the_network_ends_its_operation_and_nothing_else(
                         assert!(matches!(result, Err(Error::Team { why: TeamFault::Panicked, .. })), "{result:?}");
                     }
                     assert!(result.is_err() || team.barrier().is_err());
-                    let next = team.shrink_by(soon()).unwrap();
+                    let next = team.shrink_until(soon()).unwrap();
                     let mut xs = [1_u64];
                     next.allreduce(Sum, &mut xs).unwrap();
                     assert_eq!(xs, [2]);

@@ -66,7 +66,7 @@ pub fn member() {
         std::thread::yield_now();
     }
     let ids: Vec<NodeId> = (0..count as u16).map(NodeId).collect();
-    let mut team = match Team::builder(&node).members(&ids).form_by(soon()) {
+    let mut team = match Team::builder(&node).members(&ids).form_until(soon()) {
         Ok(team) => team,
         // It was killed before the team was there.
         Err(Error::PeerDied { .. } | Error::NoSuchNode { .. }) => return,
@@ -91,7 +91,7 @@ pub fn member() {
             Error::Team { .. } => {}
             error => panic!("{error}"),
         }
-        team = team.shrink_by(soon()).unwrap();
+        team = team.shrink_until(soon()).unwrap();
     }
 }
 

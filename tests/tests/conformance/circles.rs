@@ -1,18 +1,18 @@
 //! Deadlocks of waits for locks: the waiter that closes one is told.
 
 use super::locks::{lock_sound, met, until_waiting, why};
-use doorbell::{Circle, LockFault, LockKey, Node, Resource, Value};
+use doorbell::{Deadlock, Lock, LockFault, Node, Resource, Value};
 use doorbell_tests::patience::{Running, eventually, running, soon};
 use doorbell_tests::world::World;
 use std::sync::{Arc, Barrier};
 
 /// Each node holds a lock and waits for that of the next one, both as this owner. Returns how each wait ended. A node that is told of a deadlock gives
 /// its lock up.
-fn circle<const N: usize>(nodes: &[Node; N], owner: fn(&LockKey) -> LockKey, one_after_the_other: bool) -> [Option<Circle>; N] {
-    let keys: [[LockKey; N]; N] = std::array::from_fn(|at| {
+fn circle<const N: usize>(nodes: &[Node; N], owner: fn(&Lock) -> Lock, one_after_the_other: bool) -> [Option<Deadlock>; N] {
+    let keys: [[Lock; N]; N] = std::array::from_fn(|at| {
         let name = format!("key {at}");
-        LockKey::open(&nodes[0], &name, Resource::Unnamed).unwrap();
-        std::array::from_fn(|node| LockKey::find(&nodes[node], &name).unwrap())
+        Lock::open(&nodes[0], &name, Resource::Unnamed).unwrap();
+        std::array::from_fn(|node| Lock::find(&nodes[node], &name).unwrap())
     });
     let start = Arc::new(Barrier::new(N));
     let waiting: Vec<_> = (0..N)
@@ -25,10 +25,10 @@ fn circle<const N: usize>(nodes: &[Node; N], owner: fn(&LockKey) -> LockKey, one
                     // The first waits for key 1, which is known before the second waits for key 2, …
                     (0..at).for_each(|before| until_waiting(&own.clone(), usize::from(before + 1 == at)));
                 }
-                let second = match next.lock_by(soon()) {
+                let second = match next.lock_until(soon()) {
                     Ok(second) => second,
                     Err(error) => match why::<()>(Err(error)) {
-                        LockFault::Circle(circle) => return Some(circle),
+                        LockFault::Deadlock(circle) => return Some(circle),
                         other => panic!("{other}"),
                     },
                 };
@@ -48,14 +48,14 @@ fn circle<const N: usize>(nodes: &[Node; N], owner: fn(&LockKey) -> LockKey, one
 
 fn check_circles<const N: usize>(nodes: &[Node; N]) {
     // The last waiter closed it.
-    let told = circle(nodes, LockKey::clone, true);
+    let told = circle(nodes, Lock::clone, true);
     let last = told[N - 1].as_ref().expect("nobody told the last");
     assert!(told[..N - 1].iter().all(Option::is_none), "{told:?}");
     let expected = (0..N).map(|step| ((N - 1 + step) % N, (N + step) % N));
     let found: Vec<_> = last.waits.iter().map(|(who, key)| (who.node().index(), key.clone())).collect();
     assert_eq!(found, expected.map(|(node, key)| (node, format!("key {key}"))).collect::<Vec<_>>());
     // At once: one of them. Owners are threads, or numbers of the program.
-    for owner in [LockKey::clone, |key: &LockKey| key.with_id(7), LockKey::clone] {
+    for owner in [Lock::clone, |key: &Lock| key.with_id(7), Lock::clone] {
         let told = circle(nodes, owner, false);
         assert_eq!(told.iter().flatten().count(), 1, "{told:?}");
     }

@@ -63,7 +63,7 @@ fn receive_all(mut thread: DeviceThread, senders: &[NodeId]) -> u64 {
     let mut next = [0_u64; 16];
     let (mut through, mut messages) = (0, 0);
     while through < senders.len() {
-        let envelope = thread.receive_by(&mut buf, soon()).unwrap();
+        let envelope = thread.receive_until(&mut buf, soon()).unwrap();
         assert!(senders.contains(&envelope.source) && envelope.thread == thread.id(), "{envelope:?}");
         let expected = &mut next[envelope.source.index()];
         if envelope.tag == u64::MAX {
@@ -86,11 +86,11 @@ fn send_some(node: Node, threads: &[u32], count: u64) {
     for message in 0..count {
         let at = (message.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40) as usize % threads.len();
         let seed = next[at] << 8 | u64::from(threads[at]);
-        sender.send_by(threads[at], next[at], &pattern::bytes(length(seed), seed), soon()).unwrap();
+        sender.send_until(threads[at], next[at], &pattern::bytes(length(seed), seed), soon()).unwrap();
         next[at] += 1;
     }
-    threads.iter().for_each(|thread| sender.send_by(*thread, u64::MAX, &[], soon()).unwrap());
-    sender.flush_by(soon()).unwrap();
+    threads.iter().for_each(|thread| sender.send_until(*thread, u64::MAX, &[], soon()).unwrap());
+    sender.flush_until(soon()).unwrap();
 }
 
 pub fn what_is_sent_to_a_thread_reaches_that_thread(world: &World) {
@@ -122,24 +122,24 @@ pub fn a_message_that_does_not_fit_is_not_lost(world: &World) {
         let max = sender.message_max();
         assert_eq!(fault(sender.send(1, 0, &vec![0; max + 1])), DeviceFault::TooLong { len: max + 1, max });
         sender.send_vectored(1, 7, &[&pattern::bytes(max, 3)]).unwrap();
-        sender.send_by(1, 8, &[1, 2, 3], soon()).unwrap();
-        sender.flush_by(soon()).unwrap();
+        sender.send_until(1, 8, &[1, 2, 3], soon()).unwrap();
+        sender.flush_until(soon()).unwrap();
         max
     });
     let mut short = vec![0; 100];
     for _ in 0..2 {
-        let DeviceFault::TooSmall { len, capacity: 100 } = fault(thread.receive_by(&mut short, soon())) else {
+        let DeviceFault::TooSmall { len, capacity: 100 } = fault(thread.receive_until(&mut short, soon())) else {
             panic!("a message in a short buffer")
         };
         assert_eq!(len, device.message_max());
     }
     let mut whole = vec![0; device.message_max()];
-    assert_eq!(thread.receive_by(&mut whole, soon()).unwrap().tag, 7);
+    assert_eq!(thread.receive_until(&mut whole, soon()).unwrap().tag, 7);
     pattern::check(&whole, 3);
-    assert_eq!(thread.receive_by(&mut short, soon()).unwrap().tag, 8);
+    assert_eq!(thread.receive_until(&mut short, soon()).unwrap().tag, 8);
     assert_eq!(short[..3], [1, 2, 3]);
     assert_eq!(sending.join(), whole.len());
-    let none = thread.receive_by(&mut short, Instant::now() + Duration::from_millis(1));
+    let none = thread.receive_until(&mut short, Instant::now() + Duration::from_millis(1));
     assert!(matches!(none, Err(Error::Timeout { .. })), "{none:?}");
     assert_eq!(thread.try_receive(&mut short).unwrap(), None);
 }
@@ -159,11 +159,11 @@ pub fn a_sender_waits_for_room_in_a_device(world: &World) {
             match sender.try_send(1, sent, &bytes).unwrap() {
                 true => sent += 1,
                 false if noticed.load(Ordering::Acquire) => {
-                    sender.send_by(1, sent, &bytes, soon()).unwrap();
+                    sender.send_until(1, sent, &bytes, soon()).unwrap();
                     sent += 1;
                 }
                 false => {
-                    let late = sender.send_by(1, sent, &bytes, Instant::now() + Duration::from_millis(20));
+                    let late = sender.send_until(1, sent, &bytes, Instant::now() + Duration::from_millis(20));
                     match late {
                         Ok(()) => sent += 1,
                         Err(Error::Timeout { .. }) => noticed.store(true, Ordering::Release),
@@ -172,12 +172,12 @@ pub fn a_sender_waits_for_room_in_a_device(world: &World) {
                 }
             }
         }
-        sender.flush_by(soon()).unwrap();
+        sender.flush_until(soon()).unwrap();
     });
     let mut buf = vec![0; 10_000];
     eventually("the device is full", || full.load(Ordering::Acquire));
     for tag in 0..1000 {
-        assert_eq!(thread.receive_by(&mut buf, soon()).unwrap().tag, tag);
+        assert_eq!(thread.receive_until(&mut buf, soon()).unwrap().tag, tag);
     }
     sending.join();
 }
@@ -207,17 +207,17 @@ pub fn what_was_sent_before_a_thread_came_is_there(world: &World) {
     let sending = running("a node sends", move || {
         let sender = DeviceSender::open(&b, "net").unwrap();
         for tag in 0..10 {
-            sender.send_by(1, tag, b"early", soon()).unwrap();
+            sender.send_until(1, tag, b"early", soon()).unwrap();
         }
-        sender.send_by(2, 0, b"behind them", soon()).unwrap();
-        sender.flush_by(soon()).unwrap();
+        sender.send_until(2, 0, b"behind them", soon()).unwrap();
+        sender.flush_until(soon()).unwrap();
     });
     let mut buf = [0; 16];
     // Those before it go to the storage, as nobody is their thread.
-    assert_eq!(other.receive_by(&mut buf, soon()).unwrap().len, 11);
+    assert_eq!(other.receive_until(&mut buf, soon()).unwrap().len, 11);
     let mut thread = device.thread(1).unwrap();
     for tag in 0..10 {
-        assert_eq!(thread.receive_by(&mut buf, soon()).unwrap().tag, tag);
+        assert_eq!(thread.receive_until(&mut buf, soon()).unwrap().tag, tag);
     }
     sending.join();
 }

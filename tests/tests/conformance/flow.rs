@@ -40,7 +40,7 @@ fn fill(peer: &Peer) -> u64 {
 fn drain(node: &Node, numbers: std::ops::Range<u64>) {
     let mut buf = [0; 1024];
     for number in numbers {
-        let envelope = node.recv_by(Match::any().tag(1), &mut buf, soon()).unwrap();
+        let envelope = node.recv_until(Match::any().tag(1), &mut buf, soon()).unwrap();
         assert_eq!((u64::from_le_bytes(buf[..8].try_into().unwrap()), envelope.sequence as u64), (number, number));
     }
 }
@@ -59,7 +59,7 @@ pub fn full_is_an_ordinary_result(world: &World) {
     let mut first = fill(&peer);
     // A poller that had no processor for a while may still make room.
     let late = until("a send that runs out of time", || {
-        let result = peer.send_by(1, &numbered(first), briefly());
+        let result = peer.send_until(1, &numbered(first), briefly());
         first += u64::from(result.is_ok());
         result.err()
     });
@@ -83,7 +83,7 @@ pub fn a_full_pool_holds_senders_back_and_lets_them_go_on(world: &World) {
     // The target waits for something else and so takes what comes meanwhile into its pool.
     let mut sent = [0, 0];
     for _ in 0..3 {
-        let late = target.recv_by(Match::any().tag(2), &mut [0; 8], briefly());
+        let late = target.recv_until(Match::any().tag(2), &mut [0; 8], briefly());
         assert!(matches!(late, Err(Error::Timeout { .. })));
         for (peer, sent) in peers.iter().zip(&mut sent) {
             for _ in 0..200 {
@@ -99,11 +99,11 @@ pub fn a_full_pool_holds_senders_back_and_lets_them_go_on(world: &World) {
     let mut buf = [0; 1024];
     for (sender, sent) in [&one, &two].into_iter().zip(sent) {
         for number in 0..sent {
-            let envelope = target.recv_by(Match::from(sender.id()), &mut buf, soon()).unwrap();
+            let envelope = target.recv_until(Match::from(sender.id()), &mut buf, soon()).unwrap();
             assert_eq!((u64::from_le_bytes(buf[..8].try_into().unwrap()), envelope.sequence as u64), (number, number));
         }
-        sender.send_by(target.id(), 2, b"on", soon()).unwrap();
-        assert_eq!(target.recv_by(Match::any().tag(2), &mut buf, soon()).unwrap().source, sender.id());
+        sender.send_until(target.id(), 2, b"on", soon()).unwrap();
+        assert_eq!(target.recv_until(Match::any().tag(2), &mut buf, soon()).unwrap().source, sender.id());
     }
 }
 
@@ -162,22 +162,22 @@ fn all_send_first<const N: usize>(nodes: [Node; N], len: usize, bytes: usize) ->
         let to = &nodes[(node.id().index() + 1) % N];
         let mut buf = vec![0; len];
         for number in 0..*sent {
-            let envelope = to.recv_by(Match::from(node.id()), &mut buf, soon()).unwrap();
+            let envelope = to.recv_until(Match::from(node.id()), &mut buf, soon()).unwrap();
             assert_eq!((envelope.tag, envelope.sequence as u64, envelope.len), (number, number, len));
             pattern::check(&buf, node.id().0 as u64);
         }
         // A refused message is not delivered, and the next one is.
-        to.send_by(to.id(), 1, b"to myself", soon()).unwrap();
-        assert_eq!(to.recv_by(Match::any(), &mut buf, soon()).unwrap().source, to.id());
+        to.send_until(to.id(), 1, b"to myself", soon()).unwrap();
+        assert_eq!(to.recv_until(Match::any(), &mut buf, soon()).unwrap().source, to.id());
         // It refuses others itself, and may not have heard yet that there is room again.
-        until("room for what comes next", || match node.send_by(to.id(), 2, b"next", soon()) {
+        until("room for what comes next", || match node.send_until(to.id(), 2, b"next", soon()) {
             Err(Error::Full { .. }) => None,
             sent => {
                 sent.unwrap();
                 Some(())
             }
         });
-        assert_eq!(to.recv_by(Match::any(), &mut buf, soon()).unwrap().source, node.id());
+        assert_eq!(to.recv_until(Match::any(), &mut buf, soon()).unwrap().source, node.id());
     }
     std::array::from_fn(|index| counts[index].1)
 }
@@ -222,7 +222,7 @@ pub fn one_message_larger_than_the_pools_of_two_nodes(world: &World) {
                 ends[1 - me].load(Ordering::SeqCst) != PENDING
             });
             if ends[1 - me].load(Ordering::SeqCst) == SENT {
-                let Ok(completion) = receive.wait_by(soon()) else { panic!("a message that was sent does not arrive") };
+                let Ok(completion) = receive.wait_until(soon()) else { panic!("a message that was sent does not arrive") };
                 assert!(completion.result.is_ok(), "{:?}", completion.result);
                 pattern::check(&completion.buffer, 1 - me as u64);
             } else {
@@ -247,7 +247,7 @@ pub fn a_flood_to_oneself_gets_full(world: &World) {
     assert!(full);
     let mut buf = vec![0; 10_000];
     for number in 0..sent {
-        assert_eq!(node.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, number);
+        assert_eq!(node.recv_until(Match::any(), &mut buf, soon()).unwrap().tag, number);
     }
     assert_eq!(node.try_recv(Match::any(), &mut buf).unwrap(), None);
 }
@@ -255,35 +255,35 @@ pub fn a_flood_to_oneself_gets_full(world: &World) {
 pub fn a_send_that_ran_out_of_time_is_not_delivered(world: &World) {
     // The pools take nothing, so a long message stays in the lane with its first part.
     let [a, b] = world.narrow_nodes();
-    let error = a.send_by(b.id(), 1, &vec![1; BLOCKING], briefly()).unwrap_err();
+    let error = a.send_until(b.id(), 1, &vec![1; BLOCKING], briefly()).unwrap_err();
     assert!(matches!(error, Error::Timeout { operation: "send", node } if node == Some(b.id())), "{error:?}");
     assert_eq!(error.certainty(), doorbell::Certainty::DidNotHappen);
-    a.send_by(b.id(), 2, b"after", soon()).unwrap();
-    let envelope = b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap();
+    a.send_until(b.id(), 2, b"after", soon()).unwrap();
+    let envelope = b.recv_until(Match::any(), &mut [0; 8], soon()).unwrap();
     assert_eq!((envelope.tag, envelope.sequence), (2, 0));
     if world.progress == Progress::Inline {
         // Nobody else turns the engines, so there is nothing to wait for.
         return;
     }
-    let late = b.recv_by(Match::any(), &mut vec![0; BLOCKING], std::time::Instant::now() + Duration::from_millis(5));
+    let late = b.recv_until(Match::any(), &mut vec![0; BLOCKING], std::time::Instant::now() + Duration::from_millis(5));
     assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
 }
 
 pub fn a_transfer_that_ran_out_of_time_is_not_delivered(world: &World) {
     // The pools take nothing, so nobody answers.
     let [a, b] = world.nodes_with_pool(1 << 10);
-    let error = a.send_by(b.id(), 1, &vec![1; 1 << 20], briefly()).unwrap_err();
+    let error = a.send_until(b.id(), 1, &vec![1; 1 << 20], briefly()).unwrap_err();
     assert!(matches!(error, Error::Timeout { operation: "send", node } if node == Some(b.id())), "{error:?}");
     assert_eq!(error.certainty(), doorbell::Certainty::DidNotHappen);
-    a.send_by(b.id(), 2, b"after", soon()).unwrap();
-    let envelope = b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap();
+    a.send_until(b.id(), 2, b"after", soon()).unwrap();
+    let envelope = b.recv_until(Match::any(), &mut [0; 8], soon()).unwrap();
     // Its place in the order is used up.
     assert_eq!((envelope.tag, envelope.sequence), (2, 1));
     if world.progress == Progress::Inline {
         // Nobody else turns the engines, so there is nothing to wait for.
         return;
     }
-    let late = b.recv_by(Match::any(), &mut vec![0; 1 << 20], std::time::Instant::now() + Duration::from_millis(5));
+    let late = b.recv_until(Match::any(), &mut vec![0; 1 << 20], std::time::Instant::now() + Duration::from_millis(5));
     assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
 }
 
@@ -298,11 +298,11 @@ pub fn a_message_larger_than_the_pool_is_received_in_every_form(world: &World) {
         a
     });
     let mut buf = vec![0; LEN];
-    assert_eq!(b.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, 0);
+    assert_eq!(b.recv_until(Match::any(), &mut buf, soon()).unwrap().tag, 0);
     pattern::check(&buf, 0);
     let bytes = read_by(&b, Match::from(from), soon(), |_, payload| payload.to_vec()).unwrap();
     pattern::check(&bytes, 1);
-    let completion = b.start_recv(Match::any(), vec![0; LEN]).unwrap().wait_by(soon());
+    let completion = b.start_recv(Match::any(), vec![0; LEN]).unwrap().wait_until(soon());
     let Ok(completion) = completion else { panic!("a receive of a message larger than the pool does not end") };
     pattern::check(&completion.buffer, 2);
     let envelope = until("a try that finds", || b.try_recv(Match::any(), &mut buf).unwrap());
@@ -325,11 +325,11 @@ pub fn a_busy_lane_does_not_keep_others_waiting(world: &World) {
     };
     let mut buf = [0; 8];
     for _ in 0..1000 {
-        assert_eq!(target.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, 1);
+        assert_eq!(target.recv_until(Match::any(), &mut buf, soon()).unwrap().tag, 1);
     }
-    other.send_by(to, 2, b"also", soon()).unwrap();
+    other.send_until(to, 2, b"also", soon()).unwrap();
     // It comes after some of the flood, but not after all of it.
-    let found = (0..1_000_000).find(|_| target.recv_by(Match::any(), &mut buf, soon()).unwrap().tag == 2);
+    let found = (0..1_000_000).find(|_| target.recv_until(Match::any(), &mut buf, soon()).unwrap().tag == 2);
     stop.store(1, Ordering::Relaxed);
     flood.join();
     assert!(found.is_some(), "a million messages of a busy lane came before the one of another");

@@ -1,16 +1,16 @@
 //! Locks whose owner is gone: the next owner gets the lock and is told.
 
 use super::locks::{grounds, lock_sound, until_waiting, waits};
-use doorbell::{Error, LockKey, Value};
+use doorbell::{Error, Lock, Value};
 use doorbell_tests::patience::{soon, until};
 use doorbell_tests::world::World;
 use std::time::{Duration, Instant};
 
 /// The next owners of a lock after its owner `gone`: each is told, until one has repaired the data that the lock guards.
 #[track_caller]
-fn check_heirs(keys: [&LockKey; 2], gone: doorbell::OwnerId) {
+fn check_heirs(keys: [&Lock; 2], gone: doorbell::OwnerId) {
     for key in [keys[0], keys[1], keys[1], keys[0]] {
-        let guard = key.lock_by(soon()).unwrap();
+        let guard = key.lock_until(soon()).unwrap();
         assert_eq!(guard.inherited_from(), Some(gone));
         assert_eq!(key.facts().unwrap().dead, Some(gone));
         guard.unlock().unwrap();
@@ -43,7 +43,7 @@ pub fn the_next_owner_is_told_who_died(world: &World) {
 
     // Its next life has nothing to do with it.
     let nb = world.node(1);
-    let b = LockKey::find(&nb, "key").unwrap();
+    let b = Lock::find(&nb, "key").unwrap();
     let gone = lock_sound(&b).keep();
     let waiter = waits(&a);
     until_waiting(&c, 1);
@@ -52,27 +52,27 @@ pub fn the_next_owner_is_told_who_died(world: &World) {
     check_heirs([&c, &a], gone);
 
     let nb = world.node(1);
-    let b = LockKey::find(&nb, "key").unwrap();
-    let gone = b.with_id(3).lock_by(soon()).unwrap().keep();
+    let b = Lock::find(&nb, "key").unwrap();
+    let gone = b.with_id(3).lock_until(soon()).unwrap().keep();
     nb.abandon();
     let guard = a.lock_every(Duration::from_millis(1), soon()).unwrap();
     assert_eq!(guard.inherited_from(), Some(gone));
     guard.unlock().unwrap();
-    a.lock_by(soon()).unwrap().mark_repaired().unwrap();
+    a.lock_until(soon()).unwrap().mark_repaired().unwrap();
     // Even waits that are too short find out.
     let nb = world.node(1);
-    let b = LockKey::find(&nb, "key").unwrap();
+    let b = Lock::find(&nb, "key").unwrap();
     let gone = lock_sound(&b).keep();
     nb.abandon();
-    let guard = until("a short wait that inherits", || a.lock_by(Instant::now() + Duration::from_micros(100)).ok());
+    let guard = until("a short wait that inherits", || a.lock_until(Instant::now() + Duration::from_micros(100)).ok());
     assert_eq!(guard.inherited_from(), Some(gone));
     guard.unlock().unwrap();
     // An heir dies: the next owner is told of the heir.
-    let heir = c.lock_by(soon()).unwrap();
+    let heir = c.lock_until(soon()).unwrap();
     assert_eq!(heir.inherited_from(), Some(gone));
     let gone = heir.keep();
     _nc.abandon();
-    let guard = a.lock_by(soon()).unwrap();
+    let guard = a.lock_until(soon()).unwrap();
     assert_eq!(guard.inherited_from(), Some(gone));
     drop((guard, na));
 }
@@ -85,11 +85,11 @@ pub fn the_next_owner_is_told_who_left(world: &World) {
     nb.leave().unwrap();
     drop(guard);
     // Its guard was dropped after it had left: either the key was given up, or somebody inherits it. Never is it locked for ever.
-    let next = a.lock_by(soon()).unwrap();
+    let next = a.lock_until(soon()).unwrap();
     assert!(next.inherited_from().is_none_or(|dead| dead == gone));
     next.unlock().unwrap();
 
-    a.lock_by(soon()).unwrap().mark_repaired().unwrap();
+    a.lock_until(soon()).unwrap().mark_repaired().unwrap();
     let gone = lock_sound(&c).keep();
     let waiter = waits(&a);
     until_waiting(&a, 1);

@@ -23,7 +23,7 @@ fn loan(node: &Node, len: usize, seed: u64) -> Loan<[u8]> {
 
 #[track_caller]
 fn take(node: &Node, accepts: Match) -> Taken<[u8]> {
-    node.take_by(accepts, soon()).unwrap()
+    node.take_until(accepts, soon()).unwrap()
 }
 
 pub fn loans_of_every_length_arrive_intact(world: &World) {
@@ -44,14 +44,14 @@ pub fn loans_of_every_length_arrive_intact(world: &World) {
     }
     is_whole(&a);
     // As any message, with its place among the others.
-    b.send_by(a.id(), 1, b"one", soon()).unwrap();
-    loan(&b, 3, 0).send_by(a.id(), 2, soon()).unwrap();
-    b.send_by(a.id(), 3, b"three", soon()).unwrap();
-    let tags: Vec<_> = (0..3).map(|_| a.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().tag).collect();
+    b.send_until(a.id(), 1, b"one", soon()).unwrap();
+    loan(&b, 3, 0).send_until(a.id(), 2, soon()).unwrap();
+    b.send_until(a.id(), 3, b"three", soon()).unwrap();
+    let tags: Vec<_> = (0..3).map(|_| a.recv_until(Match::any(), &mut [0; 8], soon()).unwrap().tag).collect();
     assert_eq!(tags, [1, 2, 3]);
     is_whole(&b);
-    let figures = a.figures().unwrap();
-    assert!(!world.lends() || figures[doorbell::Figure::BytesLoaned] > 5 << 20);
+    let metrics = a.metrics().unwrap();
+    assert!(!world.lends() || metrics[doorbell::Metric::BytesLoaned] > 5 << 20);
 }
 
 pub fn values_and_slices_are_lent_as_what_they_are(world: &World) {
@@ -63,10 +63,10 @@ pub fn values_and_slices_are_lent_as_what_they_are(world: &World) {
     let mut many = a.loan_slice::<u32>(1000).unwrap();
     many.iter_mut().zip(0..).for_each(|(element, index)| *element = index);
     many.send(b.id(), 2).unwrap();
-    let many = b.take_by::<[u32]>(Match::any().tag(2), soon()).unwrap();
+    let many = b.take_until::<[u32]>(Match::any().tag(2), soon()).unwrap();
     let mut some = [0; 1200];
     assert_eq!((many.copy_to(&mut some), many.copy_to(&mut some[..5]), some[999], some[4]), (1000, 5, 999, 4));
-    let wide = b.take_by::<Wide>(Match::any(), soon()).unwrap();
+    let wide = b.take_until::<Wide>(Match::any(), soon()).unwrap();
     // SAFETY: its owner writes it no more.
     assert_eq!((wide.read(), *unsafe { wide.as_ref() }), ([9; 16], [9; 16]));
     drop((wide, many));
@@ -74,9 +74,9 @@ pub fn values_and_slices_are_lent_as_what_they_are(world: &World) {
     for len in [128, 128 * 50, 128 * 3000] {
         let sender = doorbell_tests::patience::running("a send", {
             let (a, to) = (a.clone(), b.id());
-            move || a.send_by(to, 3, &vec![1; len], soon()).unwrap()
+            move || a.send_until(to, 3, &vec![1; len], soon()).unwrap()
         });
-        let copied = b.take_by::<[Wide]>(Match::any(), soon()).unwrap();
+        let copied = b.take_until::<[Wide]>(Match::any(), soon()).unwrap();
         assert!(!copied.is_lent() && copied.len() == len / 128);
         // SAFETY: a copy.
         assert!(unsafe { copied.as_slice() }.iter().all(|wide| *wide == [0x0101_0101_0101_0101; 16]));
@@ -84,16 +84,16 @@ pub fn values_and_slices_are_lent_as_what_they_are(world: &World) {
     }
     // A message of another size comes back with the error, lent or not.
     loan(&a, 7, 5).send(b.id(), 4).unwrap();
-    a.send_by(b.id(), 4, &[1; 7], soon()).unwrap();
+    a.send_until(b.id(), 4, &[1; 7], soon()).unwrap();
     for _ in 0..2 {
-        match b.take_by::<u64>(Match::any(), soon()) {
+        match b.take_until::<u64>(Match::any(), soon()) {
             Err(Error::WrongSize { message, expected: 8 }) => assert_eq!((message.bytes.len(), message.envelope.tag), (7, 4)),
             other => panic!("{other:?}"),
         }
     }
     is_whole(&a);
     assert!(b.try_take::<u64>(Match::any()).unwrap().is_none());
-    assert!(matches!(b.take_by::<u64>(Match::any(), briefly()), Err(Error::Timeout { .. })));
+    assert!(matches!(b.take_until::<u64>(Match::any(), briefly()), Err(Error::Timeout { .. })));
 }
 
 /// A value and a slice of one type, which is aligned where its owner writes it and where it is read.
@@ -113,14 +113,14 @@ fn lends_aligned<T: Plain>(a: &Node, b: &Node) {
     none.send(b.id(), 3).unwrap();
     // SAFETY: their owner writes them no more.
     unsafe {
-        let one = b.take_by::<T>(Match::any(), soon()).unwrap();
+        let one = b.take_until::<T>(Match::any(), soon()).unwrap();
         let read: *const T = one.as_ref();
         assert!(read.addr().is_multiple_of(align_of::<T>()));
         assert_eq!(one.as_ref().as_bytes(), bytes(1, 1), "{}", std::any::type_name::<T>());
-        let many = b.take_by::<[T]>(Match::any(), soon()).unwrap();
+        let many = b.take_until::<[T]>(Match::any(), soon()).unwrap();
         assert!(many.as_slice().as_ptr().addr().is_multiple_of(align_of::<T>()));
         assert_eq!(many.as_slice().as_bytes(), bytes(7, 2), "{}", std::any::type_name::<T>());
-        let none = b.take_by::<[T]>(Match::any(), soon()).unwrap();
+        let none = b.take_until::<[T]>(Match::any(), soon()).unwrap();
         assert!(none.is_empty() && none.as_slice().as_ptr().addr().is_multiple_of(align_of::<T>()));
     }
 }
@@ -204,7 +204,7 @@ pub fn what_was_given_back_is_lent_again(world: &World) {
     for len in [8, 5000, 300_000] {
         let mut reserved = 0;
         for round in 0..300 {
-            loan(&a, len, round).send_by(b.id(), round, soon()).unwrap();
+            loan(&a, len, round).send_until(b.id(), round, soon()).unwrap();
             if round == 30 {
                 reserved = a.loan_stats().unwrap().reserved;
             }
@@ -226,7 +226,7 @@ pub fn a_loan_waits_in_the_pool_and_holds_its_memory(world: &World) {
     let b = world.builder(1).pool_bytes(1000).join().unwrap();
     // More than the pool would hold of messages that are copied.
     for seed in 0..5 {
-        loan(&a, 100_000, seed).send_by(b.id(), seed, soon()).unwrap();
+        loan(&a, 100_000, seed).send_until(b.id(), seed, soon()).unwrap();
     }
     eventually("five messages in the pool", || b.probe(Match::any().tag(4)).unwrap().is_some());
     let (mine, theirs) = (a.loan_stats().unwrap(), b.stats().unwrap());
@@ -247,7 +247,7 @@ pub fn every_receive_takes_a_loan(world: &World) {
             let (seed, to) = (form as u64, b.id());
             let send = {
                 let a = a.clone();
-                move || loan(&a, 90_000, seed).send_by(to, seed, soon()).unwrap()
+                move || loan(&a, 90_000, seed).send_until(to, seed, soon()).unwrap()
             };
             let request = if form == 3 && !early { Some(b.start_recv(Match::any(), vec![0; 90_000]).unwrap()) } else { None };
             let sender = if early {
@@ -262,7 +262,7 @@ pub fn every_receive_takes_a_loan(world: &World) {
             };
             match form {
                 0 => {
-                    let envelope = b.recv_by(Match::any(), &mut buf, soon()).unwrap();
+                    let envelope = b.recv_until(Match::any(), &mut buf, soon()).unwrap();
                     assert_eq!((envelope.len, envelope.tag), (90_000, seed));
                     pattern::check(&buf[..90_000], seed);
                 }
@@ -271,7 +271,7 @@ pub fn every_receive_takes_a_loan(world: &World) {
                     pattern::check(&payload.to_vec(), seed);
                 })
                 .unwrap(),
-                2 => match b.recv_by(Match::any(), &mut buf[..10], soon()) {
+                2 => match b.recv_until(Match::any(), &mut buf[..10], soon()) {
                     Err(Error::Truncated { message, capacity: 10 }) => pattern::check(&message.bytes, seed),
                     other => panic!("{other:?}"),
                 },
@@ -327,12 +327,12 @@ pub fn a_reader_has_so_many_loans_and_no_more(world: &World) {
     let shared = loan(&a, 8, 1);
     let mut taken = Vec::new();
     for tag in 0..1024 {
-        shared.send_by(b.id(), tag, soon()).unwrap();
+        shared.send_until(b.id(), tag, soon()).unwrap();
         taken.push(take(&b, Match::any()));
     }
-    assert!(matches!(shared.send_by(b.id(), 1, briefly()), Err(Error::Timeout { .. })));
+    assert!(matches!(shared.send_until(b.id(), 1, briefly()), Err(Error::Timeout { .. })));
     taken.pop();
-    shared.send_by(b.id(), 5, soon()).unwrap();
+    shared.send_until(b.id(), 5, soon()).unwrap();
     assert_eq!(take(&b, Match::any()).envelope().tag, 5);
     drop((taken, shared));
     is_whole(&a);
@@ -371,7 +371,7 @@ pub fn a_reader_that_is_gone_holds_nothing(world: &World) {
         // The next life has the same slots.
         let b = world.node(1);
         eventually("the next life", || a.peer(b.id()).is_ok_and(|peer| peer.incarnation() == b.incarnation()));
-        loan(&a, 10, 2).send_by(b.id(), 1, soon()).unwrap();
+        loan(&a, 10, 2).send_until(b.id(), 1, soon()).unwrap();
         let taken = take(&b, Match::any());
         assert_eq!(a.loan_stats().unwrap().out, 1);
         pattern::check(&taken.to_vec(), 2);
@@ -386,7 +386,7 @@ pub fn what_was_taken_outlives_its_owner(world: &World) {
     for go in [Node::abandon as fn(Node), |node: Node| node.leave().unwrap()] {
         let a = world.node(0);
         for seed in 0..3 {
-            loan(&a, 10_000, seed).send_by(b.id(), seed, soon()).unwrap();
+            loan(&a, 10_000, seed).send_until(b.id(), seed, soon()).unwrap();
         }
         let mine = loan(&a, 10_000, 9);
         let taken = take(&b, Match::any().tag(1));
@@ -399,14 +399,14 @@ pub fn what_was_taken_outlives_its_owner(world: &World) {
         pattern::check(&take(&b, Match::from(taken.envelope().source)).to_vec(), 0);
         assert!(matches!(mine.send(b.id(), 1), Err(Error::Closed)));
         pattern::check(&mine, 9);
-        let gone = b.take_by::<[u8]>(Match::from(taken.envelope().source), soon()).unwrap_err();
+        let gone = b.take_until::<[u8]>(Match::from(taken.envelope().source), soon()).unwrap_err();
         assert!(matches!(gone, Error::PeerDied { .. } | Error::PeerLeft { .. }), "{gone}");
         // And after the next life has begun, to which it must not be given back.
         let a = world.node(0);
         pattern::check(&taken.to_vec(), 1);
         eventually("the next life", || a.peer(b.id()).is_ok());
         let shared = loan(&a, 10, 4);
-        (0..8).for_each(|_| shared.send_by(b.id(), 1, soon()).unwrap());
+        (0..8).for_each(|_| shared.send_until(b.id(), 1, soon()).unwrap());
         drop((taken, late, mine));
         assert!(!world.lends() || a.loan_stats().unwrap().out == 8);
         (0..8).for_each(|_| pattern::check(&take(&b, Match::any()).to_vec(), 4));
@@ -448,7 +448,7 @@ pub fn forgetting_a_loan_is_sound(world: &World) {
 
 pub fn loans_are_used_from_within_a_reader(world: &World) {
     let [a, b] = world.nodes();
-    b.send_by(a.id(), 1, b"now", soon()).unwrap();
+    b.send_until(a.id(), 1, b"now", soon()).unwrap();
     let loan = read_by(&a, Match::any(), soon(), |_, _| a.loan::<u64>().unwrap()).unwrap();
     let mut loan = loan;
     *loan = 8;

@@ -1,7 +1,7 @@
 //! A wait for a lock ends soon after the lock is free.
 
 use super::locks::{grounds, lock_sound, until_waiting};
-use doorbell::{LockKey, Match, Node, Wait};
+use doorbell::{Lock, Match, Node, Wait};
 use doorbell_tests::patience::{Running, running, soon};
 use doorbell_tests::world::World;
 use std::sync::mpsc;
@@ -32,17 +32,17 @@ fn wake() -> Duration {
 fn message([from, to]: [&Node; 2]) -> Duration {
     let (node, source) = (to.clone(), from.id());
     let receiving = running("a receive", move || {
-        node.recv_by(Match::from(source), &mut [0; 8], soon()).unwrap();
+        node.recv_until(Match::from(source), &mut [0; 8], soon()).unwrap();
         Instant::now()
     });
     let receiving = receiving.started();
     let began = Instant::now();
-    from.send_by(to.id(), 1, &[7; 8], soon()).unwrap();
+    from.send_until(to.id(), 1, &[7; 8], soon()).unwrap();
     receiving.join().saturating_duration_since(began)
 }
 
 /// Takes the lock in a thread of its own, and returns when it had it.
-fn has(key: &LockKey) -> Running<Instant> {
+fn has(key: &Lock) -> Running<Instant> {
     let key = key.clone();
     running("a wait for a key", move || {
         let guard = lock_sound(&key);

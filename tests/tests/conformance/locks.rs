@@ -1,6 +1,6 @@
 //! Locks of the registry: one owner at a time, while nodes wait, give up, leave and die.
 
-use doorbell::{Error, KeyGuard, LockFault, LockKey, Match, Node, NodeId, Resource, Result, TryLock, Value};
+use doorbell::{Error, Lock, LockFault, LockGuard, Match, Node, NodeId, Resource, Result, TryLock, Value};
 use doorbell_tests::in_place::read;
 use doorbell_tests::patience::{Running, briefly, eventually, running, soon, until};
 use doorbell_tests::world::World;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Nodes that have met, and the handle of each to a lock that the first one made.
 #[track_caller]
-pub(super) fn grounds<const N: usize>(world: &World) -> ([Node; N], [LockKey; N]) {
+pub(super) fn grounds<const N: usize>(world: &World) -> ([Node; N], [Lock; N]) {
     let nodes = met(world);
     let keys = shared(&nodes, "key");
     (nodes, keys)
@@ -27,9 +27,9 @@ pub(super) fn met<const N: usize>(world: &World) -> [Node; N] {
 }
 
 #[track_caller]
-fn shared<const N: usize>(nodes: &[Node; N], name: &str) -> [LockKey; N] {
-    LockKey::init(&nodes[0], name, Resource::Unnamed).unwrap();
-    std::array::from_fn(|at| LockKey::find(&nodes[at], name).unwrap())
+fn shared<const N: usize>(nodes: &[Node; N], name: &str) -> [Lock; N] {
+    Lock::init(&nodes[0], name, Resource::Unnamed).unwrap();
+    std::array::from_fn(|at| Lock::find(&nodes[at], name).unwrap())
 }
 
 /// The lock fault of an error. Panics on any other error.
@@ -54,7 +54,7 @@ fn held_by<T>(result: Result<T>) -> Option<NodeId> {
 
 /// The value that keeps the caller out.
 #[track_caller]
-fn busy(key: &LockKey) -> Value {
+fn busy(key: &Lock) -> Value {
     match key.try_lock().unwrap() {
         TryLock::Busy(value) => value,
         TryLock::Locked(_) => panic!("it was not busy"),
@@ -63,23 +63,23 @@ fn busy(key: &LockKey) -> Value {
 
 /// Takes the lock, and checks that no owner died with it.
 #[track_caller]
-pub(super) fn lock_sound(key: &LockKey) -> KeyGuard<'_> {
-    let guard = key.lock_by(soon()).unwrap();
+pub(super) fn lock_sound(key: &Lock) -> LockGuard<'_> {
+    let guard = key.lock_until(soon()).unwrap();
     assert_eq!(guard.inherited_from(), None);
     guard
 }
 
 /// Waits until the registry knows `count` waiters.
 #[track_caller]
-pub(super) fn until_waiting(key: &LockKey, count: usize) {
+pub(super) fn until_waiting(key: &Lock, count: usize) {
     eventually("somebody waits for the lock", || key.facts().unwrap().waiting.len() >= count);
 }
 
 /// Waits for the lock in a thread of its own, uses it, and returns the owner that died with it.
-pub(super) fn waits(key: &LockKey) -> Running<Result<Option<doorbell::OwnerId>>> {
+pub(super) fn waits(key: &Lock) -> Running<Result<Option<doorbell::OwnerId>>> {
     let key = key.clone();
     running("a wait for a key", move || {
-        let guard = key.lock_by(soon())?;
+        let guard = key.lock_until(soon())?;
         let dead = guard.inherited_from();
         guard.unlock()?;
         Ok(dead)
@@ -112,28 +112,28 @@ pub fn a_key_has_one_owner(world: &World) {
 
 pub fn keys_have_names(world: &World) {
     let [a, b] = met(world);
-    assert_eq!(why(LockKey::find(&b, "no such key")), LockFault::Unknown);
-    let key = LockKey::init(&a, "frame", Resource::memory(0x1000..0x2000)).unwrap();
+    assert_eq!(why(Lock::find(&b, "no such key")), LockFault::Unknown);
+    let key = Lock::init(&a, "frame", Resource::memory(0x1000..0x2000)).unwrap();
     for node in [&a, &b] {
-        let again = LockKey::init(node, "frame", Resource::Unnamed).unwrap_err();
+        let again = Lock::init(node, "frame", Resource::Unnamed).unwrap_err();
         assert!(matches!(again, Error::Shm(_)) && again.to_string().contains("frame"), "{again}");
     }
     for name in ["", "a\nb", &"x".repeat(41)] {
-        assert!(matches!(LockKey::init(&a, name, Resource::Unnamed), Err(Error::Shm(_))), "{name}");
-        assert_eq!(why(LockKey::find(&a, name)), LockFault::Unknown);
+        assert!(matches!(Lock::init(&a, name, Resource::Unnamed), Err(Error::Shm(_))), "{name}");
+        assert_eq!(why(Lock::find(&a, name)), LockFault::Unknown);
     }
-    let theirs = LockKey::open(&b, "frame", Resource::Id(7)).unwrap();
+    let theirs = Lock::open(&b, "frame", Resource::Id(7)).unwrap();
     assert_eq!(theirs.name(), "frame");
     assert_eq!(theirs.resource().unwrap(), Resource::memory(0x1000..0x2000), "it was there already");
     let facts = key.facts().unwrap();
     assert_eq!((facts.creator, facts.users), ((a.id(), a.incarnation()), vec![a.id(), b.id()]));
-    LockKey::open(&b, "other", Resource::Device(3)).unwrap();
-    assert_eq!(LockKey::find(&a, "other").unwrap().resource().unwrap(), Resource::Device(3));
+    Lock::open(&b, "other", Resource::Device(3)).unwrap();
+    assert_eq!(Lock::find(&a, "other").unwrap().resource().unwrap(), Resource::Device(3));
     // Several at once make it together.
     let made: Vec<_> = [&a, &b, &a, &b]
         .map(|node| {
             let node = node.clone();
-            running("a key", move || LockKey::open(&node, "at once", Resource::Unnamed).unwrap().facts().unwrap().key)
+            running("a key", move || Lock::open(&node, "at once", Resource::Unnamed).unwrap().facts().unwrap().key)
         })
         .into_iter()
         .map(Running::join)
@@ -196,7 +196,7 @@ pub fn a_program_gives_numbers_of_its_own(world: &World) {
     running("another thread", move || {
         assert_ne!(busy(&other), Value::Owner(other.my_id()));
         assert!(matches!(why(other.unlock()), LockFault::NotYours(_)));
-        assert_eq!(held_by(other.lock_by(briefly())), Some(NodeId(0)));
+        assert_eq!(held_by(other.lock_until(briefly())), Some(NodeId(0)));
     })
     .join();
     guard.unlock().unwrap();
@@ -219,7 +219,7 @@ pub fn two_never_own_a_key(world: &World) {
                             Some(guard) => guard,
                             None => key.lock().unwrap(),
                         },
-                        3 | 4 => key.lock_by(soon()).unwrap(),
+                        3 | 4 => key.lock_until(soon()).unwrap(),
                         _ => key.lock().unwrap(),
                     };
                     assert_eq!(guard.inherited_from(), None);
@@ -246,7 +246,7 @@ pub fn two_never_own_a_key(world: &World) {
 pub fn a_wait_for_a_key_ends_at_its_deadline(world: &World) {
     let (nodes, [a, b]) = grounds(world);
     let guard = lock_sound(&a);
-    assert_eq!(held_by(b.lock_by(briefly())), Some(nodes[0].id()));
+    assert_eq!(held_by(b.lock_until(briefly())), Some(nodes[0].id()));
     assert_eq!(held_by(b.lock_every(Duration::from_millis(1), briefly())), Some(nodes[0].id()));
     // Nothing of the wait is left.
     assert!(a.facts().unwrap().waiting.is_empty());
@@ -261,7 +261,7 @@ pub fn a_key_is_not_locked_twice(world: &World) {
     for key in [a.clone(), a.with_id(5)] {
         let guard = lock_sound(&key);
         assert_eq!(why(key.lock()), LockFault::AlreadyYours);
-        assert_eq!(why(key.lock_by(soon())), LockFault::AlreadyYours);
+        assert_eq!(why(key.lock_until(soon())), LockFault::AlreadyYours);
         assert_eq!(why(key.lock_every(Duration::from_millis(1), soon())), LockFault::AlreadyYours);
         assert_eq!(busy(&key), Value::Owner(key.my_id()));
         guard.unlock().unwrap();
@@ -274,8 +274,8 @@ pub fn the_module_locks_a_key_for_everybody(world: &World) {
     a.lock_all(soon()).unwrap();
     assert_eq!([a.get().unwrap(), b.get().unwrap()], [Value::Module; 2]);
     assert_eq!([busy(&a), busy(&b)], [Value::Module; 2]);
-    assert_eq!(held_by(b.lock_by(briefly())), None);
-    assert_eq!(why(b.lock_all(soon())), LockFault::Barred);
+    assert_eq!(held_by(b.lock_until(briefly())), None);
+    assert_eq!(why(b.lock_all(soon())), LockFault::Frozen);
     assert_eq!(why(a.unlock()), LockFault::NotYours(Value::Module));
     let waiter = waits(&b);
     until_waiting(&a, 1);
@@ -305,11 +305,11 @@ pub fn the_module_waits_for_who_is_in(world: &World) {
     // In vain: everything is as before.
     assert_eq!(held_by(a.lock_all(briefly())), Some(nodes[1].id()));
     let facts = a.facts().unwrap();
-    assert!(!facts.seen.is_barred() && facts.seen.owner() == Some(b.my_id()));
+    assert!(!facts.seen.is_frozen() && facts.seen.owner() == Some(b.my_id()));
 
     let all = a.clone();
     let locking = running("lock_all", move || all.lock_all(soon()));
-    eventually("a key that is barred", || a.facts().unwrap().seen.is_barred());
+    eventually("a key that is frozen", || a.facts().unwrap().seen.is_frozen());
     let waiter = waits(&c);
     until_waiting(&a, 1);
     // The owner keeps the lock, and no other node gets it.
@@ -325,7 +325,7 @@ pub fn the_module_waits_for_who_is_in(world: &World) {
     let guard = lock_sound(&b);
     let all = a.clone();
     let locking = running("lock_all", move || all.lock_all(soon()));
-    eventually("a key that is barred", || a.facts().unwrap().seen.is_barred());
+    eventually("a key that is frozen", || a.facts().unwrap().seen.is_frozen());
     c.unlock_all().unwrap();
     let value = Value::Owner(b.my_id());
     assert_eq!(why(locking.join()), LockFault::Otherwise(value));
@@ -335,7 +335,7 @@ pub fn the_module_waits_for_who_is_in(world: &World) {
     let dead = lock_sound(&b).keep();
     let all = a.clone();
     let locking = running("lock_all", move || all.lock_all(soon()));
-    eventually("a key that is barred", || a.facts().unwrap().seen.is_barred());
+    eventually("a key that is frozen", || a.facts().unwrap().seen.is_frozen());
     let waiter = waits(&c);
     until_waiting(&a, 1);
     let [_na, nb, _nc] = nodes;
@@ -343,15 +343,15 @@ pub fn the_module_waits_for_who_is_in(world: &World) {
     locking.join().unwrap();
     assert_eq!(busy(&c), Value::Module);
     a.unlock_all().unwrap();
-    assert_eq!(waiter.join().unwrap(), Some(dead), "of a death in a barred key");
-    a.lock_by(soon()).unwrap().mark_repaired().unwrap();
+    assert_eq!(waiter.join().unwrap(), Some(dead), "of a death in a frozen key");
+    a.lock_until(soon()).unwrap().mark_repaired().unwrap();
     let nb = world.node(1);
-    let b = LockKey::find(&nb, "key").unwrap();
+    let b = Lock::find(&nb, "key").unwrap();
     let dead = lock_sound(&b).keep();
     nb.abandon();
     until("a short lock_all after a death", || a.lock_all(Instant::now() + Duration::from_micros(100)).ok());
     a.unlock_all().unwrap();
-    assert_eq!(c.lock_by(soon()).unwrap().inherited_from(), Some(dead));
+    assert_eq!(c.lock_until(soon()).unwrap().inherited_from(), Some(dead));
 }
 
 pub fn a_key_is_destroyed_when_nobody_uses_it(world: &World) {
@@ -367,11 +367,11 @@ pub fn a_key_is_destroyed_when_nobody_uses_it(world: &World) {
     guard.unlock().unwrap();
     b.release().unwrap();
     destroying.join().unwrap();
-    assert_eq!(why(LockKey::find(&nodes[1], "key")), LockFault::Unknown);
+    assert_eq!(why(Lock::find(&nodes[1], "key")), LockFault::Unknown);
     for key in [&a, &stale] {
         assert_eq!(why(key.lock()), LockFault::Destroyed);
         assert_eq!(why(key.try_lock()), LockFault::Destroyed);
-        assert_eq!(why(key.lock_by(soon())), LockFault::Destroyed);
+        assert_eq!(why(key.lock_until(soon())), LockFault::Destroyed);
         assert_eq!(why(key.unlock()), LockFault::Destroyed);
         assert_eq!(why(key.get()), LockFault::Destroyed);
         assert_eq!(why(key.set(None, None)), LockFault::Destroyed);
@@ -382,13 +382,13 @@ pub fn a_key_is_destroyed_when_nobody_uses_it(world: &World) {
         assert_eq!(why(key.clone().destroy(soon())), LockFault::Destroyed);
     }
     // Another of that name is another.
-    let new = LockKey::init(&nodes[2], "key", Resource::Id(2)).unwrap();
+    let new = Lock::init(&nodes[2], "key", Resource::Id(2)).unwrap();
     assert_eq!(why(stale.lock()), LockFault::Destroyed);
     let guard = lock_sound(&new);
     assert_eq!(why(stale.unlock()), LockFault::Destroyed);
     drop(guard);
     // A user that died uses it no more.
-    let theirs = LockKey::find(&nodes[1], "key").unwrap();
+    let theirs = Lock::find(&nodes[1], "key").unwrap();
     let [_na, nb, _nc] = nodes;
     nb.abandon();
     until("a death", || new.clone().destroy(briefly()).ok());
@@ -408,13 +408,13 @@ pub fn who_waits_for_a_key_is_told_that_it_was_destroyed(world: &World) {
         assert_eq!(why(waiter.join()), LockFault::Destroyed);
     }
     // The guard of the old lock does not touch the lock that takes its place.
-    let new = LockKey::init(&nodes[0], "key", Resource::Unnamed).unwrap();
+    let new = Lock::init(&nodes[0], "key", Resource::Unnamed).unwrap();
     let mine = lock_sound(&new);
     drop(guard);
     assert_eq!(new.get().unwrap(), Value::Owner(new.my_id()), "a guard of another key unlocked it");
     mine.unlock().unwrap();
     // The owner has released its use of the lock.
-    let theirs = LockKey::find(&nodes[1], "key").unwrap();
+    let theirs = Lock::find(&nodes[1], "key").unwrap();
     let guard = lock_sound(&theirs);
     theirs.clone().release().unwrap();
     assert_eq!(why(new.clone().destroy(soon())), LockFault::Otherwise(Value::Owner(guard.owner())));
@@ -430,7 +430,7 @@ pub fn who_gives_up_waiting_holds_up_nobody(world: &World) {
     until_waiting(&a, 2);
     let leaving = waits(&d);
     until_waiting(&a, 3);
-    assert_eq!(held_by(c.with_id(1).lock_by(briefly())), Some(NodeId(0)));
+    assert_eq!(held_by(c.with_id(1).lock_until(briefly())), Some(NodeId(0)));
     nb.abandon();
     nd.leave().unwrap();
     assert!(matches!(dying.join(), Err(Error::Closed)));
@@ -440,7 +440,7 @@ pub fn who_gives_up_waiting_holds_up_nobody(world: &World) {
     if world.is_networked() {
         // That it died while it waited is known only when it has been silent for long: it may get the key before that.
         eventually("its death being known", || !na.members().unwrap().iter().any(|member| member.id == NodeId(1)));
-        a.lock_by(soon()).unwrap().mark_repaired().unwrap();
+        a.lock_until(soon()).unwrap().mark_repaired().unwrap();
     } else {
         assert_eq!(inherited, None);
     }
@@ -450,12 +450,12 @@ pub fn who_gives_up_waiting_holds_up_nobody(world: &World) {
     let (busy, stopped) = (a.clone(), stop.clone());
     let owner = running("an owner", move || {
         while !stopped.load(Ordering::Relaxed) {
-            drop(busy.lock_by(soon()).unwrap());
+            drop(busy.lock_until(soon()).unwrap());
         }
     });
     for round in 0..50u64 {
         let deadline = Instant::now() + Duration::from_micros(37 * round);
-        if let Err(error) = c.lock_by(deadline).map(drop) {
+        if let Err(error) = c.lock_until(deadline).map(drop) {
             assert!(matches!(error, Error::Timeout { .. }), "{error}");
         }
     }
@@ -505,7 +505,7 @@ pub fn a_panic_gives_its_keys_up(world: &World) {
 
 pub fn keys_are_locked_within_a_reader(world: &World) {
     let (nodes, [a, b]) = grounds(world);
-    nodes[0].send_by(nodes[1].id(), 1, b"message", soon()).unwrap();
+    nodes[0].send_until(nodes[1].id(), 1, b"message", soon()).unwrap();
     let guard = lock_sound(&a);
     let is_networked = world.is_networked();
     let (reader, asked) = (nodes[1].clone(), Arc::new(AtomicBool::new(false)));
@@ -514,11 +514,11 @@ pub fn keys_are_locked_within_a_reader(world: &World) {
         let read = read(&reader, Match::any(), |_, _| {
             if is_networked {
                 // The owner may give the lock up by a notice, which this node reads only if another of its threads turns the engine.
-                assert!(matches!(b.lock_by(briefly()), Err(Error::Reentrant { .. } | Error::Timeout { .. })));
+                assert!(matches!(b.lock_until(briefly()), Err(Error::Reentrant { .. } | Error::Timeout { .. })));
                 asks.store(true, Ordering::SeqCst);
                 return;
             }
-            assert_eq!(held_by(b.lock_by(briefly())), Some(NodeId(0)));
+            assert_eq!(held_by(b.lock_until(briefly())), Some(NodeId(0)));
             asks.store(true, Ordering::SeqCst);
             drop(lock_sound(&b));
         });
@@ -536,15 +536,15 @@ pub fn a_node_that_left_has_no_keys(world: &World) {
     let clone = na.clone();
     na.leave().unwrap();
     let results = [
-        LockKey::init(&clone, "new", Resource::Unnamed).map(drop),
-        LockKey::find(&clone, "key").map(drop),
-        LockKey::open(&clone, "key", Resource::Unnamed).map(drop),
+        Lock::init(&clone, "new", Resource::Unnamed).map(drop),
+        Lock::find(&clone, "key").map(drop),
+        Lock::open(&clone, "key", Resource::Unnamed).map(drop),
         a.get().map(drop),
         a.facts().map(drop),
         a.set(None, None),
         a.try_lock().map(drop),
         a.lock().map(drop),
-        a.lock_by(soon()).map(drop),
+        a.lock_until(soon()).map(drop),
         a.lock_every(Duration::from_millis(1), soon()).map(drop),
         a.lock_all(soon()),
         a.unlock_all(),

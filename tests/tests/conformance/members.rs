@@ -35,7 +35,7 @@ pub fn a_node_is_known_as_soon_as_it_has_joined(world: &World) {
     let request = a.start_recv(Match::from(b.id()), [0; 8]).unwrap();
     let other = a.start_recv(Match::from(c.id()).tag(1), [0; 8]).unwrap();
     assert!(!request.test() && !other.test());
-    let late = a.recv_by(Match::from(c.id()), &mut [0; 8], briefly());
+    let late = a.recv_until(Match::from(c.id()), &mut [0; 8], briefly());
     assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
     assert_eq!(b.try_recv(Match::from(c.id()), &mut [0; 8]).unwrap(), None);
     let late = read_by(&c, Match::from(a.id()), briefly(), |_, _| ());
@@ -43,12 +43,12 @@ pub fn a_node_is_known_as_soon_as_it_has_joined(world: &World) {
     // And so for the next life of an id, as soon as the end of the former was told.
     let id = c.id();
     c.leave().unwrap();
-    assert!(matches!(other.wait_by(soon()).map(|completion| completion.result.unwrap_err()), Ok(Error::PeerLeft { .. })));
+    assert!(matches!(other.wait_until(soon()).map(|completion| completion.result.unwrap_err()), Ok(Error::PeerLeft { .. })));
     let c = world.node(2);
-    let late = a.recv_by(Match::from(id), &mut [0; 8], briefly());
+    let late = a.recv_until(Match::from(id), &mut [0; 8], briefly());
     assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
-    c.send_by(b.id(), 1, b"new", soon()).unwrap();
-    assert_eq!(b.recv_by(Match::from(id), &mut [0; 8], soon()).unwrap().len, 3);
+    c.send_until(b.id(), 1, b"new", soon()).unwrap();
+    assert_eq!(b.recv_until(Match::from(id), &mut [0; 8], soon()).unwrap().len, 3);
 }
 
 /// The next event about another node.
@@ -93,35 +93,35 @@ fn die(node: Node) {
 }
 
 /// Whether an error says that this incarnation of this node left or died.
-fn names(error: &Error, node: NodeId, life: doorbell::Incarnation, died: bool) -> bool {
+fn names(error: &Error, node: NodeId, incarnation: doorbell::Incarnation, died: bool) -> bool {
     match *error {
-        Error::PeerDied { node: n, incarnation } => died && (n, incarnation) == (node, life),
-        Error::PeerLeft { node: n, incarnation } => !died && (n, incarnation) == (node, life),
+        Error::PeerDied { node: n, incarnation: gone } => died && (n, gone) == (node, incarnation),
+        Error::PeerLeft { node: n, incarnation: gone } => !died && (n, gone) == (node, incarnation),
         _ => false,
     }
 }
 
 fn delivered_before(world: &World, go: Way, died: bool) {
     let [a, b] = world.nodes();
-    let (id, life) = (b.id(), b.incarnation());
+    let (id, incarnation) = (b.id(), b.incarnation());
     // The receiver knows the sender, and looks at nothing before the sender is gone.
     let to_b = a.peer(id).unwrap();
     for number in 0..20_u64 {
-        b.send_by(a.id(), number, &vec![number as u8; 100 * number as usize], soon()).unwrap();
+        b.send_until(a.id(), number, &vec![number as u8; 100 * number as usize], soon()).unwrap();
     }
     // On a network the last of them may wait for others to go with, until the next call.
     b.progress().unwrap();
     go(b);
     let mut buf = vec![0; 4000];
     for number in 0..20 {
-        let envelope = a.recv_by(Match::from(id), &mut buf, soon()).unwrap();
-        assert_eq!((envelope.tag, envelope.len, envelope.incarnation), (number, 100 * number as usize, life));
+        let envelope = a.recv_until(Match::from(id), &mut buf, soon()).unwrap();
+        assert_eq!((envelope.tag, envelope.len, envelope.incarnation), (number, 100 * number as usize, incarnation));
         assert!(buf[..envelope.len].iter().all(|byte| *byte == number as u8));
     }
-    let error = a.recv_by(Match::from(id), &mut buf, soon()).unwrap_err();
-    assert!(names(&error, id, life, died) && error.node() == Some(id), "{error:?}");
-    let error = to_b.send_by(1, b"", soon()).unwrap_err();
-    assert!(names(&error, id, life, died), "{error:?}");
+    let error = a.recv_until(Match::from(id), &mut buf, soon()).unwrap_err();
+    assert!(names(&error, id, incarnation, died) && error.node() == Some(id), "{error:?}");
+    let error = to_b.send_until(1, b"", soon()).unwrap_err();
+    assert!(names(&error, id, incarnation, died), "{error:?}");
 }
 
 pub fn what_was_sent_before_leaving_is_delivered_first(world: &World) {
@@ -137,12 +137,12 @@ pub fn what_a_short_life_sent_is_delivered(world: &World) {
     let a = world.node(0);
     for (id, go) in [(1, leave as Way), (2, die as Way)] {
         let b = world.node(id);
-        b.send_by(a.id(), id as u64, b"result", soon()).unwrap();
+        b.send_until(a.id(), id as u64, b"result", soon()).unwrap();
         go(b);
     }
     for id in 1..=2 {
         let deadline = Instant::now() + Duration::from_secs(2);
-        let envelope = a.recv_by(Match::any().tag(id), &mut [0; 8], deadline);
+        let envelope = a.recv_until(Match::any().tag(id), &mut [0; 8], deadline);
         assert_eq!(envelope.map(|envelope| envelope.source.0 as u64).ok(), Some(id), "a message that was sent is lost");
     }
 }
@@ -151,7 +151,7 @@ pub fn pending_operations_end_when_their_node_is_gone(world: &World) {
     for (go, died) in [(leave as Way, false), (die as Way, true)] {
         let a = world.narrow(0).join().unwrap();
         let b = world.narrow(1).join().unwrap();
-        let (id, life) = (b.id(), b.incarnation());
+        let (id, incarnation) = (b.id(), b.incarnation());
         let bound = a.start_recv(Match::from(id), vec![0; 8]).unwrap();
         let free = a.start_recv(Match::any().tag(77), vec![0; 8]).unwrap();
         let peer = a.peer(id).unwrap();
@@ -171,19 +171,21 @@ pub fn pending_operations_end_when_their_node_is_gone(world: &World) {
         go(b);
         for waiting in waits {
             let error = waiting.join();
-            assert!(names(&error, id, life, died), "{error:?}");
+            assert!(names(&error, id, incarnation, died), "{error:?}");
         }
         let ended = |error: doorbell::Error| {
-            assert!(names(&error, id, life, died), "{error:?}");
+            assert!(names(&error, id, incarnation, died), "{error:?}");
         };
-        let Ok(Completion { buffer, result }) = bound.wait_by(soon()) else { panic!("a receive bound to the node does not end") };
+        let Ok(Completion { buffer, result }) = bound.wait_until(soon()) else {
+            panic!("a receive bound to the node does not end")
+        };
         assert_eq!(buffer.len(), 8);
         ended(result.unwrap_err());
-        ended(send.wait_by(soon()).unwrap_or_else(|_| panic!("a send to the node does not end")).result.unwrap_err());
-        ended(behind.wait_by(soon()).unwrap_or_else(|_| panic!("a queued send to the node does not end")).result.unwrap_err());
+        ended(send.wait_until(soon()).unwrap_or_else(|_| panic!("a send to the node does not end")).result.unwrap_err());
+        ended(behind.wait_until(soon()).unwrap_or_else(|_| panic!("a queued send to the node does not end")).result.unwrap_err());
         // Nothing else is disturbed.
         assert!(!free.test());
-        a.send_by(a.id(), 77, b"mine", soon()).unwrap();
+        a.send_until(a.id(), 77, b"mine", soon()).unwrap();
         assert!(matches!(free.wait().result, Ok(envelope) if envelope.source == a.id()));
     }
 }
@@ -194,27 +196,27 @@ pub fn a_death_is_noticed_under_traffic(world: &World) {
         return;
     }
     let [a, b, dying] = world.nodes();
-    let (id, life) = (dying.id(), dying.incarnation());
+    let (id, incarnation) = (dying.id(), dying.incarnation());
     let pending = a.start_recv(Match::from(id), vec![0; 8]).unwrap();
     let partner = b.clone();
     let (to_a, to_b) = (a.id(), b.id());
     let echo = running("an echo", move || {
-        while partner.recv_by(Match::from(to_a), &mut [0; 8], soon()).unwrap().tag != 0 {
-            partner.send_by(to_a, 1, b"pong", soon()).unwrap();
+        while partner.recv_until(Match::from(to_a), &mut [0; 8], soon()).unwrap().tag != 0 {
+            partner.send_until(to_a, 1, b"pong", soon()).unwrap();
         }
     });
     dying.abandon();
     // The receiver is never idle for long, and asks for nothing but its next message.
     let deadline = Instant::now() + Duration::from_secs(2);
     while !pending.is_done_already() && Instant::now() < deadline {
-        a.send_by(to_b, 1, b"ping", soon()).unwrap();
-        a.recv_by(Match::from(to_b), &mut [0; 8], soon()).unwrap();
+        a.send_until(to_b, 1, b"ping", soon()).unwrap();
+        a.recv_until(Match::from(to_b), &mut [0; 8], soon()).unwrap();
     }
-    a.send_by(to_b, 0, b"stop", soon()).unwrap();
+    a.send_until(to_b, 0, b"stop", soon()).unwrap();
     echo.join();
-    let ended = pending.wait_by(Instant::now()).map(|completion| completion.result.unwrap_err());
+    let ended = pending.wait_until(Instant::now()).map(|completion| completion.result.unwrap_err());
     let Ok(error) = ended else { panic!("under traffic from others, the death of a node is not noticed within 2 s") };
-    assert!(names(&error, id, life, true), "{error:?}");
+    assert!(names(&error, id, incarnation, true), "{error:?}");
 }
 
 /// Whether a request has ended, without turning an engine.
@@ -231,46 +233,46 @@ impl<T> DoneAlready for doorbell::Operation<T> {
 
 pub fn a_peer_leads_to_one_life(world: &World) {
     let [a, b] = world.nodes();
-    let (id, life) = (b.id(), b.incarnation());
+    let (id, incarnation) = (b.id(), b.incarnation());
     let old = a.peer(id).unwrap();
-    assert_eq!((old.id(), old.incarnation()), (id, life));
-    old.send_by(1, b"to the first", soon()).unwrap();
+    assert_eq!((old.id(), old.incarnation()), (id, incarnation));
+    old.send_until(1, b"to the first", soon()).unwrap();
     b.leave().unwrap();
     let b = world.node(1);
     // What still goes to the old life is lost with it, and says so soon; none of it reaches the new one.
-    let error = until("a peer of an old life fails", || old.send_by(2, b"old", soon()).err());
-    assert!(names(&error, id, life, false), "{error:?}");
-    let error = old.recv_by(Match::any(), &mut [0; 8], soon()).unwrap_err();
-    assert!(names(&error, id, life, false), "{error:?}");
+    let error = until("a peer of an old life fails", || old.send_until(2, b"old", soon()).err());
+    assert!(names(&error, id, incarnation, false), "{error:?}");
+    let error = old.recv_until(Match::any(), &mut [0; 8], soon()).unwrap_err();
+    assert!(names(&error, id, incarnation, false), "{error:?}");
     let error = old.start_send(3, [0; 8]).map(drop).unwrap_err();
-    assert!(names(&error, id, life, false), "{error:?}");
+    assert!(names(&error, id, incarnation, false), "{error:?}");
     let new = until("a peer of the new life", || a.peer(id).ok());
     assert_eq!(new.incarnation(), b.incarnation());
-    new.send_by(4, b"to the second", soon()).unwrap();
-    let envelope = b.recv_by(Match::any(), &mut [0; 16], soon()).unwrap();
+    new.send_until(4, b"to the second", soon()).unwrap();
+    let envelope = b.recv_until(Match::any(), &mut [0; 16], soon()).unwrap();
     assert_eq!((envelope.tag, envelope.sequence), (4, 0));
     // A receive of the old peer takes nothing from the new life.
-    b.send_by(a.id(), 5, b"from the second", soon()).unwrap();
-    assert!(old.recv_by(Match::any(), &mut [0; 16], soon()).is_err());
-    assert_eq!(new.recv_by(Match::any(), &mut [0; 16], soon()).unwrap().tag, 5);
+    b.send_until(a.id(), 5, b"from the second", soon()).unwrap();
+    assert!(old.recv_until(Match::any(), &mut [0; 16], soon()).is_err());
+    assert_eq!(new.recv_until(Match::any(), &mut [0; 16], soon()).unwrap().tag, 5);
 }
 
 pub fn what_is_queued_does_not_reach_the_next_life(world: &World) {
     let a = world.narrow(0).join().unwrap();
     let b = world.narrow(1).join().unwrap();
-    let (id, life) = (b.id(), b.incarnation());
+    let (id, incarnation) = (b.id(), b.incarnation());
     // One message is half in the lane, the others wait behind it.
     let queued: Vec<_> = [BLOCKING, 8, 8].map(|len| a.start_send(id, 1, vec![1; len]).unwrap()).into();
     b.leave().unwrap();
     let b = world.narrow(1).join().unwrap();
     let new = until("a peer of the new life", || a.peer(id).ok());
-    new.send_by(2, b"new", soon()).unwrap();
-    let envelope = b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap();
+    new.send_until(2, b"new", soon()).unwrap();
+    let envelope = b.recv_until(Match::any(), &mut [0; 8], soon()).unwrap();
     assert_eq!((envelope.tag, envelope.len, envelope.sequence), (2, 3, 0));
     for request in queued {
-        let Ok(completion) = request.wait_by(soon()) else { panic!("a send to a life that ended does not end") };
+        let Ok(completion) = request.wait_until(soon()) else { panic!("a send to a life that ended does not end") };
         let error = completion.result.unwrap_err();
-        assert!(names(&error, id, life, false), "{error:?}");
+        assert!(names(&error, id, incarnation, false), "{error:?}");
     }
     assert_eq!(b.try_recv(Match::any(), &mut [0; 8]).unwrap(), None);
     while let Some(event) = b.try_event().unwrap() {
@@ -294,8 +296,8 @@ pub fn ids_are_used_again(world: &World) {
         });
         assert_eq!((envelope.tag, envelope.sequence, envelope.incarnation), (round, 0, b.incarnation()));
         assert!(buf[..3000].iter().all(|byte| *byte == round as u8));
-        a.send_by(b.id(), round, &buf[..3000], soon()).unwrap();
-        let envelope = b.recv_by(Match::any(), &mut buf, soon()).unwrap();
+        a.send_until(b.id(), round, &buf[..3000], soon()).unwrap();
+        let envelope = b.recv_until(Match::any(), &mut buf, soon()).unwrap();
         assert_eq!((envelope.tag, envelope.sequence, envelope.source), (round, 0, a.id()));
         if round % 2 == 0 { leave(b) } else { die(b) }
     }
@@ -379,7 +381,7 @@ pub fn nodes_that_are_not_there_have_names(world: &World) {
             a.peer(absent).map(drop),
             a.send(absent, 1, b""),
             a.try_send(absent, 1, b""),
-            a.send_by(absent, 1, &[0; 5000], soon()),
+            a.send_until(absent, 1, &[0; 5000], soon()),
             a.start_send(absent, 1, [0; 8]).map(drop),
             a.recv(Match::from(absent), &mut [0; 8]).map(drop),
             a.try_recv(Match::from(absent), &mut [0; 8]).map(drop),
@@ -407,7 +409,7 @@ pub fn the_dead_are_no_members(world: &World) {
 
 pub fn leaving_from_within_a_reader_does_not_hang(world: &World) {
     let [a, b] = world.nodes();
-    a.send_by(b.id(), 1, b"read", soon()).unwrap();
+    a.send_until(b.id(), 1, b"read", soon()).unwrap();
     let node = b.clone();
     let left = finishes("leaving from within recv_with", move || {
         read_by(&node, Match::any(), soon(), |_, _| node.clone().leave()).unwrap()
@@ -416,12 +418,12 @@ pub fn leaving_from_within_a_reader_does_not_hang(world: &World) {
         // The message was read from private memory.
         Ok(()) => assert!(matches!(b.try_recv(Match::any(), &mut [0; 8]), Err(Error::Closed))),
         Err(Error::Reentrant { .. }) => {
-            a.send_by(b.id(), 2, b"on", soon()).unwrap();
-            assert_eq!(b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
+            a.send_until(b.id(), 2, b"on", soon()).unwrap();
+            assert_eq!(b.recv_until(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
             b.leave().unwrap();
         }
         Err(error) => panic!("{error}"),
     }
-    let error = a.recv_by(Match::from(NodeId(1)), &mut [0; 8], soon()).unwrap_err();
+    let error = a.recv_until(Match::from(NodeId(1)), &mut [0; 8], soon()).unwrap_err();
     assert!(matches!(error, Error::PeerLeft { .. }), "{error}");
 }

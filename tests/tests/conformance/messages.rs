@@ -24,12 +24,12 @@ pub fn every_length_arrives_intact(world: &World) {
         scope.spawn(move || {
             let peer = a.peer(to).unwrap();
             for (tag, len) in LENGTHS.into_iter().enumerate() {
-                peer.send_by(tag as u64, &pattern::bytes(len, tag as u64), soon()).unwrap();
+                peer.send_until(tag as u64, &pattern::bytes(len, tag as u64), soon()).unwrap();
             }
         });
         for (tag, len) in LENGTHS.into_iter().enumerate() {
             let mut buf = vec![UNTOUCHED; len + 64];
-            let envelope = b.recv_by(Match::from(from), &mut buf, soon()).unwrap();
+            let envelope = b.recv_until(Match::from(from), &mut buf, soon()).unwrap();
             assert_eq!((envelope.source, envelope.tag, envelope.len), (from, tag as u64, len));
             assert_eq!((envelope.sequence, envelope.priority), (tag as u32, Priority::Normal));
             pattern::check(&buf[..len], tag as u64);
@@ -44,15 +44,15 @@ pub fn messages_of_several_mib_arrive_intact(world: &World) {
         let (from, to) = (a.id(), b.id());
         scope.spawn(move || {
             for (tag, len) in [(1 << 20) + 3, 3 << 20].into_iter().enumerate() {
-                a.send_by(to, tag as u64, &pattern::bytes(len, tag as u64), soon()).unwrap();
+                a.send_until(to, tag as u64, &pattern::bytes(len, tag as u64), soon()).unwrap();
             }
         });
         // The first into a buffer, the second by way of the pool.
         let mut buf = vec![0; 2 << 20];
-        let envelope = b.recv_by(Match::from(from), &mut buf, soon()).unwrap();
+        let envelope = b.recv_until(Match::from(from), &mut buf, soon()).unwrap();
         assert_eq!(envelope.len, (1 << 20) + 3);
         pattern::check(&buf[..envelope.len], 0);
-        b.recv_with_by(Match::any(), soon(), |envelope, payload| {
+        b.recv_with_until(Match::any(), soon(), |envelope, payload| {
             assert_eq!((envelope.len, payload.len()), (3 << 20, 3 << 20));
             pattern::check(&payload.to_vec(), 1);
         })
@@ -70,14 +70,14 @@ pub fn a_message_does_not_overtake_the_one_before_it(world: &World) {
         scope.spawn(move || {
             for number in 0..200_u64 {
                 let bytes = pattern::bytes([40_000, 3000, 8][number as usize % 3], number);
-                sends.step(|| a.send_by(to, number, &bytes, soon()).unwrap());
+                sends.step(|| a.send_until(to, number, &bytes, soon()).unwrap());
             }
         });
         let mut buf = vec![0; 40_000];
         for number in 0..200 {
             let envelope = receives.step(|| match number % 4 {
                 0 => read_by(&b, Match::any(), soon(), |envelope, _| *envelope).unwrap(),
-                _ => b.recv_by(Match::from(from), &mut buf, soon()).unwrap(),
+                _ => b.recv_until(Match::from(from), &mut buf, soon()).unwrap(),
             });
             assert_eq!((envelope.tag, envelope.sequence), (number, number as u32), "a message overtook another");
         }
@@ -100,7 +100,7 @@ pub fn order_is_kept_for_each_sender_and_priority(world: &World) {
                         let len = [8, 100, 5000][number % 3] + number % 7;
                         let mut bytes = pattern::bytes(len, number as u64);
                         bytes[..8].copy_from_slice(&(number as u64).to_le_bytes());
-                        peer.send_by(priority as u64, &bytes, soon()).unwrap();
+                        peer.send_until(priority as u64, &bytes, soon()).unwrap();
                     }
                 });
             }
@@ -108,7 +108,7 @@ pub fn order_is_kept_for_each_sender_and_priority(world: &World) {
         let mut next = [[0_u32; 3]; 3];
         let mut buf = vec![0; 8192];
         for _ in 0..2 * 3 * EACH {
-            let envelope = target.recv_by(Match::any(), &mut buf, soon()).unwrap();
+            let envelope = target.recv_until(Match::any(), &mut buf, soon()).unwrap();
             assert_eq!(envelope.tag, envelope.priority as u64);
             let next = &mut next[envelope.source.index()][envelope.priority.index()];
             let number = u64::from_le_bytes(buf[..8].try_into().unwrap());
@@ -125,9 +125,9 @@ pub fn urgent_messages_do_not_wait_behind_others(world: &World) {
     let (normal, high) = (a.peer(b.id()).unwrap(), a.peer_with_priority(b.id(), Priority::High).unwrap());
     let fill = normal.start_send(1, vec![1; 1 << 20]).unwrap();
     for number in 0..10_u64 {
-        high.send_by(2, &number.to_le_bytes(), soon()).unwrap();
+        high.send_until(2, &number.to_le_bytes(), soon()).unwrap();
         let mut buf = [0; 8];
-        let envelope = b.recv_by(Match::any().tag(2), &mut buf, soon()).unwrap();
+        let envelope = b.recv_until(Match::any().tag(2), &mut buf, soon()).unwrap();
         assert_eq!((envelope.priority, u64::from_le_bytes(buf)), (Priority::High, number));
     }
     assert!(!fill.test());
@@ -142,7 +142,7 @@ pub fn pieces_become_one_message(world: &World) {
     a.send_vectored(b.id(), 3, &[]).unwrap();
     let mut buf = vec![0; 10_000];
     let receive =
-        |buf: &mut Vec<u8>| b.recv_by(Match::from(a.id()), buf, soon()).map(|envelope| (envelope.tag, envelope.len)).unwrap();
+        |buf: &mut Vec<u8>| b.recv_until(Match::from(a.id()), buf, soon()).map(|envelope| (envelope.tag, envelope.len)).unwrap();
     assert_eq!(receive(&mut buf), (1, 10_000));
     pattern::check(&buf, 1);
     assert_eq!(receive(&mut buf), (2, 1));
@@ -153,7 +153,7 @@ pub fn pieces_become_one_message(world: &World) {
 pub fn a_message_is_read_in_place(world: &World) {
     let [a, b] = world.nodes();
     for len in [0, 24, 2000, 50_000] {
-        a.send_by(b.id(), len as u64, &pattern::bytes(len, 9), soon()).unwrap();
+        a.send_until(b.id(), len as u64, &pattern::bytes(len, 9), soon()).unwrap();
         let answer = read_by(&b, Match::from(a.id()), soon(), |envelope, payload| {
             assert_eq!((envelope.tag, envelope.len, payload.len()), (len as u64, len, len));
             pattern::check(&payload.to_vec(), 9);
@@ -168,39 +168,39 @@ pub fn a_message_is_read_in_place(world: &World) {
     let reading =
         doorbell_tests::patience::running("recv_with", move || read(&node, Match::from(from), |_, payload| payload.to_vec()));
     let reading = reading.started();
-    a.send_by(b.id(), 1, b"late", soon()).unwrap();
+    a.send_until(b.id(), 1, b"late", soon()).unwrap();
     assert_eq!(reading.join().unwrap(), b"late");
 }
 
 pub fn a_reader_that_panics_does_not_harm_the_node(world: &World) {
     let [a, b] = world.nodes();
-    a.send_by(b.id(), 1, b"one", soon()).unwrap();
+    a.send_until(b.id(), 1, b"one", soon()).unwrap();
     let panic = catch_unwind(AssertUnwindSafe(|| {
         read_by(&b, Match::any(), soon(), |_, _| std::panic::resume_unwind(Box::new("on purpose")))
     }));
     let panic = panic.map(|result: doorbell::Result<()>| result).unwrap_err();
     assert_eq!(panic.downcast_ref(), Some(&"on purpose"));
-    a.send_by(b.id(), 2, b"two", soon()).unwrap();
+    a.send_until(b.id(), 2, b"two", soon()).unwrap();
     let mut buf = [0; 8];
-    assert_eq!(b.recv_by(Match::any().tag(2), &mut buf, soon()).unwrap().len, 3);
+    assert_eq!(b.recv_until(Match::any().tag(2), &mut buf, soon()).unwrap().len, 3);
 }
 
 pub fn calls_from_within_a_reader_are_told_apart(world: &World) {
     let [a, b] = world.nodes();
-    a.send_by(b.id(), 1, b"outer", soon()).unwrap();
+    a.send_until(b.id(), 1, b"outer", soon()).unwrap();
     let (node, to) = (b.clone(), a.id());
     let inside = finishes("calls from within recv_with", move || {
         read_by(&node, Match::any(), soon(), |_, _| {
             let mut buf = [0; 8];
             let results = [
                 node.try_recv(Match::any(), &mut buf).map(drop),
-                node.recv_by(Match::any(), &mut buf, doorbell_tests::patience::briefly()).map(drop),
+                node.recv_until(Match::any(), &mut buf, doorbell_tests::patience::briefly()).map(drop),
                 read_by(&node, Match::any(), doorbell_tests::patience::briefly(), |_, _| ()),
                 node.probe(Match::any()).map(drop),
                 node.try_event().map(drop),
                 node.stats().map(drop),
                 node.progress().map(drop),
-                node.send_by(to, 1, &[0; 5000], doorbell_tests::patience::briefly()),
+                node.send_until(to, 1, &[0; 5000], doorbell_tests::patience::briefly()),
                 node.start_recv(Match::any(), [0; 8]).map(drop),
             ];
             results.map(|result| match result {
@@ -217,30 +217,30 @@ pub fn calls_from_within_a_reader_are_told_apart(world: &World) {
         assert!(inside[0], "the message was read in its lane, so this thread has the engine");
     }
     // Nothing of it is left behind: both directions work.
-    b.send_by(a.id(), 2, b"after", soon()).unwrap();
+    b.send_until(a.id(), 2, b"after", soon()).unwrap();
     until("what was sent afterwards", || a.try_recv(Match::any().tag(2), &mut [0; 8]).unwrap());
-    a.send_by(b.id(), 3, b"after", soon()).unwrap();
-    assert_eq!(b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().tag, 3);
+    a.send_until(b.id(), 3, b"after", soon()).unwrap();
+    assert_eq!(b.recv_until(Match::any(), &mut [0; 8], soon()).unwrap().tag, 3);
 }
 
 pub fn a_truncated_message_is_in_the_error(world: &World) {
     let [a, b] = world.nodes();
     for len in [10, 1000, 20_000] {
-        a.send_by(b.id(), 1, &pattern::bytes(len, 4), soon()).unwrap();
-        a.send_by(b.id(), 2, b"next", soon()).unwrap();
+        a.send_until(b.id(), 1, &pattern::bytes(len, 4), soon()).unwrap();
+        a.send_until(b.id(), 2, b"next", soon()).unwrap();
         let mut buf = vec![0; len - 1];
-        let Err(Error::Truncated { message, capacity }) = b.recv_by(Match::any().tag(1), &mut buf, soon()) else {
+        let Err(Error::Truncated { message, capacity }) = b.recv_until(Match::any().tag(1), &mut buf, soon()) else {
             panic!("a message of {len} bytes in a buffer of {}", len - 1)
         };
         assert_eq!((capacity, message.envelope.len, message.bytes.len()), (len - 1, len, len));
         pattern::check(&message.bytes, 4);
         // Exactly that message, and once.
-        assert_eq!(b.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, 2);
+        assert_eq!(b.recv_until(Match::any(), &mut buf, soon()).unwrap().tag, 2);
         assert_eq!(b.try_recv(Match::any(), &mut buf).unwrap(), None);
     }
     // A request, too.
     let request = b.start_recv(Match::any(), vec![0; 3]).unwrap();
-    a.send_by(b.id(), 3, b"four", soon()).unwrap();
+    a.send_until(b.id(), 3, b"four", soon()).unwrap();
     let completion = request.wait();
     assert!(matches!(completion.result, Err(Error::Truncated { message, capacity: 3 }) if message.bytes == b"four"));
     assert_eq!(completion.buffer, [0; 3]);
@@ -251,8 +251,8 @@ pub fn a_node_sends_to_itself(world: &World) {
     let me = node.peer(node.id()).unwrap();
     let mut buf = vec![0; 64 << 10];
     for len in [0, 8, 3000, 64 << 10] {
-        me.send_by(1, &pattern::bytes(len, 2), soon()).unwrap();
-        let envelope = node.recv_by(Match::from(node.id()), &mut buf, soon()).unwrap();
+        me.send_until(1, &pattern::bytes(len, 2), soon()).unwrap();
+        let envelope = node.recv_until(Match::from(node.id()), &mut buf, soon()).unwrap();
         assert_eq!((envelope.source, envelope.len), (node.id(), len));
         pattern::check(&buf[..len], 2);
     }
@@ -261,16 +261,16 @@ pub fn a_node_sends_to_itself(world: &World) {
 pub fn probing_takes_nothing(world: &World) {
     let [a, b] = world.nodes();
     assert_eq!(b.probe(Match::any()).unwrap(), None);
-    a.send_by(b.id(), 5, b"first", soon()).unwrap();
-    a.send_by(b.id(), 6, &[1; 10_000], soon()).unwrap();
+    a.send_until(b.id(), 5, b"first", soon()).unwrap();
+    a.send_until(b.id(), 6, &[1; 10_000], soon()).unwrap();
     let second = until("a probe that finds", || b.probe(Match::any().tag(6)).unwrap());
     assert_eq!((second.source, second.len, second.sequence), (a.id(), 10_000, 1));
     let first = b.probe(Match::any()).unwrap().unwrap();
     assert_eq!((first.tag, first.len), (5, 5));
     assert_eq!(b.probe(Match::any().tag(7)).unwrap(), None);
     let mut buf = vec![0; 10_000];
-    assert_eq!(b.recv_by(Match::any(), &mut buf, soon()).unwrap(), first);
-    assert_eq!(b.recv_by(Match::any(), &mut buf, soon()).unwrap(), second);
+    assert_eq!(b.recv_until(Match::any(), &mut buf, soon()).unwrap(), first);
+    assert_eq!(b.recv_until(Match::any(), &mut buf, soon()).unwrap(), second);
     assert_eq!(b.probe(Match::any()).unwrap(), None);
 }
 
@@ -293,7 +293,7 @@ pub fn figures_agree_with_what_happened(world: &World) {
     let [a, b] = world.nodes();
     let lengths = [0, 10, 500, 9000];
     for len in lengths {
-        a.send_by(b.id(), 1, &vec![0; len], soon()).unwrap();
+        a.send_until(b.id(), 1, &vec![0; len], soon()).unwrap();
     }
     let bytes = lengths.iter().sum::<usize>() as u64;
     let arrived = until("all messages arrive", || {
@@ -305,7 +305,7 @@ pub fn figures_agree_with_what_happened(world: &World) {
     let sent = until("the sender's figures", || Some(a.stats().unwrap()).filter(|stats| stats.messages_out == 4));
     assert_eq!((sent.bytes_out, sent.messages_in), (bytes, 0));
     for _ in lengths {
-        b.recv_by(Match::any(), &mut vec![0; 9000], soon()).unwrap();
+        b.recv_until(Match::any(), &mut vec![0; 9000], soon()).unwrap();
     }
     let end = b.stats().unwrap();
     assert_eq!((end.pooled, end.pooled_bytes, end.messages_in, end.messages_out), (0, 0, 4, 0));

@@ -68,26 +68,26 @@ impl FillBytes for doorbell::Region<u8> {
 pub fn what_was_put_before_a_message_is_there(world: &World) {
     let [a, b] = world.nodes();
     let region = b.region::<u64>(1000).unwrap();
-    b.send_by(a.id(), 1, &region.key().to_bytes(), soon()).unwrap();
+    b.send_until(a.id(), 1, &region.key().to_bytes(), soon()).unwrap();
     let (owner, to_b) = (b.id(), a.clone());
     let putting = running("puts and messages", move || {
         let mut buf = [0; KEY_BYTES];
-        assert_eq!(to_b.recv_by(Match::from(owner).tag(1), &mut buf, soon()).unwrap().len, KEY_BYTES);
+        assert_eq!(to_b.recv_until(Match::from(owner).tag(1), &mut buf, soon()).unwrap().len, KEY_BYTES);
         let key = Key::<u64, ReadWrite>::from_bytes(&buf).unwrap();
         let peer = to_b.peer(owner).unwrap();
         for round in 1..=200 {
             peer.put(&[round; 1000], key).unwrap();
-            peer.send_by(2, b"", soon()).unwrap();
-            peer.recv_by(Match::any().tag(3), &mut [], soon()).unwrap();
+            peer.send_until(2, b"", soon()).unwrap();
+            peer.recv_until(Match::any().tag(3), &mut [], soon()).unwrap();
         }
     });
     let mut got = [0; 1000];
     let steps = Steps::of("a put, a message and the answer");
     for round in 1..=200 {
-        steps.step(|| b.recv_by(Match::from(a.id()).tag(2), &mut [], soon()).unwrap());
+        steps.step(|| b.recv_until(Match::from(a.id()).tag(2), &mut [], soon()).unwrap());
         region.read(0, &mut got).unwrap();
         assert_eq!(got, [round; 1000]);
-        b.send_by(a.id(), 3, b"", soon()).unwrap();
+        b.send_until(a.id(), 3, b"", soon()).unwrap();
     }
     putting.join();
     steps.check();
@@ -217,10 +217,10 @@ pub fn a_withdrawn_region_has_stale_keys(world: &World) {
 }
 
 /// Whether an error says that this incarnation of this node is gone.
-fn is_gone(error: &Error, node: NodeId, life: Incarnation, died: bool) -> bool {
+fn is_gone(error: &Error, node: NodeId, incarnation: Incarnation, died: bool) -> bool {
     match *error {
-        Error::PeerDied { node: n, incarnation } => died && (n, incarnation) == (node, life),
-        Error::PeerLeft { node: n, incarnation } => !died && (n, incarnation) == (node, life),
+        Error::PeerDied { node: n, incarnation: gone } => died && (n, gone) == (node, incarnation),
+        Error::PeerLeft { node: n, incarnation: gone } => !died && (n, gone) == (node, incarnation),
         _ => false,
     }
 }
@@ -230,17 +230,17 @@ pub fn a_node_that_is_gone_has_stale_keys(world: &World) {
     for (go, died) in [(Node::abandon as fn(Node), true), (|node: Node| node.leave().unwrap(), false)] {
         let b = world.node(1);
         let region = b.region::<u64>(8).unwrap();
-        let (id, life, key) = (b.id(), b.incarnation(), region.key());
+        let (id, incarnation, key) = (b.id(), b.incarnation(), region.key());
         let unused = b.region::<u64>(8).unwrap();
         let peer = a.peer(id).unwrap();
         (0..3).for_each(|_| peer.put(&[1], key).unwrap());
         go(b);
         // A dead owner's region is there until somebody asks for the owner, which is not at every put.
         let error = (0..2000).find_map(|_| peer.put(&[2], key).err()).expect("puts to the dead");
-        assert!(is_gone(&error, id, life, died), "{error:?}");
-        assert!(is_gone(&peer.flush().unwrap_err(), id, life, died));
+        assert!(is_gone(&error, id, incarnation, died), "{error:?}");
+        assert!(is_gone(&peer.flush().unwrap_err(), id, incarnation, died));
         for error in [a.put(&[3], key).unwrap_err(), a.get(key, &mut [0]).unwrap_err(), a.put(&[3], unused.key()).unwrap_err()] {
-            assert!(is_gone(&error, id, life, died), "{error:?}");
+            assert!(is_gone(&error, id, incarnation, died), "{error:?}");
         }
         assert_eq!(region.is_live(), died);
         // The next life has other keys, and the former one's lead nowhere.
@@ -248,8 +248,8 @@ pub fn a_node_that_is_gone_has_stale_keys(world: &World) {
         assert_eq!(b.id(), id);
         let next = b.region::<u64>(8).unwrap();
         a.put(&[5], next.key()).unwrap();
-        assert!(is_gone(&peer.put(&[6], key).unwrap_err(), id, life, died));
-        assert!(is_gone(&a.put(&[6], key).unwrap_err(), id, life, died));
+        assert!(is_gone(&peer.put(&[6], key).unwrap_err(), id, incarnation, died));
+        assert!(is_gone(&a.put(&[6], key).unwrap_err(), id, incarnation, died));
         // A node that joined later does not know how it ended.
         let c = world.node(2);
         assert_eq!(why(c.put(&[6], key)), KeyFault::Stale);
@@ -312,7 +312,7 @@ pub fn regions_are_used_from_within_a_reader(world: &World) {
     let [a, b] = world.nodes();
     let region = b.region::<u64>(1).unwrap();
     let peer = a.peer(b.id()).unwrap();
-    b.send_by(a.id(), 1, &region.key().to_bytes(), soon()).unwrap();
+    b.send_until(a.id(), 1, &region.key().to_bytes(), soon()).unwrap();
     let reply = read_by(&a, Match::any().tag(1), soon(), |_, payload| {
         let mut bytes = [0; KEY_BYTES];
         payload.copy_to(&mut bytes);
@@ -389,15 +389,15 @@ pub fn a_counter_says_what_was_put(world: &World) {
     let counter = b.counter().unwrap();
     counter.init(404_000).unwrap();
     a.put_notify(&[3; 1000], region.key(), counter.key()).unwrap();
-    a.put_notify_by(&[4; 100_000], region.key(), counter.key(), soon()).unwrap();
-    counter.wait_by(soon()).unwrap();
+    a.put_notify_until(&[4; 100_000], region.key(), counter.key(), soon()).unwrap();
+    counter.wait_until(soon()).unwrap();
     let mut all = vec![0; 100_000];
     region.read(0, &mut all).unwrap();
     assert!(all.iter().all(|element| *element == 4));
     let wrong = region.key().at(1);
     counter.init(400_000).unwrap();
     assert_eq!(why(a.put_notify(&[5; 100_000], wrong, counter.key())), KeyFault::OutOfRange);
-    assert!(counter.wait_by(briefly()).is_err());
+    assert!(counter.wait_until(briefly()).is_err());
 }
 
 pub fn messages_that_nobody_takes_do_not_hold_up_puts(world: &World) {
@@ -407,7 +407,7 @@ pub fn messages_that_nobody_takes_do_not_hold_up_puts(world: &World) {
     let urgent = [Priority::High, Priority::Low].map(|priority| b.peer_with_priority(a.id(), priority).unwrap());
     let mut sent = [0; 2];
     for (index, (peer, sent)) in urgent.iter().zip(&mut sent).enumerate() {
-        while *sent < 50 && peer.send_by(index as u64 * 100 + *sent, &[1; 1000], briefly()).is_ok() {
+        while *sent < 50 && peer.send_until(index as u64 * 100 + *sent, &[1; 1000], briefly()).is_ok() {
             *sent += 1;
         }
     }
@@ -424,7 +424,7 @@ pub fn messages_that_nobody_takes_do_not_hold_up_puts(world: &World) {
     // They are all there.
     for (index, sent) in sent.into_iter().enumerate() {
         for at in 0..sent {
-            a.recv_by(Match::from(b.id()).tag(index as u64 * 100 + at), &mut [0; 1000], soon()).unwrap();
+            a.recv_until(Match::from(b.id()).tag(index as u64 * 100 + at), &mut [0; 1000], soon()).unwrap();
         }
     }
 }
@@ -435,7 +435,7 @@ pub fn a_long_put_or_get_ends_with_its_node(world: &World) {
         for puts in [true, false] {
             let [a, b] = world.nodes();
             let region = b.region::<u8>(LEN).unwrap();
-            let (key, id, life, peer) = (region.key(), b.id(), b.incarnation(), a.peer(b.id()).unwrap());
+            let (key, id, incarnation, peer) = (region.key(), b.id(), b.incarnation(), a.peer(b.id()).unwrap());
             let under_way = running("a long put or get", move || {
                 let mut bytes = vec![1; LEN];
                 let error = (0..1000).find_map(|_| if puts { peer.put(&bytes, key) } else { peer.get(key, &mut bytes) }.err());
@@ -459,7 +459,7 @@ pub fn a_long_put_or_get_ends_with_its_node(world: &World) {
             let error = under_way.join();
             // A node that shares memory may see that the region is gone before it hears of its owner.
             let is_stale = matches!(error, Error::Key { why: KeyFault::Stale, .. });
-            assert!(is_stale || is_gone(&error, id, life, true) || is_gone(&error, id, life, false), "{error:?}");
+            assert!(is_stale || is_gone(&error, id, incarnation, true) || is_gone(&error, id, incarnation, false), "{error:?}");
         }
     }
 }

@@ -16,7 +16,7 @@ fn nodes(world: &World) -> [Node; 2] {
 
 #[track_caller]
 fn waited<B, R>(request: Operation<Completion<B, R>>) -> Completion<B, R> {
-    request.wait_by(soon()).unwrap_or_else(|_| panic!("a request does not end"))
+    request.wait_until(soon()).unwrap_or_else(|_| panic!("a request does not end"))
 }
 
 pub fn requests_end_by_testing(world: &World) {
@@ -73,7 +73,7 @@ pub fn requests_are_futures(world: &World) {
     // One that ended before it is polled.
     let a = sender.join().unwrap();
     let done = b.start_recv(Match::any(), [0; 8]).unwrap();
-    a.send_by(b.id(), 3, b"", soon()).unwrap();
+    a.send_until(b.id(), 3, b"", soon()).unwrap();
     eventually("the request ends", || done.test());
     assert!(matches!(block_on(done).result, Ok(envelope) if envelope.tag == 3));
 }
@@ -81,9 +81,9 @@ pub fn requests_are_futures(world: &World) {
 pub fn a_request_that_is_not_ready_comes_back(world: &World) {
     let [a, b] = nodes(world);
     let receive = b.start_recv(Match::any(), [0; 8]).unwrap();
-    let receive = receive.wait_by(briefly()).map(|completion| completion.result).unwrap_err();
-    let receive = receive.wait_by(Instant::now()).map(|completion| completion.result).unwrap_err();
-    a.send_by(b.id(), 1, b"now", soon()).unwrap();
+    let receive = receive.wait_until(briefly()).map(|completion| completion.result).unwrap_err();
+    let receive = receive.wait_until(Instant::now()).map(|completion| completion.result).unwrap_err();
+    a.send_until(b.id(), 1, b"now", soon()).unwrap();
     let completion = waited(receive);
     assert!(matches!(completion.result, Ok(envelope) if envelope.len == 3));
 }
@@ -98,10 +98,10 @@ pub fn a_receive_is_cancelled_before_its_message(world: &World) {
     let [a, b] = nodes(world);
     let (first, second) = (b.start_recv(Match::any(), [7; 8]).unwrap(), b.start_recv(Match::any(), [7; 8]).unwrap());
     assert_eq!(taken_back(first), [7; 8]);
-    a.send_by(b.id(), 1, b"one", soon()).unwrap();
-    a.send_by(b.id(), 2, b"two", soon()).unwrap();
+    a.send_until(b.id(), 1, b"one", soon()).unwrap();
+    a.send_until(b.id(), 2, b"two", soon()).unwrap();
     assert!(matches!(waited(second).result, Ok(envelope) if envelope.tag == 1));
-    assert_eq!(b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
+    assert_eq!(b.recv_until(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
 }
 
 pub fn a_receive_is_cancelled_in_the_middle_of_its_message(world: &World) {
@@ -133,7 +133,7 @@ pub fn a_receive_is_cancelled_in_the_middle_of_its_message(world: &World) {
 pub fn a_receive_is_cancelled_after_its_message(world: &World) {
     let [a, b] = nodes(world);
     let receive = b.start_recv(Match::any(), [0; 8]).unwrap();
-    a.send_by(b.id(), 1, b"came", soon()).unwrap();
+    a.send_until(b.id(), 1, b"came", soon()).unwrap();
     eventually("the receive ends", || receive.test());
     let completion = take_back(receive).unwrap_err();
     assert!(matches!(completion.result, Ok(envelope) if envelope.tag == 1));
@@ -156,8 +156,8 @@ pub fn a_send_is_cancelled_before_it_is_in_the_lane(world: &World) {
     });
     assert_eq!((envelope.tag, envelope.sequence), (3, 0));
     assert!(matches!(waited(third).result, Ok(())));
-    a.send_by(b.id(), 4, b"", soon()).unwrap();
-    let envelope = b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap();
+    a.send_until(b.id(), 4, b"", soon()).unwrap();
+    let envelope = b.recv_until(Match::any(), &mut [0; 8], soon()).unwrap();
     assert_eq!((envelope.tag, envelope.sequence), (4, 1));
 }
 
@@ -168,15 +168,15 @@ pub fn a_send_is_cancelled_after_it_is_in_the_lane(world: &World) {
     let completion = take_back(send).unwrap_err();
     assert!(matches!(completion.result, Ok(())));
     assert_eq!(&completion.buffer, b"gone out");
-    assert_eq!(b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().len, 8);
+    assert_eq!(b.recv_until(Match::any(), &mut [0; 8], soon()).unwrap().len, 8);
 }
 
 pub fn dropping_a_request_cancels_it(world: &World) {
     let [a, b] = nodes(world);
     drop(a.start_send(b.id(), 1, vec![1; LONG]).unwrap());
     drop(b.start_recv(Match::any(), [0; 8]).unwrap());
-    a.send_by(b.id(), 2, b"", soon()).unwrap();
-    assert_eq!(b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
+    a.send_until(b.id(), 2, b"", soon()).unwrap();
+    assert_eq!(b.recv_until(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
     assert_eq!(b.try_recv(Match::any(), &mut [0; 8]).unwrap(), None);
 }
 
@@ -185,8 +185,8 @@ pub fn forgetting_a_request_is_sound(world: &World) {
     std::mem::forget(b.start_recv(Match::any(), vec![0; 8]).unwrap());
     std::mem::forget(a.start_send(b.id(), 1, vec![1; 8]).unwrap());
     // The forgotten receive gets the forgotten message, into memory that nobody frees; what follows is as always.
-    a.send_by(b.id(), 2, b"two", soon()).unwrap();
-    assert_eq!(b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
+    a.send_until(b.id(), 2, b"two", soon()).unwrap();
+    assert_eq!(b.recv_until(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
     std::mem::forget(b.start_recv(Match::any(), vec![0; 8]).unwrap());
     // Forgotten requests keep their nodes, so these have to be told to leave.
     a.leave().unwrap();

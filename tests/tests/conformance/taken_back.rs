@@ -2,7 +2,7 @@
 
 use super::transfers::{LONGEST, MIB, pushed, pushed_or_ended, report, reports_agree, sent_bytes, waited};
 use doorbell::transfer::Side;
-use doorbell::{Copy, Error, Event, Match, Node, Priority, TransferReport};
+use doorbell::{CopySide, Error, Event, Match, Node, Priority, TransferReport};
 use doorbell_tests::in_place::read_by;
 use doorbell_tests::patience::{briefly, eventually, running, soon, take_back, until};
 use doorbell_tests::pattern;
@@ -13,9 +13,9 @@ use doorbell_tests::world::{Ground, World};
 #[track_caller]
 fn next_is(from: &Node, to: &Node, tag: u64) {
     let (sender, target) = (from.clone(), to.id());
-    let sending = running("a send", move || sender.send_by(target, tag, &pattern::bytes(70_000, tag), soon()).unwrap());
+    let sending = running("a send", move || sender.send_until(target, tag, &pattern::bytes(70_000, tag), soon()).unwrap());
     let mut buf = vec![0; 70_000];
-    let envelope = to.recv_by(Match::from(from.id()), &mut buf, soon()).unwrap();
+    let envelope = to.recv_until(Match::from(from.id()), &mut buf, soon()).unwrap();
     assert_eq!((envelope.tag, envelope.len), (tag, 70_000), "something else arrived");
     pattern::check(&buf, tag);
     sending.join();
@@ -28,23 +28,23 @@ fn next_is(from: &Node, to: &Node, tag: u64) {
 /// Only the sender could continue the large message, and it does something else. Receives get the messages of others.
 pub fn a_large_message_that_does_not_come_holds_up_nobody_else(world: &World) {
     let [a, c] = [0, 2].map(|id| world.builder(id).join().unwrap());
-    let b = world.builder(1).copy(Copy::Origin).join().unwrap();
+    let b = world.builder(1).copy(CopySide::Origin).join().unwrap();
     let send = c.start_send(b.id(), 1, pattern::bytes(LONGEST, 1)).unwrap();
     until("the long message is announced", || {
         c.progress().unwrap();
         b.probe(Match::any().tag(1)).unwrap()
     });
-    a.send_by(b.id(), 2, &pattern::bytes(100, 2), soon()).unwrap();
+    a.send_until(b.id(), 2, &pattern::bytes(100, 2), soon()).unwrap();
     let mut buf = vec![0; LONGEST];
     let mut tags = Vec::new();
     while !tags.contains(&2) {
-        let envelope = until("a message", || b.recv_by(Match::any(), &mut buf, briefly()).ok());
+        let envelope = until("a message", || b.recv_until(Match::any(), &mut buf, briefly()).ok());
         pattern::check(&buf[..envelope.len], envelope.tag);
         tags.push(envelope.tag);
     }
     if tags == [2] {
         let sending = running("a send", move || waited(send).result.unwrap());
-        assert_eq!(b.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, 1);
+        assert_eq!(b.recv_until(Match::any(), &mut buf, soon()).unwrap().tag, 1);
         sending.join();
         pattern::check(&buf, 1);
     }
@@ -80,7 +80,7 @@ pub fn a_large_send_is_taken_back_in_the_middle(world: &World) {
     };
     let sending = (!delivered).then(|| {
         let (sender, to) = (a.clone(), b.id());
-        running("a send", move || sender.send_by(to, 2, &pattern::bytes(100_000, 2), soon()).unwrap())
+        running("a send", move || sender.send_until(to, 2, &pattern::bytes(100_000, 2), soon()).unwrap())
     });
     let completion = waited(receive);
     sending.into_iter().for_each(|sending| sending.join());
@@ -135,7 +135,7 @@ pub fn memory_of_a_send_that_was_taken_back_is_not_read(world: &World) {
     let receiving = running("receives", move || {
         let mut buf = vec![0; LONGEST];
         loop {
-            let envelope = receiver.recv_by(Match::from(from), &mut buf, soon()).unwrap();
+            let envelope = receiver.recv_until(Match::from(from), &mut buf, soon()).unwrap();
             pattern::check(&buf[..envelope.len], 9);
             if envelope.tag == 2 {
                 return;
@@ -152,7 +152,7 @@ pub fn memory_of_a_send_that_was_taken_back_is_not_read(world: &World) {
         }
         taken_back += usize::from(take_back(send).map(drop).is_ok());
     }
-    a.send_by(b.id(), 2, &pattern::bytes(100_000, 9), soon()).unwrap();
+    a.send_until(b.id(), 2, &pattern::bytes(100_000, 9), soon()).unwrap();
     receiving.join();
     println!("{taken_back} of 60 were taken back");
     while let Some(event) = b.try_event().unwrap() {
@@ -177,7 +177,7 @@ pub fn a_slot_that_is_used_again_does_not_harm_its_new_message(world: &World) {
         waited(send).result.unwrap();
         let mut buf = vec![0; MIB];
         if !taken_back {
-            assert_eq!(b.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, 1);
+            assert_eq!(b.recv_until(Match::any(), &mut buf, soon()).unwrap().tag, 1);
         }
         assert_eq!(b.try_recv(Match::any(), &mut buf).unwrap(), None);
     }
@@ -214,7 +214,7 @@ pub fn a_refused_message_that_was_given_up_harms_no_other(world: &World) {
             pattern::check(&other.buffer[..100], round);
         } else {
             assert_eq!(envelope.len, MIB);
-            assert_eq!(b.recv_by(Match::any().tag(1), &mut [0; 100], soon()).unwrap().len, 100);
+            assert_eq!(b.recv_until(Match::any().tag(1), &mut [0; 100], soon()).unwrap().len, 100);
         }
         for send in sends {
             waited(send).result.unwrap();
@@ -224,7 +224,7 @@ pub fn a_refused_message_that_was_given_up_harms_no_other(world: &World) {
 }
 
 pub fn a_large_receive_that_is_taken_back_loses_nothing(world: &World) {
-    let a = world.builder(0).copy(Copy::Origin).join().unwrap();
+    let a = world.builder(0).copy(CopySide::Origin).join().unwrap();
     let b = world.node(1);
     for round in 0..4 {
         let seed = 20 + round;
@@ -235,7 +235,7 @@ pub fn a_large_receive_that_is_taken_back_loses_nothing(world: &World) {
         if round == 0 {
             // A deadline that passes in mid-transfer: the origin of an inline world does not move meanwhile.
             pushed(&a, before, 1);
-            match b.recv_by(Match::any(), &mut buf, briefly()) {
+            match b.recv_until(Match::any(), &mut buf, briefly()) {
                 Ok(envelope) => got = Some(envelope),
                 Err(error) => assert!(matches!(error, Error::Timeout { .. }), "{error:?}"),
             }
@@ -290,7 +290,7 @@ pub fn a_large_receive_that_is_taken_back_loses_nothing(world: &World) {
         let sending = running("a send", move || waited(send).result.map(drop).unwrap());
         let envelope = match got {
             Some(envelope) => envelope,
-            None => b.recv_by(Match::any(), &mut buf, soon()).unwrap(),
+            None => b.recv_until(Match::any(), &mut buf, soon()).unwrap(),
         };
         sending.join();
         assert_eq!((envelope.tag, envelope.len), (round, LONGEST));
@@ -303,14 +303,14 @@ pub fn a_large_receive_that_is_taken_back_loses_nothing(world: &World) {
 }
 
 pub fn large_requests_end_within_a_reader(world: &World) {
-    let a = world.builder(0).copy(Copy::Origin).join().unwrap();
+    let a = world.builder(0).copy(CopySide::Origin).join().unwrap();
     let b = world.node(1);
     // A receive, in the middle of its message: what had arrived is gone with its buffer, and nothing is written there.
     let receive = b.start_recv(Match::any().tag(1), Pages::new(LONGEST, 0)).unwrap();
     let send = a.start_send(b.id(), 1, pattern::bytes(LONGEST, 5)).unwrap();
     pushed(&a, 0, 1);
     let urgent = a.peer_with_priority(b.id(), Priority::High).unwrap();
-    urgent.send_by(2, b"now", soon()).unwrap();
+    urgent.send_until(2, b"now", soon()).unwrap();
     read_by(&b, Match::any().tag(2), soon(), |_, _| drop(receive)).unwrap();
     eventually("the send ends", || {
         b.progress().unwrap();
@@ -325,7 +325,7 @@ pub fn large_requests_end_within_a_reader(world: &World) {
     next_is(&a, &b, 3);
     // A send, in the middle of its message: not delivered, or it had ended.
     let send = a.start_send(b.id(), 4, Pages::new(LONGEST, 6)).unwrap();
-    b.send_by(a.id(), 5, b"now", soon()).unwrap();
+    b.send_until(a.id(), 5, b"now", soon()).unwrap();
     let completion = read_by(&a, Match::any().tag(5), soon(), |_, _| take_back(send)).unwrap();
     let sent = completion.err().is_some_and(|completion| match completion.result {
         Ok(_) => true,
@@ -335,7 +335,7 @@ pub fn large_requests_end_within_a_reader(world: &World) {
         }
     });
     if sent {
-        let envelope = b.recv_by(Match::any(), &mut buf, soon()).unwrap();
+        let envelope = b.recv_until(Match::any(), &mut buf, soon()).unwrap();
         assert_eq!(envelope.tag, 4);
         pattern::check(&buf, 6);
     }
@@ -348,7 +348,7 @@ pub fn a_forgotten_large_send_is_sound(world: &World) {
     let (receiver, driver) = (b.clone(), a.clone());
     let receiving = running("a receive", move || {
         let mut buf = vec![0; LONGEST];
-        receiver.recv_by(Match::any(), &mut buf, soon()).unwrap();
+        receiver.recv_until(Match::any(), &mut buf, soon()).unwrap();
         buf
     });
     report(&driver, Side::Origin, 1);
@@ -375,10 +375,10 @@ fn one_end_goes(world: &World, side: Side, how: fn(Node), died: bool) {
         let goes = world.node(2);
         [&a, &b].into_iter().for_each(|node| meets(node, &goes));
         let (stays, sink) = if round == 1 { (&b, Match::any()) } else { (&a, Match::from(goes.id())) };
-        let (life, id) = (goes.incarnation(), goes.id());
+        let (incarnation, id) = (goes.incarnation(), goes.id());
         let gone = |error: &Error| match error {
-            Error::PeerDied { node, incarnation } => died && (*node, *incarnation) == (id, life),
-            Error::PeerLeft { node, incarnation } => !died && (*node, *incarnation) == (id, life),
+            Error::PeerDied { node, incarnation: gone } => died && (*node, *gone) == (id, incarnation),
+            Error::PeerLeft { node, incarnation: gone } => !died && (*node, *gone) == (id, incarnation),
             _ => false,
         };
         if side == Side::Origin {
@@ -390,12 +390,12 @@ fn one_end_goes(world: &World, side: Side, how: fn(Node), died: bool) {
             if round == 1 {
                 // It is bound to nobody: a message of somebody else ends it, unless a poller was faster than the end.
                 let (sender, to) = (a.clone(), stays.id());
-                let sending = running("a send", move || sender.send_by(to, 1, &pattern::bytes(LONGEST, 2), soon()).unwrap());
+                let sending = running("a send", move || sender.send_until(to, 1, &pattern::bytes(LONGEST, 2), soon()).unwrap());
                 let completion = waited(receive);
                 let envelope = completion.result.unwrap();
                 pattern::check(&completion.buffer, if envelope.source == a.id() { 2 } else { 1 });
                 if envelope.source != a.id() {
-                    stays.recv_by(Match::from(a.id()), &mut vec![0; LONGEST], soon()).unwrap();
+                    stays.recv_until(Match::from(a.id()), &mut vec![0; LONGEST], soon()).unwrap();
                 }
                 sending.join();
             } else {
@@ -420,13 +420,13 @@ fn one_end_goes(world: &World, side: Side, how: fn(Node), died: bool) {
         }
         // A new life under the same id, in both directions.
         let heir = world.node(2);
-        assert_ne!(heir.incarnation(), life);
+        assert_ne!(heir.incarnation(), incarnation);
         [&a, &b].into_iter().for_each(|node| meets(node, &heir));
         for (from, to) in [(&heir, stays), (stays, &heir)] {
             let (sender, target) = (from.clone(), to.id());
-            let sending = running("a send", move || sender.send_by(target, 9, &pattern::bytes(LONGEST, 4), soon()).unwrap());
+            let sending = running("a send", move || sender.send_until(target, 9, &pattern::bytes(LONGEST, 4), soon()).unwrap());
             let mut buf = vec![0; LONGEST];
-            let envelope = to.recv_by(Match::from(from.id()).tag(9), &mut buf, soon()).unwrap();
+            let envelope = to.recv_until(Match::from(from.id()).tag(9), &mut buf, soon()).unwrap();
             assert_eq!((envelope.len, envelope.incarnation), (LONGEST, from.incarnation()));
             pattern::check(&buf, 4);
             sending.join();

@@ -1,7 +1,9 @@
 //! Large messages, moved from both ends: for all kinds of memory, both orientations, and receives at any moment.
 
 use doorbell::transfer::Side;
-use doorbell::{Completion, Copy, Envelope, Error, Figure, Match, Node, Operation, Priority, Progress, Region, TransferReport};
+use doorbell::{
+    Completion, CopySide, Envelope, Error, Match, Metric, Node, Operation, Priority, Progress, Region, TransferReport,
+};
 use doorbell_tests::in_place::read_by;
 use doorbell_tests::patience::{eventually, finishes, running, soon, until};
 use doorbell_tests::pattern;
@@ -94,7 +96,7 @@ const MOMENTS: [Moment; 3] = [Moment::Before, Moment::AfterRts, Moment::InTheMid
 fn receive(form: Form, node: &Node, accepts: Match, mut buffer: Buffer) -> (doorbell::Result<Envelope>, Buffer) {
     let got = match form {
         Form::Recv => node.recv(accepts, buffer.as_mut()),
-        Form::RecvBy => node.recv_by(accepts, buffer.as_mut(), soon()),
+        Form::RecvBy => node.recv_until(accepts, buffer.as_mut(), soon()),
         Form::StartRecv => {
             let completion = waited(node.start_recv(accepts, buffer).unwrap());
             return (completion.result, completion.buffer);
@@ -110,7 +112,7 @@ fn receive(form: Form, node: &Node, accepts: Match, mut buffer: Buffer) -> (door
 
 #[track_caller]
 pub(super) fn waited<B, R>(request: Operation<Completion<B, R>>) -> Completion<B, R> {
-    request.wait_by(soon()).unwrap_or_else(|_| panic!("a request does not end"))
+    request.wait_until(soon()).unwrap_or_else(|_| panic!("a request does not end"))
 }
 
 #[track_caller]
@@ -148,8 +150,8 @@ pub(super) fn reports_agree(origin: &Node, target: &Node, tag: u64, len: usize) 
 
 /// The bytes of transfers that a node has moved itself: by memory FIFO, or by put.
 pub(super) fn sent_bytes(node: &Node) -> u64 {
-    let figures = node.figures().unwrap();
-    figures[Figure::BytesFifo] + figures[Figure::BytesPut]
+    let metrics = node.metrics().unwrap();
+    metrics[Metric::BytesFifo] + metrics[Metric::BytesPut]
 }
 
 /// Waits until a node has sent this many bytes of transfers since `before`. Turns its engine, as `Inline` needs.
@@ -184,14 +186,14 @@ fn arrive(world: &World, from_high: bool) {
             let form = FORMS[tag as usize % FORMS.len()];
             let accepts = Match::any().tag(tag);
             let (bytes, room) = (at_a.filled(from, len, tag), at_b.buffer(to, len));
-            let (before, rts) = (sent_bytes(&a), a.figures().unwrap()[Figure::Rts]);
+            let (before, rts) = (sent_bytes(&a), a.metrics().unwrap()[Metric::Rts]);
             let (to_b, sender) = (b.id(), a.clone());
             let (begun, has_begun) = mpsc::channel();
             let send = move || {
                 let request = sender.start_send(to_b, tag, bytes).unwrap();
                 eventually("its RTS is on its way", || {
                     sender.progress().unwrap();
-                    sender.figures().unwrap()[Figure::Rts] > rts
+                    sender.metrics().unwrap()[Metric::Rts] > rts
                 });
                 if moment == Moment::InTheMiddle {
                     pushed(&sender, before, 16 << 10);
@@ -231,7 +233,7 @@ pub fn large_messages_arrive_intact_from_the_high_end(world: &World) {
 }
 
 pub fn whoever_copies_large_messages_arrive(world: &World) {
-    let policies = [Copy::Auto, Copy::Origin, Copy::Target, Copy::Both];
+    let policies = [CopySide::Auto, CopySide::Origin, CopySide::Target, CopySide::Both];
     for (index, (here, there)) in policies.into_iter().flat_map(|here| policies.map(|there| (here, there))).enumerate() {
         let a = world.builder(0).copy(here).join().unwrap();
         let b = world.builder(1).copy(there).join().unwrap();
@@ -244,7 +246,7 @@ pub fn whoever_copies_large_messages_arrive(world: &World) {
         });
         sending.join();
         pattern::check(&buf, seed);
-        if here == Copy::Auto && a.figures().unwrap()[Figure::Rts] == 0 {
+        if here == CopySide::Auto && a.metrics().unwrap()[Metric::Rts] == 0 {
             // Through the lane, as that is faster here.
             b.leave().unwrap();
             a.leave().unwrap();
@@ -253,9 +255,12 @@ pub fn whoever_copies_large_messages_arrive(world: &World) {
         let [origin, target] = reports_agree(&a, &b, 1, MIB + 5);
         // Where a policy decides it may have a message put by a network.
         let is_decided = world.ground == Ground::Lots;
-        assert!(is_decided || here != Copy::Target || origin.put.bytes == 0, "{here} to {there}: {origin:?}");
-        assert!(here != Copy::Origin && there != Copy::Origin || target.pulled.bytes == 0, "{here} to {there}: {target:?}");
-        assert!(there != Copy::Target || target.put.bytes == 0, "{here} to {there}: {target:?}");
+        assert!(is_decided || here != CopySide::Target || origin.put.bytes == 0, "{here} to {there}: {origin:?}");
+        assert!(
+            here != CopySide::Origin && there != CopySide::Origin || target.pulled.bytes == 0,
+            "{here} to {there}: {target:?}"
+        );
+        assert!(there != CopySide::Target || target.put.bytes == 0, "{here} to {there}: {target:?}");
         b.leave().unwrap();
         a.leave().unwrap();
     }
@@ -268,8 +273,8 @@ pub fn a_large_message_in_a_short_buffer_is_in_the_error(world: &World) {
             let tag = (round * 10) as u64 + 1;
             let (to, sender) = (b.id(), a.clone());
             let sending = running("sends", move || {
-                sender.send_by(to, tag, &pattern::bytes(len, 4), soon()).unwrap();
-                sender.send_by(to, 2, b"next", soon()).unwrap();
+                sender.send_until(to, tag, &pattern::bytes(len, 4), soon()).unwrap();
+                sender.send_until(to, 2, b"next", soon()).unwrap();
             });
             let receiver = b.clone();
             let accepts = Match::any().tag(tag);
@@ -280,7 +285,7 @@ pub fn a_large_message_in_a_short_buffer_is_in_the_error(world: &World) {
             pattern::check(&message.bytes, 4);
             assert!(buffer.as_ref().iter().all(|byte| *byte == 7), "the short buffer was written");
             // Exactly that message, and once.
-            assert_eq!(b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
+            assert_eq!(b.recv_until(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
             assert_eq!(b.try_recv(Match::any(), &mut [0; 8]).unwrap(), None);
             sending.join();
         }
@@ -346,7 +351,7 @@ pub fn several_threads_move_large_messages_at_once(world: &World) {
                 for round in 0..ROUNDS {
                     let accepts = Match::from(from).tag(thread);
                     let len = receives.step(|| {
-                        if round % 2 == 0 { there.recv(accepts, &mut buf) } else { there.recv_by(accepts, &mut buf, soon()) }
+                        if round % 2 == 0 { there.recv(accepts, &mut buf) } else { there.recv_until(accepts, &mut buf, soon()) }
                     });
                     pattern::check(&buf[..len.unwrap().len], thread * 100 + round);
                 }
@@ -396,7 +401,7 @@ pub fn a_node_moves_a_large_message_to_itself(world: &World) {
 pub fn counters_reach_zero_once_whatever_the_delays(world: &World) {
     let mut random = Random::new(11);
     for round in 0..6 {
-        let (high, copies) = (random.chance(50), [Copy::Both, Copy::Origin, Copy::Target]);
+        let (high, copies) = (random.chance(50), [CopySide::Both, CopySide::Origin, CopySide::Target]);
         let a = world.builder(0).fifo_from_high(high).copy(*random.pick(&copies)).join().unwrap();
         let b = world.builder(1).copy(*random.pick(&copies)).join().unwrap();
         let len = |random: &mut Random| {
@@ -422,8 +427,11 @@ pub fn counters_reach_zero_once_whatever_the_delays(world: &World) {
             for (index, len) in wanted.into_iter().enumerate() {
                 (0..delays[8 + index]).for_each(|_| std::thread::yield_now());
                 let accepts = Match::any().tag(index as u64);
-                let envelope =
-                    if index % 2 == 0 { receiver.recv(accepts, &mut buf) } else { receiver.recv_by(accepts, &mut buf, soon()) };
+                let envelope = if index % 2 == 0 {
+                    receiver.recv(accepts, &mut buf)
+                } else {
+                    receiver.recv_until(accepts, &mut buf, soon())
+                };
                 assert_eq!(envelope.unwrap().len, len);
                 pattern::check(&buf[..len], index as u64);
             }
@@ -433,7 +441,7 @@ pub fn counters_reach_zero_once_whatever_the_delays(world: &World) {
             reports_agree(&a, &b, index as u64, len);
         }
         // Each was completed once. What the library sends of its own account is no message, and not as long.
-        assert_eq!(a.figures().unwrap()[Figure::Transfers], 8, "round {round}");
+        assert_eq!(a.metrics().unwrap()[Metric::Transfers], 8, "round {round}");
         a.leave().unwrap();
         b.leave().unwrap();
     }
@@ -441,8 +449,8 @@ pub fn counters_reach_zero_once_whatever_the_delays(world: &World) {
 
 /// A transfer of high priority is not held up by one of low priority that its target has answered and does not take.
 pub fn an_answered_transfer_holds_up_its_own_priority_only(world: &World) {
-    let a = world.builder(0).progress(Progress::Inline).copy(Copy::Origin).join().unwrap();
-    let b = world.builder(1).progress(Progress::Inline).copy(Copy::Origin).join().unwrap();
+    let a = world.builder(0).progress(Progress::Inline).copy(CopySide::Origin).join().unwrap();
+    let b = world.builder(1).progress(Progress::Inline).copy(CopySide::Origin).join().unwrap();
     let begin = |priority, tag| {
         let peer = a.peer_with_priority(b.id(), priority).unwrap();
         peer.start_send(tag, pattern::bytes(LONGEST, tag)).unwrap()
@@ -453,7 +461,7 @@ pub fn an_answered_transfer_holds_up_its_own_priority_only(world: &World) {
     eventually("the answer", || {
         a.progress().unwrap();
         b.progress().unwrap();
-        b.figures().unwrap()[Figure::RemoteGets] > 0
+        b.metrics().unwrap()[Metric::RemoteGets] > 0
     });
     // From here on nobody turns the target, so its lane fills. By a network its poller does, and then nothing is in the way.
     let mut still = 0;

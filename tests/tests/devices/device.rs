@@ -123,7 +123,7 @@ fn obey(words: &Words, mut thread: DeviceThread) {
         let task = until_told(&words[at::task(id)], number);
         let room = if task == TRY_SHORT { 10 } else { LEN };
         let received = match task {
-            RECEIVE => thread.receive_by(&mut buf, soon()).map(Some),
+            RECEIVE => thread.receive_until(&mut buf, soon()).map(Some),
             GIVE_UP => break,
             _ => thread.try_receive(&mut buf[..room]),
         };
@@ -264,7 +264,7 @@ fn each_step_is_taken_in_its_order(mode: Mode) {
     let mut compute = Compute::start(&domain, mode);
     let io = Node::builder(domain.name()).join().unwrap();
     let daemon = DeviceSender::open(&io, "net").unwrap();
-    let send = |thread: u32, tag: u64| daemon.send_by(thread, tag, &pattern::bytes(LEN, tag), soon()).unwrap();
+    let send = |thread: u32, tag: u64| daemon.send_until(thread, tag, &pattern::bytes(LEN, tag), soon()).unwrap();
     // (a) (b) (d): there is none.
     assert_eq!((compute.run(1, TRY), compute.steps(1)), (NOTHING, NONE.to_vec()));
     // (a) (b) (d) (e): its own.
@@ -367,7 +367,7 @@ fn a_thread_id_is_one_threads_at_a_time() {
     let mut heir = device.thread(1).unwrap();
     assert!(matches!(fault(device.thread(2)), DeviceFault::Taken { .. }));
     let mut buf = [0; 8];
-    assert_eq!(heir.receive_by(&mut buf, soon()).unwrap().tag, 7);
+    assert_eq!(heir.receive_until(&mut buf, soon()).unwrap().tag, 7);
     drop((sender, heir, device, compute));
     node.leave().unwrap();
     doorbell_shm::domain::clean(domain.space(), Some(domain.name()), false).unwrap();
@@ -385,7 +385,7 @@ fn what_is_seen_of_a_device_from_outside() {
     sender.send(77, 0, &[1; 40]).unwrap();
     assert!(one.try_receive(&mut [0; 8]).unwrap().is_none());
     sender.send(1, 0, b"one").unwrap();
-    one.receive_by(&mut [0; 8], soon()).unwrap();
+    one.receive_until(&mut [0; 8], soon()).unwrap();
     sender.send(1, 0, b"two").unwrap();
     let seen = doorbell_shm::domain::list_domains(domain.space()).unwrap();
     let seen = &seen.iter().find(|status| status.name == domain.name()).unwrap().devices[0];
@@ -434,12 +434,12 @@ fn a_thread_id_goes_from_thread_to_thread() {
         let mut moved = running("a thread takes ids and ends", move || [1, 2].map(|id| made.thread(id).unwrap())).join();
         // Long enough for it to look for dead threads.
         for _ in 0..2 {
-            let late = other.receive_by(&mut buf, std::time::Instant::now() + Duration::from_millis(60));
+            let late = other.receive_until(&mut buf, std::time::Instant::now() + Duration::from_millis(60));
             assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
         }
         [(2, 5), (1, 6)].into_iter().for_each(|(thread, tag)| sender.send(thread, tag + round, &[]).unwrap());
         for (thread, tag) in [(0, 6), (1, 5)] {
-            let envelope = moved[thread].receive_by(&mut buf, soon()).unwrap();
+            let envelope = moved[thread].receive_until(&mut buf, soon()).unwrap();
             assert_eq!((envelope.thread, envelope.tag), (thread as u32 + 1, tag + round));
         }
         assert!(matches!(fault(device.thread(1)), DeviceFault::Taken { .. }));
@@ -464,21 +464,21 @@ fn what_nobody_fetches_is_dropped_after_the_limit() {
     }
     sender.send(88, 0, &[1; 40]).unwrap();
     sender.send(1, 1, &[]).unwrap();
-    assert_eq!(thread.receive_by(&mut buf, soon()).unwrap().tag, 1);
+    assert_eq!(thread.receive_until(&mut buf, soon()).unwrap().tag, 1);
     let counts = until("all are dropped", || {
-        let _ = thread.receive_by(&mut buf, briefly());
+        let _ = thread.receive_until(&mut buf, briefly());
         let counts = device.counts();
         (counts.dropped == 101).then_some(counts)
     });
     assert_eq!((counts.dropped_bytes, counts.received, counts.broken), (4040, 1, 0));
     // The others go on, and so does the thread that takes the id next.
     let mut late = until("a slot is free", || {
-        let _ = thread.receive_by(&mut buf, briefly());
+        let _ = thread.receive_until(&mut buf, briefly());
         device.thread(77).ok()
     });
     [(77, 2), (1, 3)].into_iter().for_each(|(thread, tag)| sender.send(thread, tag, &[]).unwrap());
-    assert_eq!(late.receive_by(&mut buf, soon()).unwrap().tag, 2);
-    assert_eq!(thread.receive_by(&mut buf, soon()).unwrap().tag, 3);
+    assert_eq!(late.receive_until(&mut buf, soon()).unwrap().tag, 2);
+    assert_eq!(thread.receive_until(&mut buf, soon()).unwrap().tag, 3);
     drop((sender, thread, late, device));
     node.leave().unwrap();
 }
@@ -500,7 +500,7 @@ fn a_device_goes_with_the_last_process() {
     // Its sender is told, at the latest when there is no more room.
     let bytes = [0; LEN];
     assert_eq!(
-        until("an error", || sender.send_by(1, 0, &bytes, soon()).err().map(|error| fault::<()>(Err(error)))),
+        until("an error", || sender.send_until(1, 0, &bytes, soon()).err().map(|error| fault::<()>(Err(error)))),
         DeviceFault::Absent
     );
     assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceFault::Absent);
@@ -527,7 +527,7 @@ fn a_device_of_which_all_processes_were_killed_is_removed_or_made_anew() {
             assert_eq!(thread.try_receive(&mut [0; 64]).unwrap(), None);
             let other = DeviceSender::open(&node, "net").unwrap();
             other.send(1, 2, &[]).unwrap();
-            assert_eq!(thread.receive_by(&mut [0; 64], soon()).unwrap().tag, 2);
+            assert_eq!(thread.receive_until(&mut [0; 64], soon()).unwrap().tag, 2);
             drop((other, thread, device));
         } else {
             doorbell_shm::domain::clean(domain.space(), Some(domain.name()), false).unwrap();
@@ -580,15 +580,15 @@ fn each_sender_has_a_lane_and_a_dead_ones_is_free() {
     let mut buf = [0; LEN];
     let sent = words[0].load(SeqCst);
     for tag in 0..sent {
-        let envelope = thread.receive_by(&mut buf, soon()).unwrap();
+        let envelope = thread.receive_until(&mut buf, soon()).unwrap();
         assert_eq!((envelope.tag, envelope.len), (tag, LEN));
         pattern::check(&buf, tag);
     }
-    heir.send_by(1, u64::MAX, &[], soon()).unwrap();
+    heir.send_until(1, u64::MAX, &[], soon()).unwrap();
     // One may have been sent that was not counted any more.
-    let mut next = thread.receive_by(&mut buf, soon()).unwrap();
+    let mut next = thread.receive_until(&mut buf, soon()).unwrap();
     if next.tag == sent {
-        next = thread.receive_by(&mut buf, soon()).unwrap();
+        next = thread.receive_until(&mut buf, soon()).unwrap();
     }
     assert_eq!(next.tag, u64::MAX);
     drop(heir);

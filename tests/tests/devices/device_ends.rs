@@ -40,7 +40,7 @@ fn leaves_with_the_lock(before: bool) {
     (1..5).for_each(|tag| sender.send(2, tag, b"for two").unwrap());
     let receiving = running("a thread receives", move || {
         let mut buf = [0; 64];
-        let got = one.receive_by(&mut buf, soon());
+        let got = one.receive_until(&mut buf, soon());
         // Dropped after its node has left.
         (got.map(|envelope| envelope.tag), one)
     });
@@ -54,7 +54,7 @@ fn leaves_with_the_lock(before: bool) {
     } else {
         leave.join().unwrap();
         // Others find that the lock's owner is no more, and go on.
-        assert_eq!(two.receive_by(&mut [0; 64], soon()).unwrap().tag, 1);
+        assert_eq!(two.receive_until(&mut [0; 64], soon()).unwrap().tag, 1);
         go_on.send(()).unwrap();
     }
     let (got, one) = receiving.join();
@@ -65,12 +65,12 @@ fn leaves_with_the_lock(before: bool) {
     drop(one);
     let mut buf = [0; 64];
     let first = if before { 1 } else { 2 };
-    let tags: Vec<u64> = (first..5).map(|_| two.receive_by(&mut buf, soon()).unwrap().tag).collect();
+    let tags: Vec<u64> = (first..5).map(|_| two.receive_until(&mut buf, soon()).unwrap().tag).collect();
     assert_eq!(tags, Vec::from_iter(first..5));
     // The lane is as good as before.
     for tag in 10..200 {
-        sender.send_by(2, tag, &[7; 60], soon()).unwrap();
-        assert_eq!(two.receive_by(&mut buf, soon()).unwrap().tag, tag);
+        sender.send_until(2, tag, &[7; 60], soon()).unwrap();
+        assert_eq!(two.receive_until(&mut buf, soon()).unwrap().tag, tag);
     }
     let counts = kept.counts();
     assert_eq!((counts.inherited, counts.broken), (u64::from(!before), 0));
@@ -104,7 +104,7 @@ fn senders_are_told_that_their_device_is_gone() {
     assert_eq!(fault(sender.send(1, 2, b"the former")), DeviceFault::Absent);
     let anew = DeviceSender::open(&sending, "net").unwrap();
     anew.send(1, 3, b"the new one").unwrap();
-    assert_eq!(thread.receive_by(&mut [0; 64], soon()).unwrap().tag, 3);
+    assert_eq!(thread.receive_until(&mut [0; 64], soon()).unwrap().tag, 3);
     drop((sender, anew, thread, device));
     [attached, sending].into_iter().for_each(|node| node.leave().unwrap());
 }
@@ -118,17 +118,17 @@ fn ids_that_nobody_has_keep_no_thread_out() {
     let mut one = device.thread(1).unwrap();
     let mut buf = [0; 8];
     (100..110).for_each(|id| stray.send(id, 0, b"?").unwrap());
-    let late = one.receive_by(&mut buf, Instant::now());
+    let late = one.receive_until(&mut buf, Instant::now());
     assert!(late.is_err(), "{late:?}");
-    assert!(one.receive_by(&mut buf, briefly()).is_err());
+    assert!(one.receive_until(&mut buf, briefly()).is_err());
     sender.send(1, 7, b"mine").unwrap();
-    assert_eq!(one.receive_by(&mut buf, soon()).unwrap().tag, 7, "another sender's lane is not held up");
+    assert_eq!(one.receive_until(&mut buf, soon()).unwrap().tag, 7, "another sender's lane is not held up");
     // All four ids that the device serves are to be had at once.
     let mut others = [2, 3, 4].map(|id| device.thread(id).unwrap());
     assert_eq!(fault(device.thread(5)), DeviceFault::Crowded { threads: 4 });
     for (thread, id) in others.iter_mut().zip(2..) {
         sender.send(id, id.into(), &[]).unwrap();
-        assert_eq!(thread.receive_by(&mut buf, soon()).unwrap().tag, u64::from(id));
+        assert_eq!(thread.receive_until(&mut buf, soon()).unwrap().tag, u64::from(id));
     }
     drop((stray, sender, one, others, device));
     node.leave().unwrap();
@@ -147,7 +147,7 @@ fn a_lane_is_its_new_senders_whatever_the_former_does() {
     drop(former);
     assert_eq!(fault(DeviceSender::open(&third, "net")), DeviceFault::NoLane { senders: 1 });
     sender.send(1, 5, b"its own").unwrap();
-    assert_eq!(thread.receive_by(&mut [0; 8], soon()).unwrap().tag, 5);
+    assert_eq!(thread.receive_until(&mut [0; 8], soon()).unwrap().tag, 5);
     drop((sender, thread, device));
     [receiving, second, third].into_iter().for_each(|node| node.leave().unwrap());
 }

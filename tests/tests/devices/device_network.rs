@@ -28,10 +28,10 @@ pub fn receive() {
     let node = Node::builder(told("DOMAIN")).connect(told_as("ADDRESS")).join().unwrap();
     let device = Device::builder(&node, "net").message_max(10 * LONG).senders(3).attach().unwrap();
     let mut receiver = device.thread(thread as u32).unwrap();
-    node.send_by(NodeId(0), thread, &[], soon()).unwrap();
+    node.send_until(NodeId(0), thread, &[], soon()).unwrap();
     let mut buf = vec![0; LONG];
     loop {
-        let envelope = receiver.receive_by(&mut buf, soon()).unwrap();
+        let envelope = receiver.receive_until(&mut buf, soon()).unwrap();
         if envelope.tag == END {
             break;
         }
@@ -54,7 +54,7 @@ pub fn receive() {
 fn receiver(domain: &Domain, node: &Node, words: &Words, thread: u64) -> Process {
     let start = Process::start("device network: receiver").tell("DOMAIN", domain.name()).tell("THREAD", thread.to_string());
     let process = start.tell("ADDRESS", node.address().unwrap().to_string()).words(words).go();
-    node.recv_by(Match::any().tag(thread), &mut [], soon()).unwrap();
+    node.recv_until(Match::any().tag(thread), &mut [], soon()).unwrap();
     process
 }
 
@@ -84,7 +84,7 @@ fn another_feeds_a_device_when_the_one_that_did_dies() {
                 if mortal == 1 { first.kill() } else { second.kill() }
             }
             for thread in [1, 2] {
-                sender.send_by(thread, tag, &pattern::bytes(length(tag), tag), soon()).unwrap();
+                sender.send_until(thread, tag, &pattern::bytes(length(tag), tag), soon()).unwrap();
             }
             if tag == kill_at + 5 {
                 // Another comes in its place before its storage is full, and the lane has to wait for it.
@@ -93,9 +93,9 @@ fn another_feeds_a_device_when_the_one_that_did_dies() {
             }
         }
         for thread in [1, 2] {
-            sender.send_by(thread, END, &[], soon()).unwrap();
+            sender.send_until(thread, END, &[], soon()).unwrap();
         }
-        sender.flush_by(soon()).unwrap();
+        sender.flush_until(soon()).unwrap();
         eventually("all arrived", || [1, 2].iter().all(|thread| words[*thread].load(SeqCst) == count));
         drop(sender);
         drop((first, second));
@@ -116,9 +116,9 @@ fn a_sender_is_told_when_nobody_feeds_a_device_any_more() {
     let receiver = receiver(&domain, &node, &words, 1);
     let sender = DeviceSender::open(&node, "net").unwrap();
     sender.send(1, 0, &[]).unwrap();
-    sender.flush_by(soon()).unwrap();
+    sender.flush_until(soon()).unwrap();
     receiver.kill();
-    let error = until("an error", || sender.send_by(1, 1, &[0], soon()).err());
+    let error = until("an error", || sender.send_until(1, 1, &[0], soon()).err());
     let Error::Device { why, .. } = &error else { panic!("{error}") };
     assert_eq!(**why, DeviceFault::Absent);
     drop(sender);

@@ -56,7 +56,7 @@ fn length(random: &mut Random) -> usize {
 fn send_one(sender: &doorbell::DeviceSender, thread: u32, tag: u64, random: &mut Random) {
     let bytes = pattern::bytes(length(random), pattern_of(thread, tag));
     match random.below(3) {
-        0 => sender.send_by(thread, tag, &bytes, soon()).unwrap(),
+        0 => sender.send_until(thread, tag, &bytes, soon()).unwrap(),
         1 => {
             let (one, other) = bytes.split_at(random.below(bytes.len() + 1));
             sender.send_vectored(thread, tag, &[one, other]).unwrap();
@@ -74,7 +74,7 @@ fn receive_one(thread: &mut DeviceThread, buf: &mut [u8], random: &mut Random, d
     let room = if random.below(32) == 0 { random.below(100) } else { buf.len() };
     let received = match random.below(4) {
         0 => thread.try_receive(&mut buf[..room]),
-        _ => thread.receive_by(&mut buf[..room], deadline).map(Some),
+        _ => thread.receive_until(&mut buf[..room], deadline).map(Some),
     };
     match received {
         Ok(Some(envelope)) => {
@@ -202,7 +202,7 @@ fn storm(random: &mut Random, is_apart: bool, processes: usize, threads: usize, 
                 next[thread] += 1;
             }
             for thread in 0..threads {
-                sender.send_by(thread as u32, END, &pattern::bytes(9, pattern_of(thread as u32, END)), soon()).unwrap();
+                sender.send_until(thread as u32, END, &pattern::bytes(9, pattern_of(thread as u32, END)), soon()).unwrap();
             }
             next.iter().map(|sent| sent + 1).sum::<u64>()
         })
@@ -288,16 +288,16 @@ mod at {
         tid(THREADS) + thread
     }
     /// How many threads have taken this id so far.
-    pub fn life(thread: usize) -> usize {
+    pub fn incarnation(thread: usize) -> usize {
         probe(THREADS) + thread
     }
     /// How many messages an incarnation of a sender began to send to a thread.
-    pub fn sent(life: usize, thread: usize) -> usize {
-        self::life(THREADS) + life * THREADS + thread
+    pub fn sent(incarnation: usize, thread: usize) -> usize {
+        self::incarnation(THREADS) + incarnation * THREADS + thread
     }
     /// ... and the number of the last that was received, plus one.
-    pub fn got(life: usize, thread: usize) -> usize {
-        sent(LIVES, 0) + life * THREADS + thread
+    pub fn got(incarnation: usize, thread: usize) -> usize {
+        sent(LIVES, 0) + incarnation * THREADS + thread
     }
     pub const COUNT: usize = 3 + 3 * THREADS + 2 * LIVES * THREADS;
 }
@@ -324,18 +324,18 @@ pub fn receive_until_death() {
             // SAFETY: asks for a number.
             let tid = unsafe { libc::syscall(libc::SYS_gettid) } as u64;
             words[at::tid(id)].store(u64::from(std::process::id()) << 32 | tid, SeqCst);
-            words[at::life(id)].fetch_add(1, SeqCst);
+            words[at::incarnation(id)].fetch_add(1, SeqCst);
             begins.store(true, SeqCst);
             let (mut random, mut buf) = (Random::new(tid), vec![0; LONG]);
             while words[at::STOP].load(SeqCst) < 2 {
-                let Some((life, sequence)) = receive_one(&mut thread, &mut buf, &mut random, briefly()) else { continue };
-                if life == PROBE {
+                let Some((incarnation, sequence)) = receive_one(&mut thread, &mut buf, &mut random, briefly()) else { continue };
+                if incarnation == PROBE {
                     words[at::probe(id)].store(sequence, SeqCst);
                     continue;
                 }
                 // Never twice, and never late; those between that are missing are counted.
-                let last = words[at::got(life, id)].swap(sequence + 1, SeqCst);
-                assert!(sequence >= last, "thread {id}: {sequence} of sender {life} after {last}");
+                let last = words[at::got(incarnation, id)].swap(sequence + 1, SeqCst);
+                assert!(sequence >= last, "thread {id}: {sequence} of sender {incarnation} after {last}");
                 words[at::GAPS].fetch_add(sequence - last, SeqCst);
                 words[at::RECEIVED].fetch_add(1, SeqCst);
             }
@@ -362,14 +362,14 @@ const PROBE: usize = LIVES;
 /// The role: sends to all threads, living or not.
 pub fn send_until_death() {
     let words = Words::inherited();
-    let life = number("LIFE", 0) as usize;
+    let incarnation = number("LIFE", 0) as usize;
     let node = builder(&told("DOMAIN")).join().unwrap();
     let sender = DeviceSender::open(&node, "net").unwrap();
-    let mut random = Random::new(life as u64);
+    let mut random = Random::new(incarnation as u64);
     while words[at::STOP].load(SeqCst) == 0 {
         let thread = random.below(at::THREADS);
-        let sequence = words[at::sent(life, thread)].fetch_add(1, SeqCst);
-        send_one(&sender, thread as u32, tag(life, sequence), &mut random);
+        let sequence = words[at::sent(incarnation, thread)].fetch_add(1, SeqCst);
+        send_one(&sender, thread as u32, tag(incarnation, sequence), &mut random);
         if random.below(50) == 0 {
             std::thread::sleep(Duration::from_micros(random.below(1000) as u64));
         }
@@ -424,7 +424,7 @@ impl Killing {
         let probe = tag(PROBE, self.probes);
         for thread in threads {
             let bytes = pattern::bytes(self.random.below(200), pattern_of(*thread as u32, probe));
-            sender.send_by(*thread as u32, probe, &bytes, deadline).unwrap();
+            sender.send_until(*thread as u32, probe, &bytes, deadline).unwrap();
         }
         for thread in threads {
             while self.words[at::probe(*thread)].load(SeqCst) < self.probes {
@@ -440,7 +440,7 @@ impl Killing {
     fn wait_for_life(&self, threads: &[usize], before: &[u64]) {
         let deadline = soon();
         for thread in threads {
-            while self.words[at::life(*thread)].load(SeqCst) <= before[*thread] {
+            while self.words[at::incarnation(*thread)].load(SeqCst) <= before[*thread] {
                 assert!(Instant::now() < deadline, "nobody becomes thread {thread} anew");
                 std::thread::sleep(Duration::from_micros(100));
             }
@@ -483,7 +483,7 @@ fn a_device_survives_its_threads_processes_and_senders() {
         while Instant::now() < moment {
             std::hint::spin_loop();
         }
-        let mut before: Vec<u64> = all.iter().map(|thread| storm.words[at::life(*thread)].load(SeqCst)).collect();
+        let mut before: Vec<u64> = all.iter().map(|thread| storm.words[at::incarnation(*thread)].load(SeqCst)).collect();
         let (what, dead) = match storm.random.below(6) {
             0 | 1 => {
                 let victim = storm.random.below(at::THREADS);
@@ -507,7 +507,7 @@ fn a_device_survives_its_threads_processes_and_senders() {
                 let at_its_place = storm.receivers[victim].ended_by(Instant::now() + Duration::from_millis(300));
                 storm.receivers[victim].kill();
                 assert!(storm.receivers[victim].ended_by(soon()));
-                before = all.iter().map(|thread| storm.words[at::life(*thread)].load(SeqCst)).collect();
+                before = all.iter().map(|thread| storm.words[at::incarnation(*thread)].load(SeqCst)).collect();
                 let what = if at_its_place { "a process with the lock" } else { "a process" };
                 (what, (victim..at::THREADS).step_by(PROCESSES).collect())
             }

@@ -67,18 +67,18 @@ pub fn home(words: &Words) {
     let mut buf = vec![0; MESSAGE];
     // Says that all links are open, where that matters.
     while told_if("STRIPE_LEAST").is_some()
-        && node.recv_by(Match::from(NodeId(1)).tag(READY), &mut buf, deadline).unwrap().len == 0
+        && node.recv_until(Match::from(NodeId(1)).tag(READY), &mut buf, deadline).unwrap().len == 0
     {}
     let (began, mut first) = (Instant::now(), None);
     for seed in 0..bytes() / MESSAGE as u64 {
-        let envelope = node.recv_by(Match::from(NodeId(1)).tag(DATA), &mut buf, deadline).unwrap();
+        let envelope = node.recv_until(Match::from(NodeId(1)).tag(DATA), &mut buf, deadline).unwrap();
         let first = *first.get_or_insert(u64::from(envelope.sequence));
         assert_eq!((envelope.len, u64::from(envelope.sequence) - first), (MESSAGE, seed));
         pattern::check(&buf, seed);
         words[at::CAME].store(seed + 1, SeqCst);
     }
     words[at::TIME].store(began.elapsed().as_nanos() as u64, SeqCst);
-    node.send_by(NodeId(1), DONE, b"", deadline).unwrap();
+    node.send_until(NodeId(1), DONE, b"", deadline).unwrap();
     node.leave().unwrap();
 }
 
@@ -94,14 +94,14 @@ pub fn away() {
     if told_if("STRIPE_LEAST").is_some() {
         let all = || node.send_as(NodeId(0), READY, b"", "udp/1".parse().unwrap()).unwrap().used.link == 1;
         eventually("both links", all);
-        node.send_by(NodeId(0), READY, b"all", deadline).unwrap();
+        node.send_until(NodeId(0), READY, b"all", deadline).unwrap();
     }
     let mut buf = vec![0; MESSAGE];
     for seed in 0..bytes() / MESSAGE as u64 {
         pattern::fill(&mut buf, seed);
-        node.send_by(NodeId(0), DATA, &buf, deadline).unwrap();
+        node.send_until(NodeId(0), DATA, &buf, deadline).unwrap();
     }
-    node.recv_by(Match::from(NodeId(0)).tag(DONE), &mut [], deadline).unwrap();
+    node.recv_until(Match::from(NodeId(0)).tag(DONE), &mut [], deadline).unwrap();
     node.leave().unwrap();
 }
 

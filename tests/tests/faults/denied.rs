@@ -5,7 +5,7 @@
 
 use doorbell::Reactor;
 use doorbell::transfer::Side;
-use doorbell::{Copy, KEY_BYTES, Key, Match, Node, NodeBuilder, NodeId, ReadWrite, Region, Space};
+use doorbell::{CopySide, KEY_BYTES, Key, Match, Node, NodeBuilder, NodeId, ReadWrite, Region, Space};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, running, soon};
 use doorbell_tests::pattern;
@@ -38,7 +38,7 @@ mod tag {
 }
 
 fn builder(id: u16, networked: bool, at: Option<SocketAddr>) -> NodeBuilder {
-    let builder = Node::builder(told_or_none("DOMAIN")).id(id).copy(Copy::Both);
+    let builder = Node::builder(told_or_none("DOMAIN")).id(id).copy(CopySide::Both);
     match (networked, at) {
         (false, _) => builder,
         (true, None) => builder.listen(LOOPBACK),
@@ -73,18 +73,18 @@ fn talk(node: &Node, keys: &[Key<u8, ReadWrite>], number: u64, is_denied: bool) 
     let to = NodeId(0);
     let check = |what: &str, done: bool| check(what, done, is_denied);
     for round in 0..ROUNDS {
-        node.send_by(to, tag::PING, &round.to_le_bytes(), soon()).unwrap();
+        node.send_until(to, tag::PING, &round.to_le_bytes(), soon()).unwrap();
         let mut back = [0; 8];
-        node.recv_by(Match::from(to).tag(tag::PONG), &mut back, soon()).unwrap();
+        node.recv_until(Match::from(to).tag(tag::PONG), &mut back, soon()).unwrap();
         assert_eq!(u64::from_le_bytes(back), round);
     }
     // From one private buffer to another, both ways.
     let seed = 10 * number;
-    let sent = is_clear("a long send", node.send_by(to, tag::LONG, &pattern::bytes(LONG, seed), soon()));
+    let sent = is_clear("a long send", node.send_until(to, tag::LONG, &pattern::bytes(LONG, seed), soon()));
     check("a long send", sent.is_some());
     let mut buf = vec![0; LONG];
     let long = Match::from(to).tag(tag::LONG);
-    let received = is_clear("a long receive", node.recv_by(long, &mut buf, soon()));
+    let received = is_clear("a long receive", node.recv_until(long, &mut buf, soon()));
     check("a long receive", received.is_some());
     if let Some(envelope) = received {
         assert_eq!(envelope.len, LONG);
@@ -134,7 +134,7 @@ pub fn is_denied() {
     let node = builder(1, networked, at).join().unwrap();
     node.wait_for(2, soon()).unwrap();
     let mut keys = [0; REGIONS * KEY_BYTES];
-    node.recv_by(Match::any().tag(tag::KEYS), &mut keys, soon()).unwrap();
+    node.recv_until(Match::any().tag(tag::KEYS), &mut keys, soon()).unwrap();
     let keys: Vec<_> = keys.chunks(KEY_BYTES).map(|key| Key::from_bytes(key).unwrap()).collect();
     // A second thread that comes into the engine again and again, so that the baton goes from one to the other.
     let (stop, stopped) = mpsc::channel::<()>();
@@ -142,7 +142,7 @@ pub fn is_denied() {
     let beside = running("another thread", move || {
         let mut sent = 0_u64;
         while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
-            other.send_by(NodeId(0), tag::OTHER, &sent.to_le_bytes(), soon()).unwrap();
+            other.send_until(NodeId(0), tag::OTHER, &sent.to_le_bytes(), soon()).unwrap();
             sent += 1;
             let _ = other.stats().unwrap();
             std::thread::yield_now();
@@ -161,12 +161,12 @@ pub fn is_denied() {
     let second = builder(2, networked, at).join();
     check("another node", second.is_ok(), true);
     if let Some(second) = is_clear("another node", second) {
-        is_clear("its message", second.send_by(second.id(), 9, b"self", soon()));
+        is_clear("its message", second.send_until(second.id(), 9, b"self", soon()));
         is_clear("leaving", second.leave());
     }
     stop.send(()).unwrap();
     let sent = beside.join();
-    node.send_by(NodeId(0), tag::DONE, &sent.to_le_bytes(), soon()).unwrap();
+    node.send_until(NodeId(0), tag::DONE, &sent.to_le_bytes(), soon()).unwrap();
     is_clear("leaving", node.leave());
 }
 
@@ -174,17 +174,17 @@ pub fn is_denied() {
 fn answer(node: &Node, regions: &[Region<u8>]) {
     let to = NodeId(1);
     let keys: Vec<u8> = regions.iter().flat_map(|region| region.key().to_bytes()).collect();
-    node.send_by(to, tag::KEYS, &keys, soon()).unwrap();
+    node.send_until(to, tag::KEYS, &keys, soon()).unwrap();
     let (mut others, mut long, mut buf) = (0_u64, 0, vec![0; LONG]);
     loop {
-        let envelope = node.recv_by(Match::from(to), &mut buf, soon()).unwrap();
+        let envelope = node.recv_until(Match::from(to), &mut buf, soon()).unwrap();
         let word = || u64::from_le_bytes(buf[..8].try_into().unwrap());
         match envelope.tag {
-            tag::PING => node.send_by(to, tag::PONG, &buf[..8], soon()).unwrap(),
+            tag::PING => node.send_until(to, tag::PONG, &buf[..8], soon()).unwrap(),
             tag::LONG => {
                 assert_eq!(envelope.len, LONG);
                 pattern::check(&buf, 10 * long);
-                node.send_by(to, tag::LONG, &pattern::bytes(LONG, 10 * long + 1), soon()).unwrap();
+                node.send_until(to, tag::LONG, &pattern::bytes(LONG, 10 * long + 1), soon()).unwrap();
                 long += 1;
             }
             tag::OTHER => {
@@ -205,7 +205,7 @@ fn denied(call: &str, errno: i32) {
     for fabric in ["shm", "udp"] {
         let domain = Domain::new("denied");
         let networked = fabric == "udp";
-        let mut own = Node::builder(domain.name()).id(0).copy(Copy::Both);
+        let mut own = Node::builder(domain.name()).id(0).copy(CopySide::Both);
         if networked {
             own = own.listen(LOOPBACK);
         }

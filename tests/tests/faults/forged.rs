@@ -159,7 +159,7 @@ fn streams_with_a_peer_that_broke_the_rules_end() {
     // Asks for a stream without common memory, and then says what nobody says.
     let ask = [&[0_u8; 16][..], &(256_u64 << 10).to_le_bytes(), b"forged"].concat();
     assert!(forger.push(PacketKind::Stream, 1 << 56 | 1, ask.len() as u64, &ask));
-    let (mut stream, _) = listener.accept_by(soon()).unwrap();
+    let (mut stream, _) = listener.accept_until(soon()).unwrap();
     let reading = running("a stream's reader", move || stream.read(&mut [0; 8])).started();
     assert!(forger.push(PacketKind::Stream, u64::MAX, 0, &[]));
     reading.join().unwrap_err();
@@ -189,7 +189,7 @@ fn what_is_on_its_way_to_a_peer_that_broke_the_rules_fails() {
         assert!(transfer.test(), "a transfer goes on");
         assert!(transfer.wait().result.is_err_and(|error| is_named(&error)));
     }
-    let ended: Vec<_> = queued.into_iter().map(|send| (send.test(), send.wait_by(std::time::Instant::now()))).collect();
+    let ended: Vec<_> = queued.into_iter().map(|send| (send.test(), send.wait_until(std::time::Instant::now()))).collect();
     assert!(ended.iter().all(|(done, _)| *done), "a send is queued still");
     let failed = |send: &doorbell::Completion<_>| send.result.as_ref().is_err_and(is_named);
     assert!(ended.last().is_some_and(|(_, send)| send.as_ref().is_ok_and(failed)));
@@ -247,7 +247,7 @@ fn a_successor_is_heard_in_the_lanes_that_its_forerunner_did_not_have() {
     let mut heir = Forger::join_at(Priority::High, 1, "heirs", &space);
     assert!(heir.push(PacketKind::Whole, 5, 1, &[9]));
     let mut buf = [0];
-    let got = node.recv_by(Match::from(NodeId(1)).tag(5), &mut buf, doorbell_tests::patience::soon()).unwrap();
+    let got = node.recv_until(Match::from(NodeId(1)).tag(5), &mut buf, doorbell_tests::patience::soon()).unwrap();
     assert_eq!((got.incarnation, got.priority, buf), (heir.membership.incarnation(), Priority::High, [9]));
     // SAFETY: as in `join`.
     let memory = unsafe { RawMemory::new(heir.target.block().0, heir.membership.lanes().lane(Priority::Normal)) };

@@ -30,7 +30,7 @@ fn calls(node: &Node, what: &str) -> Steps {
         while Instant::now() < until {
             std::hint::spin_loop();
         }
-        let nothing = steps.step(|| node.recv_by(Match::any(), &mut [0; 8], Instant::now() + PATIENT));
+        let nothing = steps.step(|| node.recv_until(Match::any(), &mut [0; 8], Instant::now() + PATIENT));
         assert!(nothing.is_err(), "{nothing:?}");
     }
     steps

@@ -1,7 +1,7 @@
 //! Processes that are stopped or killed in the middle of long transfers. Their keys become stale, and they no longer write; the operations of their
 //! peers fail with an error that names them.
 
-use doorbell::{Copy, Error, Key, Match, Node, NodeId, ReadWrite};
+use doorbell::{CopySide, Error, Key, Match, Node, NodeId, ReadWrite};
 use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, eventually, running, soon, until};
@@ -29,7 +29,7 @@ fn start(role: &str, domain: &Domain, words: &Words) -> Process {
 }
 
 fn join() -> Node {
-    doorbell::NodeBuilder::from_env().unwrap().copy(Copy::Both).join().unwrap()
+    doorbell::NodeBuilder::from_env().unwrap().copy(CopySide::Both).join().unwrap()
 }
 
 /// A random moment within this time.
@@ -44,7 +44,7 @@ pub fn puts_until_it_is_refused() {
     let (node, words) = (join(), Words::inherited());
     let bytes = vec![0xee; MIB];
     let mut key = [0; doorbell::KEY_BYTES];
-    while node.recv_by(Match::from(NodeId(0)), &mut key, soon()).unwrap().tag == 1 {
+    while node.recv_until(Match::from(NodeId(0)), &mut key, soon()).unwrap().tag == 1 {
         let key = Key::<u8, ReadWrite>::from_bytes(&key).unwrap();
         while node.put(&bytes, key.at(0)).is_ok() {
             words[at::PUTS].fetch_add(1, SeqCst);
@@ -66,7 +66,7 @@ fn nothing_lands_in_memory_that_was_given_back_under_a_stopped_peer() {
     for round in 0..ROUNDS {
         let before = words[at::PUTS].load(SeqCst);
         let region = node.region::<u8>(MIB).unwrap();
-        node.send_by(NodeId(1), 1, &region.key().to_bytes(), soon()).unwrap();
+        node.send_until(NodeId(1), 1, &region.key().to_bytes(), soon()).unwrap();
         eventually("it is put to", || words[at::PUTS].load(SeqCst) > before + 1);
         a_moment(round, Duration::from_micros(200));
         process.signal(Signal::STOP);
@@ -81,7 +81,7 @@ fn nothing_lands_in_memory_that_was_given_back_under_a_stopped_peer() {
         next.read(0, &mut private).unwrap();
         assert!(private.iter().all(|byte| *byte == 0xa5), "round {round}: another region was written");
     }
-    node.send_by(NodeId(1), 2, &[], soon()).unwrap();
+    node.send_until(NodeId(1), 2, &[], soon()).unwrap();
     process.end_well(PATIENCE);
     node.leave().unwrap();
 }
@@ -98,7 +98,7 @@ fn a_receive_ends_when_its_origin_is_killed_in_the_middle() {
     let _turn = Turn::take();
     let domain = Domain::new("origins");
     let words = Words::new(at::COUNT);
-    let node = Node::builder(domain.name()).id(0).copy(Copy::Both).join().unwrap();
+    let node = Node::builder(domain.name()).id(0).copy(CopySide::Both).join().unwrap();
     let region = node.region::<u8>(LONG).unwrap();
     // SAFETY: nobody has a key of this region, and origins write only while a receive of this thread waits.
     let registered = unsafe { region.as_mut_slice() };
@@ -143,7 +143,7 @@ fn a_send_ends_when_its_target_is_killed_in_the_middle() {
     let _turn = Turn::take();
     let domain = Domain::new("targets");
     let words = Words::new(at::COUNT);
-    let node = Node::builder(domain.name()).id(0).copy(Copy::Both).join().unwrap();
+    let node = Node::builder(domain.name()).id(0).copy(CopySide::Both).join().unwrap();
     let bytes = pattern::bytes(LONG, 2);
     for round in 0..ROUNDS {
         let process = start("receives much", &domain, &words);

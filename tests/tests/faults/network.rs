@@ -1,6 +1,6 @@
 //! Nodes on a network: peers of another version, systems that forbid io_uring, processes that are killed.
 
-use doorbell::{Copy, Error, Event, FabricKind, Match, Node, NodeBuilder, NodeId, PortKind};
+use doorbell::{CopySide, Error, Event, FabricKind, Match, Node, NodeBuilder, NodeId, PortKind};
 use doorbell_fabric::{Incarnation, PacketHead, Payload, Priority, Sink, Verdict};
 use doorbell_tests::patience::{PATIENCE, eventually, soon, until};
 use doorbell_tests::process::{Process, forbid_io_uring, told_as};
@@ -22,13 +22,14 @@ fn builder(domain: &str) -> NodeBuilder {
 fn transfers_that_nothing_is_put_of_leave_nothing_behind() {
     const LEN: usize = 33 << 10;
     let _turn = Turn::take();
-    let a = builder("many").listen(LOOPBACK).copy(Copy::Target).join().unwrap();
-    let b = builder("many").connect(a.addresses()[0]).copy(Copy::Both).join().unwrap();
+    let a = builder("many").listen(LOOPBACK).copy(CopySide::Target).join().unwrap();
+    let b = builder("many").connect(a.addresses()[0]).copy(CopySide::Both).join().unwrap();
     let (to, from) = (b.id(), a.clone());
-    let sending = std::thread::spawn(move || (0..5000).for_each(|tag| from.send_by(to, tag, &[tag as u8; LEN], soon()).unwrap()));
+    let sending =
+        std::thread::spawn(move || (0..5000).for_each(|tag| from.send_until(to, tag, &[tag as u8; LEN], soon()).unwrap()));
     let mut buf = vec![0; LEN];
     for tag in 0..5000 {
-        b.recv_by(Match::any().tag(tag), &mut buf, soon()).unwrap();
+        b.recv_until(Match::any().tag(tag), &mut buf, soon()).unwrap();
         assert!(buf.iter().all(|byte| *byte == tag as u8));
     }
     sending.join().unwrap();
@@ -145,9 +146,9 @@ pub fn has_no_io_uring() {
     one_line("a node that is given its id");
     let (bytes, mut buf) = (vec![5; 3 << 20], vec![0; 3 << 20]);
     let request = away.start_send(home.id(), 1, bytes.clone()).unwrap();
-    let envelope = home.recv_by(Match::from(away.id()), &mut buf, soon()).unwrap();
+    let envelope = home.recv_until(Match::from(away.id()), &mut buf, soon()).unwrap();
     assert!(envelope.len == bytes.len() && buf == bytes);
-    assert!(request.wait_by(soon()).is_ok_and(|completion| completion.result.is_ok()));
+    assert!(request.wait_until(soon()).is_ok_and(|completion| completion.result.is_ok()));
     // A node that insists on io_uring gets an error that says why not.
     let error = builder("ringless").id(5).listen(LOOPBACK).udp_port(PortKind::Uring).join().unwrap_err();
     assert!(error.to_string().contains("io_uring") && error.to_string().contains("forbid"), "{error}");
@@ -192,7 +193,7 @@ pub fn looks_on() {
     words[at::READY].fetch_add(1, SeqCst);
     assert!(matches!(event(&node), Event::Died { node: NodeId(1), .. }));
     words[at::TOLD].store(now(), SeqCst);
-    assert!(matches!(node.recv_by(Match::from(NodeId(0)), &mut [0; 8], soon()), Ok(envelope) if envelope.tag == 9));
+    assert!(matches!(node.recv_until(Match::from(NodeId(0)), &mut [0; 8], soon()), Ok(envelope) if envelope.tag == 9));
     node.leave().unwrap();
 }
 
@@ -208,7 +209,7 @@ fn peers_of_a_killed_node_are_told_in_time_and_what_was_pending_fails_by_name() 
     };
     let (victim, onlooker) = (start("is killed", "1"), start("looks on", "2"));
     eventually("both are ready", || words[at::READY].load(SeqCst) == 2);
-    let life = home.members().unwrap().iter().find(|member| member.id == NodeId(1)).unwrap().incarnation;
+    let incarnation = home.members().unwrap().iter().find(|member| member.id == NodeId(1)).unwrap().incarnation;
     let receive = home.start_recv(Match::from(NodeId(1)), vec![0; 8]).unwrap();
     // Longer than what its lanes hold, and nobody there receives it.
     let send = home.start_send(NodeId(1), 1, vec![0; 64 << 20]).unwrap();
@@ -223,13 +224,13 @@ fn peers_of_a_killed_node_are_told_in_time_and_what_was_pending_fails_by_name() 
     victim.kill();
     assert!(victim.ended_by(soon()));
     let ended = now();
-    assert_eq!(event(&home), Event::Died { node: NodeId(1), incarnation: life });
+    assert_eq!(event(&home), Event::Died { node: NodeId(1), incarnation });
     let told_home = Duration::from_nanos(now() - ended);
-    let received = receive.wait_by(soon()).unwrap_or_else(|_| panic!("a receive from the dead waits on"));
-    assert!(matches!(received.result, Err(Error::PeerDied { node: NodeId(1), incarnation }) if incarnation == life));
-    let sent = send.wait_by(soon()).unwrap_or_else(|_| panic!("a send to the dead waits on"));
-    assert!(matches!(sent.result, Err(Error::PeerDied { node: NodeId(1), incarnation }) if incarnation == life));
-    let error = home.send_by(NodeId(1), 1, b"late", soon()).unwrap_err();
+    let received = receive.wait_until(soon()).unwrap_or_else(|_| panic!("a receive from the dead waits on"));
+    assert!(matches!(received.result, Err(Error::PeerDied { node: NodeId(1), incarnation: gone }) if gone == incarnation));
+    let sent = send.wait_until(soon()).unwrap_or_else(|_| panic!("a send to the dead waits on"));
+    assert!(matches!(sent.result, Err(Error::PeerDied { node: NodeId(1), incarnation: gone }) if gone == incarnation));
+    let error = home.send_until(NodeId(1), 1, b"late", soon()).unwrap_err();
     assert!(matches!(error, Error::NoSuchNode { node: NodeId(1) } | Error::PeerDied { node: NodeId(1), .. }), "{error}");
     let told_there = until("the onlooker is told", || Some(words[at::TOLD].load(SeqCst)).filter(|time| *time != 0));
     let told_there = Duration::from_nanos(told_there.saturating_sub(ended));
@@ -237,7 +238,7 @@ fn peers_of_a_killed_node_are_told_in_time_and_what_was_pending_fails_by_name() 
     // Far from either is a mistake; a crowded machine is none.
     assert!(told_home < 5 * dead_after && told_there < 5 * dead_after, "{told_home:?}, {told_there:?}");
     // Nobody else is disturbed.
-    home.send_by(NodeId(2), 9, b"go", soon()).unwrap();
+    home.send_until(NodeId(2), 9, b"go", soon()).unwrap();
     onlooker.end_well(PATIENCE);
     home.leave().unwrap();
 }

@@ -1,8 +1,6 @@
 //! Real processes: a host and its accelerators, forks, a full `/dev/shm`, another layout.
 
-use doorbell::{
-    Device, DeviceSender, DeviceThread, Error, Event, LockKey, Match, Node, NodeId, Peer, Resource, Role, Space, Value,
-};
+use doorbell::{Device, DeviceSender, DeviceThread, Error, Event, Lock, Match, Node, NodeId, Peer, Resource, Role, Space, Value};
 use doorbell_shm::domain::{DomainLayout, JoinOptions, Membership, clean, list_domains};
 use doorbell_shm::error::ShmError;
 use doorbell_shm::layout::{BOARD_BYTES, LaneGeometry, inbox_bytes};
@@ -37,7 +35,7 @@ pub fn accelerator() {
     let previous = Match::from(NodeId((node.id().0 + ACCELERATORS - 2) % ACCELERATORS + 1));
     let mut buf = vec![0; 300_000];
     loop {
-        let envelope = host.recv_by(Match::any(), &mut buf, soon()).unwrap();
+        let envelope = host.recv_until(Match::any(), &mut buf, soon()).unwrap();
         if envelope.tag == END {
             break;
         }
@@ -45,13 +43,13 @@ pub fn accelerator() {
         for _ in 0..ACCELERATORS {
             // All send before any receives.
             let sending = next.start_send(RING, piece).unwrap();
-            let envelope = node.recv_by(previous.tag(RING), &mut buf, soon()).unwrap();
-            let completion = sending.wait_by(soon()).unwrap_or_else(|_| panic!("the ring stands still"));
+            let envelope = node.recv_until(previous.tag(RING), &mut buf, soon()).unwrap();
+            let completion = sending.wait_until(soon()).unwrap_or_else(|_| panic!("the ring stands still"));
             completion.result.unwrap();
             piece = buf[..envelope.len].to_vec();
         }
         piece.iter_mut().for_each(|byte| *byte = byte.wrapping_mul(2));
-        host.send_by(RESULT, &piece, soon()).unwrap();
+        host.send_until(RESULT, &piece, soon()).unwrap();
     }
     node.leave().unwrap();
 }
@@ -77,10 +75,10 @@ fn a_host_and_its_accelerators_exchange_messages() {
     for (round, len) in [0, 1, 40, 41, 4000, 70_000, 300_000].into_iter().enumerate() {
         for peer in &peers {
             let bytes = pattern::bytes(len, round as u64 + peer.id().0 as u64);
-            peer.send_by(WORK, &bytes, soon()).unwrap();
+            peer.send_until(WORK, &bytes, soon()).unwrap();
         }
         for peer in &peers {
-            let envelope = peer.recv_by(Match::any(), &mut buf, soon()).unwrap();
+            let envelope = peer.recv_until(Match::any(), &mut buf, soon()).unwrap();
             assert_eq!((envelope.tag, envelope.len, envelope.sequence), (RESULT, len, round as u32));
             // Once round the ring is back where it began.
             let expected = pattern::bytes(len, round as u64 + peer.id().0 as u64);
@@ -88,7 +86,7 @@ fn a_host_and_its_accelerators_exchange_messages() {
         }
     }
     for peer in &peers {
-        peer.send_by(END, b"", soon()).unwrap();
+        peer.send_until(END, b"", soon()).unwrap();
     }
     processes.into_iter().for_each(|process| process.end_well(PATIENCE));
     for _ in &peers {
@@ -163,13 +161,13 @@ pub fn forks_and_goes_on() {
     let peer = node.peer(NodeId(0)).unwrap();
     let pending = node.start_recv(Match::any().tag(GO_ON), vec![0; 8]).unwrap();
     let mut sending = Some(peer.start_send(1, vec![1; 8 << 20]).unwrap());
-    let key = LockKey::open(&node, "key", Resource::Unnamed).unwrap();
+    let key = Lock::open(&node, "key", Resource::Unnamed).unwrap();
     let guard = key.lock().unwrap();
     let device = Device::builder(&node, "net").attach().unwrap();
     let to_device = DeviceSender::open(&node, "net").unwrap();
     let mut thread = device.thread(1).unwrap();
     to_device.send(1, 0, b"one").unwrap();
-    thread.receive_by(&mut [0; 8], soon()).unwrap();
+    thread.receive_until(&mut [0; 8], soon()).unwrap();
     let child = fork(&told("HOW"));
     if child == 0 {
         let wrong = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -203,11 +201,11 @@ pub fn forks_and_goes_on() {
     assert_eq!(key.get().unwrap(), Value::Owner(guard.owner()), "the child unlocked it");
     guard.unlock().unwrap();
     to_device.send(1, 0, b"two").unwrap();
-    thread.receive_by(&mut [0; 8], soon()).unwrap();
+    thread.receive_until(&mut [0; 8], soon()).unwrap();
     assert_eq!(device.counts().received, 2);
-    let sending = sending.take().map(|sending| sending.wait_by(soon()));
+    let sending = sending.take().map(|sending| sending.wait_until(soon()));
     assert!(matches!(sending, Some(Ok(completion)) if completion.result.is_ok()));
-    assert!(matches!(pending.wait_by(soon()), Ok(completion) if completion.result.is_ok()));
+    assert!(matches!(pending.wait_until(soon()), Ok(completion) if completion.result.is_ok()));
     node.leave().unwrap();
 }
 
@@ -216,11 +214,11 @@ fn which_call_on_a_device_does_not_say_forked(device: &Device, thread: &mut Devi
     let results: [(&str, doorbell::Result<()>); 7] = [
         ("thread", device.thread(2).map(drop)),
         ("receive", thread.receive(&mut buf).map(drop)),
-        ("receive_by", thread.receive_by(&mut buf, briefly()).map(drop)),
+        ("receive_by", thread.receive_until(&mut buf, briefly()).map(drop)),
         ("try_receive", thread.try_receive(&mut buf).map(drop)),
         ("send to a device", sender.send(1, 0, b"x")),
         ("try_send to a device", sender.try_send(1, 0, b"x").map(drop)),
-        ("flush", sender.flush_by(soon())),
+        ("flush", sender.flush_until(soon())),
     ];
     let counted = device.counts() != Default::default();
     let wrong = results.into_iter().filter(|(_, result)| !matches!(result, Err(Error::Forked)));
@@ -234,14 +232,14 @@ fn what_does_not_say_forked(node: &Node, peer: &Peer) -> Vec<String> {
         ("send", node.send(id, 1, b"x")),
         ("long send", node.send(id, 1, &[0; 9000])),
         ("try_send", node.try_send(id, 1, b"x")),
-        ("send_by", node.send_by(id, 1, b"x", briefly())),
+        ("send_by", node.send_until(id, 1, b"x", briefly())),
         ("send_vectored", node.send_vectored(id, 1, &pieces)),
         ("start_send", node.start_send(id, 1, [0; 8]).map(drop)),
         ("recv", node.recv(Match::any(), &mut buf).map(drop)),
         ("try_recv", node.try_recv(Match::any(), &mut buf).map(drop)),
-        ("recv_by", node.recv_by(Match::any(), &mut buf, briefly()).map(drop)),
+        ("recv_by", node.recv_until(Match::any(), &mut buf, briefly()).map(drop)),
         ("recv_with", node.recv_with(Match::any(), |_, _| ())),
-        ("recv_with_by", node.recv_with_by(Match::any(), briefly(), |_, _| ())),
+        ("recv_with_by", node.recv_with_until(Match::any(), briefly(), |_, _| ())),
         ("start_recv", node.start_recv(Match::any(), [0; 8]).map(drop)),
         ("probe", node.probe(Match::any()).map(drop)),
         ("members", node.members().map(drop)),
@@ -253,7 +251,7 @@ fn what_does_not_say_forked(node: &Node, peer: &Peer) -> Vec<String> {
         ("stats", node.stats().map(drop)),
         ("Peer::send", peer.send(1, b"x")),
         ("Peer::try_send", peer.try_send(1, b"x")),
-        ("Peer::send_by", peer.send_by(1, b"x", briefly())),
+        ("Peer::send_by", peer.send_until(1, b"x", briefly())),
         ("Peer::send_vectored", peer.send_vectored(1, &pieces)),
         ("Peer::start_send", peer.start_send(1, [0; 8]).map(drop)),
         ("Peer::recv", peer.recv(Match::any(), &mut buf).map(drop)),
@@ -263,11 +261,11 @@ fn what_does_not_say_forked(node: &Node, peer: &Peer) -> Vec<String> {
     wrong.map(|(call, result)| format!("{call}: {result:?}")).collect()
 }
 
-fn which_call_on_a_key_does_not_say_forked(node: &Node, key: &LockKey) -> Vec<String> {
+fn which_call_on_a_key_does_not_say_forked(node: &Node, key: &Lock) -> Vec<String> {
     let results: [(&str, doorbell::Result<()>); 13] = [
-        ("init_key", LockKey::init(node, "new", Resource::Unnamed).map(drop)),
-        ("find_key", LockKey::find(node, "key").map(drop)),
-        ("key", LockKey::open(node, "key", Resource::Unnamed).map(drop)),
+        ("init_key", Lock::init(node, "new", Resource::Unnamed).map(drop)),
+        ("find_key", Lock::find(node, "key").map(drop)),
+        ("key", Lock::open(node, "key", Resource::Unnamed).map(drop)),
         ("get", key.get().map(drop)),
         ("set", key.set(None, None)),
         ("facts", key.facts().map(drop)),
@@ -294,12 +292,12 @@ fn a_forked_child_is_told_so_and_harms_nobody() {
             let process = start.tell("DOORBELL_PROGRESS", progress).go();
             let mut buf = vec![0; 8 << 20];
             // Nothing of what the child tried arrives: only what the parent sent before and after.
-            let envelope = node.recv_by(Match::any(), &mut buf, soon()).unwrap();
+            let envelope = node.recv_until(Match::any(), &mut buf, soon()).unwrap();
             assert_eq!((envelope.tag, envelope.len), (1, 8 << 20));
             assert!(buf.iter().all(|byte| *byte == 1));
-            node.send_by(envelope.source, GO_ON, b"go on", soon()).unwrap();
+            node.send_until(envelope.source, GO_ON, b"go on", soon()).unwrap();
             process.end_well(PATIENCE);
-            let error = node.recv_by(Match::from(envelope.source), &mut buf, soon()).unwrap_err();
+            let error = node.recv_until(Match::from(envelope.source), &mut buf, soon()).unwrap_err();
             assert!(matches!(error, Error::PeerLeft { .. }), "{how}: {error}");
         }
     }
@@ -320,7 +318,7 @@ pub fn forks_a_sleeper() {
             }
         }
     }
-    node.send_by(NodeId(0), 1, b"ready", soon()).unwrap();
+    node.send_until(NodeId(0), 1, b"ready", soon()).unwrap();
     words[0].store(child as u64, Ordering::SeqCst);
     loop {
         std::thread::park();
@@ -353,7 +351,7 @@ fn the_death_of_a_parent_is_noticed_though_its_child_sleeps_on() {
         let node = Node::builder(domain.name()).id(0).join().unwrap();
         let start = || Process::start("forks a sleeper").tell("DOORBELL_DOMAIN", domain.name()).tell("DOORBELL_NODE", "1");
         let parent = start().tell("HOW", how).words(&words).go();
-        let envelope = node.recv_by(Match::any(), &mut [0; 8], soon()).unwrap();
+        let envelope = node.recv_until(Match::any(), &mut [0; 8], soon()).unwrap();
         let child = until("the child's number", || Some(words[0].load(Ordering::SeqCst)).filter(|pid| *pid != 0));
         let orphan = Orphan(libc::pid_t::try_from(child).unwrap());
         let pending = node.start_recv(Match::from(envelope.source), [0; 8]).unwrap();
@@ -368,14 +366,14 @@ fn the_death_of_a_parent_is_noticed_though_its_child_sleeps_on() {
         assert_eq!(event, Event::Died { node: envelope.source, incarnation: envelope.incarnation });
         println!("{how}: told {told:?} after the death of a parent");
         assert!(told < Duration::from_secs(1), "{how}: told {told:?} after the death");
-        let Ok(completion) = pending.wait_by(soon()) else { panic!("{how}: a receive from the dead waits on") };
+        let Ok(completion) = pending.wait_until(soon()) else { panic!("{how}: a receive from the dead waits on") };
         assert!(matches!(completion.result, Err(Error::PeerDied { node, .. }) if node == envelope.source));
         assert!(orphan.is_there(), "the child does not sleep any more");
         if how == "fork" {
             // A bare clone keeps its parent's lock, so there the id is free only when it ends.
             let heir = Node::builder(domain.name()).id(1).join().unwrap();
-            heir.send_by(node.id(), 2, b"heir", soon()).unwrap();
-            assert_eq!(node.recv_by(Match::from(heir.id()), &mut [0; 8], soon()).unwrap().incarnation, heir.incarnation());
+            heir.send_until(node.id(), 2, b"heir", soon()).unwrap();
+            assert_eq!(node.recv_until(Match::from(heir.id()), &mut [0; 8], soon()).unwrap().incarnation, heir.incarnation());
         }
         drop(orphan);
         node.leave().unwrap();
@@ -422,8 +420,8 @@ pub fn has_little_room() {
     let before = names();
     assert!(matches!(join().unwrap_err(), Error::Shm(shm) if matches!(*shm, ShmError::NoSpace { .. })));
     assert_eq!(names(), before);
-    first.send_by(second.id(), 1, &[1; 50_000], soon()).unwrap();
-    assert_eq!(second.recv_by(Match::any(), &mut [0; 50_000], soon()).unwrap().len, 50_000);
+    first.send_until(second.id(), 1, &[1; 50_000], soon()).unwrap();
+    assert_eq!(second.recv_until(Match::any(), &mut [0; 50_000], soon()).unwrap().len, 50_000);
     drop((first, second));
     assert!(names().is_empty());
 }
@@ -456,8 +454,8 @@ pub fn writes_where_nothing_is_offered() {
     let options = JoinOptions { id: Some(NodeId(1)), ..JoinOptions::new(told("DOMAIN"), Space::posix()) };
     let node = Membership::join(options).unwrap();
     let words = Words::inherited();
-    let life = node.member(NodeId(0)).unwrap().incarnation;
-    let region = node.open_region(NodeId(0), life, 0, true).unwrap();
+    let incarnation = node.member(NodeId(0)).unwrap().incarnation;
+    let region = node.open_region(NodeId(0), incarnation, 0, true).unwrap();
     words[0].store(1, Ordering::Release);
     eventually("the region is withdrawn", || words[0].load(Ordering::Acquire) == 2);
     assert!(!region.is_live());
@@ -538,8 +536,8 @@ fn two_layouts_refuse_each_other_by_name() {
     let domain = Domain::new("layout");
     let [a, b] = [0, 1].map(|id: u16| Node::builder(domain.name()).id(id).join().unwrap());
     let exchange = || {
-        a.send_by(b.id(), 1, b"on", soon()).unwrap();
-        assert_eq!(b.recv_by(Match::from(a.id()), &mut [0; 8], soon()).unwrap().len, 2);
+        a.send_until(b.id(), 1, b"on", soon()).unwrap();
+        assert_eq!(b.recv_until(Match::from(a.id()), &mut [0; 8], soon()).unwrap().len, 2);
     };
     exchange();
     {
@@ -566,11 +564,11 @@ fn two_layouts_refuse_each_other_by_name() {
         let error = c.peer(b.id()).map(drop).unwrap_err();
         println!("a peer of another layout: {error}");
         assert_eq!(error.node().unwrap_or(b.id()), b.id());
-        c.send_by(a.id(), 1, b"others", soon()).unwrap();
-        assert_eq!(a.recv_by(Match::from(c.id()), &mut [0; 8], soon()).unwrap().len, 6);
+        c.send_until(a.id(), 1, b"others", soon()).unwrap();
+        assert_eq!(a.recv_until(Match::from(c.id()), &mut [0; 8], soon()).unwrap().len, 6);
         exchange();
     }
     let c = Node::builder(domain.name()).id(2).join().unwrap();
-    c.send_by(b.id(), 1, b"again", soon()).unwrap();
-    assert_eq!(b.recv_by(Match::from(c.id()), &mut [0; 8], Instant::now() + PATIENCE).unwrap().len, 5);
+    c.send_until(b.id(), 1, b"again", soon()).unwrap();
+    assert_eq!(b.recv_until(Match::from(c.id()), &mut [0; 8], Instant::now() + PATIENCE).unwrap().len, 5);
 }

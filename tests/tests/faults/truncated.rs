@@ -2,7 +2,7 @@
 
 use doorbell::Listener;
 use doorbell::Stream;
-use doorbell::{Copy, Error, Event, Key, Match, Node, NodeId, Progress, ReadWrite};
+use doorbell::{CopySide, Error, Event, Key, Match, Node, NodeId, Progress, ReadWrite};
 use doorbell_shm::layout::{LaneGeometry, block_offset};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{eventually, finishes, running, soon, until};
@@ -23,10 +23,10 @@ struct Pair {
 
 impl Pair {
     fn new(what: &str, progress: Progress) -> Self {
-        Self::with(what, progress, Copy::Auto)
+        Self::with(what, progress, CopySide::Auto)
     }
 
-    fn with(what: &str, progress: Progress, copy: Copy) -> Self {
+    fn with(what: &str, progress: Progress, copy: CopySide) -> Self {
         let domain = Domain::new(what);
         let join = |id| Node::builder(domain.name()).max_nodes(4).id(id).progress(progress).copy(copy).join().unwrap();
         let (a, b) = (join(0), join(1));
@@ -46,9 +46,9 @@ impl Pair {
         for (from, to) in [(&self.a, &self.b), (&self.b, &self.a)] {
             for len in [8, 5000, MIB] {
                 let (sender, receiver, id) = (from.clone(), to.clone(), to.id());
-                let send = running("to send", move || sender.send_by(id, 9, &vec![7; len], soon()));
+                let send = running("to send", move || sender.send_until(id, 9, &vec![7; len], soon()));
                 let mut buf = vec![0; len];
-                assert_eq!(receiver.recv_by(Match::any().tag(9), &mut buf, soon()).unwrap().len, len);
+                assert_eq!(receiver.recv_until(Match::any().tag(9), &mut buf, soon()).unwrap().len, len);
                 assert!(buf.iter().all(|byte| *byte == 7));
                 send.join().unwrap();
             }
@@ -68,7 +68,7 @@ fn streams_with_a_node_whose_inbox_is_truncated_end() {
     let pair = Pair::new("streams", Progress::Adaptive);
     let listener = Listener::builder(&pair.a, "cut").bind().unwrap();
     let mut waits = Stream::builder(&pair.b, "cut").connect().unwrap();
-    let (mut own, _) = listener.accept_by(soon()).unwrap();
+    let (mut own, _) = listener.accept_until(soon()).unwrap();
     let waiting = running("a stream's reader", move || (waits.read(&mut [0; 8]), waits)).started();
     pair.file(".0.inbox").set_len(0).unwrap();
     // Both are kept, as dropping one would be a good end.
@@ -98,7 +98,7 @@ struct Cut {
 fn cut_inbox(progress: Progress, cut: Cut) {
     let pair = Pair::new("inbox", progress);
     let (a, b) = (&pair.a, &pair.b);
-    let life = b.incarnation();
+    let incarnation = b.incarnation();
     // In parts, pulled, queued behind what is not received, and blocked in a call.
     let begin = |from: &Node, to| {
         let mut sends: Vec<_> = (0..3).map(|_| from.start_send(to, 1, vec![1; MIB]).unwrap()).collect();
@@ -164,7 +164,7 @@ fn cut_inbox(progress: Progress, cut: Cut) {
     a.leave().unwrap();
     let a = until("it joins anew", || Node::builder(domain.name()).id(0).progress(progress).join().ok());
     until("it is seen", || b.peer(A).ok());
-    assert_eq!(b.incarnation(), life);
+    assert_eq!(b.incarnation(), incarnation);
     let pair = Pair { domain, a, b };
     // What the former life had sent is received, or was given up.
     pair.talk();
@@ -233,7 +233,7 @@ fn a_region_that_is_truncated_hurts_nothing_but_what_is_in_it() {
 /// The copy fails at the buffer of the receive, which only its owner can have truncated: the receive ends, and the send reports it.
 #[test]
 fn a_buffer_that_cannot_be_written_is_not_blamed_on_the_sender() {
-    let pair = Pair::with("buffer", Progress::Adaptive, Copy::Target);
+    let pair = Pair::with("buffer", Progress::Adaptive, CopySide::Target);
     let (a, b) = (&pair.a, &pair.b);
     let region = b.region::<u8>(8 * MIB).unwrap();
     // SAFETY: nobody has a key, and the slice is used by one receive only.
@@ -266,20 +266,20 @@ fn a_loan_whose_memory_is_truncated_fails_by_name() {
     let lend = |len: usize| {
         let mut loan = a.loan_bytes(len).unwrap();
         loan.fill(3);
-        loan.share().send_by(B, 1, soon()).unwrap();
+        loan.share().send_until(B, 1, soon()).unwrap();
     };
     lend(64 << 10);
     let mut buf = vec![0; 64 << 10];
-    assert_eq!(b.recv_by(Match::from(A), &mut buf, soon()).unwrap().len, 64 << 10);
+    assert_eq!(b.recv_until(Match::from(A), &mut buf, soon()).unwrap().len, 64 << 10);
     (0..4).for_each(|_| lend(64 << 10));
     pair.file(".0.r0").set_len(8192).unwrap();
     let is_damaged = |error: Error| matches!(error, Error::Damaged { node: A });
     let accepts = Match::from(A).tag(1);
-    assert!(b.recv_by(accepts, &mut buf, soon()).is_err_and(is_damaged));
-    assert!(b.recv_with_by(accepts, soon(), |_, payload| payload.to_vec()).is_err_and(is_damaged));
+    assert!(b.recv_until(accepts, &mut buf, soon()).is_err_and(is_damaged));
+    assert!(b.recv_with_until(accepts, soon(), |_, payload| payload.to_vec()).is_err_and(is_damaged));
     let posted = b.start_recv(accepts, vec![0; 64 << 10]).unwrap();
     assert!(posted.wait().result.is_err_and(is_damaged));
-    let taken = b.take_by::<[u8]>(accepts, soon()).unwrap();
+    let taken = b.take_until::<[u8]>(accepts, soon()).unwrap();
     assert!(taken.to_vec().iter().all(|byte| *byte == 0));
     assert!(!taken.is_whole());
     drop(taken);
@@ -297,7 +297,7 @@ fn messages_go_on_without_board_and_directory() {
         let len = file.metadata().unwrap().len();
         file.set_len(0).unwrap();
         let (node, reason) = until("it is told", || {
-            let _ = pair.a.recv_by(Match::any().tag(1), &mut [0; 8], Instant::now() + std::time::Duration::from_millis(60));
+            let _ = pair.a.recv_until(Match::any().tag(1), &mut [0; 8], Instant::now() + std::time::Duration::from_millis(60));
             damaged(&pair.a)
         });
         assert!(node == A && reason.starts_with(what), "{reason}");

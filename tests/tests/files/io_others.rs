@@ -59,7 +59,7 @@ impl Raw {
     /// The result of the next reply.
     fn hears(&mut self) -> i64 {
         let mut reply = [0; 40_000];
-        let len = self.mailbox.receive_by(&mut reply, Instant::now() + PATIENCE).unwrap().len;
+        let len = self.mailbox.receive_until(&mut reply, Instant::now() + PATIENCE).unwrap().len;
         if self.client == 0 && len > 32 {
             self.client = u32::from_le_bytes(reply[32..36].try_into().unwrap());
         }
@@ -213,7 +213,7 @@ fn a_client_notices_what_is_lost_and_believes_no_nonsense() {
         });
         let mut room = [0; 20_000];
         let mut next = || loop {
-            let letter = mailbox.receive_by(&mut room, Instant::now() + PATIENCE).unwrap();
+            let letter = mailbox.receive_until(&mut room, Instant::now() + PATIENCE).unwrap();
             if room[1] == 0 {
                 let of = |at: usize| u32::from_le_bytes(room[at..at + 4].try_into().unwrap());
                 // The operation, its offset and its length.
@@ -315,7 +315,7 @@ fn what_a_client_says_of_itself_is_of_no_use_to_those_who_read_it() {
     let packets = words.chunks(8).map(|packet| [0, 1, 2, 3, 4, 5, 6, 7].map(|at: usize| packet[at].load(Relaxed)));
     let hello = packets.into_iter().find(|packet| packet[4] as u8 == 1 && packet[5] == VERSION).expect("a hello");
     let (tag, token) = (hello[2], hello[7]);
-    let victim = Client { node: pair.compute.id(), life: pair.compute.incarnation(), stream: 1 };
+    let victim = Client { node: pair.compute.id(), incarnation: pair.compute.incarnation(), stream: 1 };
     let mut writer = Writer::claim(&view, (foe.id(), foe.incarnation()), Some(victim), |_, _| true).unwrap();
     let before = pair.server.counts();
     let mut said = 0;

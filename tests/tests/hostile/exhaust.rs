@@ -28,7 +28,7 @@ const BACKLOG: u64 = 128;
 
 /// The fabric of a flood.
 enum Way {
-    Near { _node: Node, header: Raw, _block: Raw, producers: Box<[Option<Producer<RawMemory>>; 3]>, life: u32 },
+    Near { _node: Node, header: Raw, _block: Raw, producers: Box<[Option<Producer<RawMemory>>; 3]>, incarnation: u32 },
     Network { fabric: Arc<Mutex<UdpFabric>>, links: Vec<UdpLink> },
 }
 
@@ -48,29 +48,29 @@ impl Way {
         // Nobody turns its engine.
         let node = NodeBuilder::from_env().unwrap().id(HOSTILE).max_nodes(8).progress(Progress::Inline).join().unwrap();
         let [header, block] = inbox().unwrap();
-        let life = node.incarnation().0;
-        Self::Near { _node: node, header, _block: block, producers: Box::new([None, None, None]), life }
+        let incarnation = node.incarnation().0;
+        Self::Near { _node: node, header, _block: block, producers: Box::new([None, None, None]), incarnation }
     }
 
     fn by_network(words: &Words) -> Self {
         let about = About { role: Role::Host, pid: std::process::id(), label: "hostile".into(), nonce: 0 };
         let port = words[at::PORT].load(SeqCst) as u16;
         let options = UdpOptions { connect: vec![([127, 0, 0, 1], port).into()], ..UdpOptions::default() };
-        let life = Incarnation(std::process::id());
+        let incarnation = Incarnation(std::process::id());
         let (mut fabric, port) =
-            UdpFabric::open(&told("DOORBELL_DOMAIN"), (NodeId(HOSTILE), life), about, 8, &options, soon()).unwrap();
+            UdpFabric::open(&told("DOORBELL_DOMAIN"), (NodeId(HOSTILE), incarnation), about, 8, &options, soon()).unwrap();
         // As long as the fabric.
         std::mem::forget(port);
         let mut other = None;
         while let Some(change) = fabric.next_change() {
-            if let doorbell_udp::fabric::Change::Met(node, life) = change {
+            if let doorbell_udp::fabric::Change::Met(node, incarnation) = change {
                 fabric.accept(node);
-                other = Some((node, life));
+                other = Some((node, incarnation));
             }
         }
-        let (node, life) = other.expect("the other one");
+        let (node, incarnation) = other.expect("the other one");
         let fabric = Arc::new(Mutex::new(fabric));
-        let links = Priority::ALL.iter().map(|priority| UdpLink::new(&fabric, node, life, *priority).unwrap()).collect();
+        let links = Priority::ALL.iter().map(|priority| UdpLink::new(&fabric, node, incarnation, *priority).unwrap()).collect();
         Self::Network { fabric, links }
     }
 
@@ -79,11 +79,11 @@ impl Way {
         let head = PacketHead { kind, tag, sequence: 0, total: bytes.len() as u64 };
         loop {
             let pushed = match self {
-                Self::Near { header, _block: block, producers, life, .. } => {
+                Self::Near { header, _block: block, producers, incarnation, .. } => {
                     let producer = producers[priority.index()].get_or_insert_with(|| {
                         // SAFETY: the block is mapped whole for as long as its producers.
                         let memory = unsafe { RawMemory::new(block.ptr(), doorbell::LaneGeometry::default().lane(priority)) };
-                        Producer::claim(memory, *life).expect("its own lane")
+                        Producer::claim(memory, *incarnation).expect("its own lane")
                     });
                     // SAFETY: a slice, shorter than a packet.
                     let pushed = unsafe { producer.push(&head, bytes.as_ptr(), bytes.len()) };

@@ -118,7 +118,7 @@ impl Foe {
     /// `None` if it can't join or find its victim now.
     fn join(words: Words, mut random: Random) -> Result<Self, Words> {
         let progress = *random.pick(&[Progress::Adaptive, Progress::Inline]);
-        let builder = NodeBuilder::from_env().unwrap().id(HOSTILE).progress(progress).copy(doorbell::Copy::Both);
+        let builder = NodeBuilder::from_env().unwrap().id(HOSTILE).progress(progress).copy(doorbell::CopySide::Both);
         let Ok(node) = builder.patience(Duration::from_millis(500)).join() else { return Err(words) };
         let join = || -> Option<_> {
             let region = node.region::<u8>(64 << 10).ok()?;
@@ -182,9 +182,9 @@ impl Foe {
         self.own_block = Raw::map(&file, block_offset(NodeId(VICTIM), &self.lanes), self.lanes.block_bytes())?;
         let victim = open(&format!("{VICTIM}.inbox"))?;
         self.block = Raw::map(&victim, block_offset(NodeId(id), &self.lanes), self.lanes.block_bytes())?;
-        let life = 1000 + self.random.below(1 << 20) as u32;
+        let incarnation = 1000 + self.random.below(1 << 20) as u32;
         // SAFETY: page-aligned, and mapped for a page.
-        unsafe { SegmentHeader::init(self.own_header.ptr(), SegmentKind::Inbox, NodeId(id), life, len, 0) }.publish();
+        unsafe { SegmentHeader::init(self.own_header.ptr(), SegmentKind::Inbox, NodeId(id), incarnation, len, 0) }.publish();
         // Where the victim's own memory is probed, and what is there.
         for at in [0, 8, 16] {
             self.own_header.set(REACH_OFFSET + at, self.header.get(REACH_OFFSET + at));
@@ -194,9 +194,9 @@ impl Foe {
             self.directory.set(entry + at, self.directory.get(own + at));
         }
         self.directory.set(entry + 8, self.directory.get(entry + 8) & !0xffff_ffff | pid);
-        self.directory.set(entry, u64::from(life) << 32 | 1);
+        self.directory.set(entry, u64::from(incarnation) << 32 | 1);
         self.directory.set(1024, self.directory.get(1024).wrapping_add(1));
-        (self.id, self.incarnation, self.hold) = (id, life, Some(file));
+        (self.id, self.incarnation, self.hold) = (id, incarnation, Some(file));
         Some(())
     }
 
@@ -218,22 +218,22 @@ impl Foe {
         let mut buf = vec![0; 100 << 10];
         let len = self.random.below(buf.len());
         match self.random.below(8) {
-            0 if self.producers[1].is_none() => drop(self.node.send_by(victim, tag, &buf[..len], soon)),
+            0 if self.producers[1].is_none() => drop(self.node.send_until(victim, tag, &buf[..len], soon)),
             1 if self.producers[1].is_none() => {
-                let _ = self.node.send_by(victim, crate::victim::KEY, &self.region.key().to_bytes(), soon);
+                let _ = self.node.send_until(victim, crate::victim::KEY, &self.region.key().to_bytes(), soon);
             }
             2 if self.producers[1].is_none() => {
                 if let Ok(loan) = self.node.loan_bytes(1 + len) {
-                    let _ = loan.share().send_by(victim, tag, soon);
+                    let _ = loan.share().send_until(victim, tag, soon);
                 }
             }
             3 if self.producers[1].is_none() => {
                 if let Ok(counter) = self.node.counter() {
-                    let _ = self.node.send_by(victim, crate::victim::COUNTER, &counter.key().to_bytes(), soon);
+                    let _ = self.node.send_until(victim, crate::victim::COUNTER, &counter.key().to_bytes(), soon);
                 }
             }
-            4 => drop(self.node.recv_by(Match::any(), &mut buf, soon)),
-            5 => drop(self.node.take_by::<[u8]>(Match::any(), soon)),
+            4 => drop(self.node.recv_until(Match::any(), &mut buf, soon)),
+            5 => drop(self.node.take_until::<[u8]>(Match::any(), soon)),
             6 => drop(self.node.try_recv(Match::any(), &mut buf)),
             _ => {}
         }
@@ -259,7 +259,7 @@ pub fn attack() {
     let mut blow = Duration::ZERO;
     while words[at::STOP].load(SeqCst) == 0 && began.elapsed() < forever {
         let next = Random::new(random.next());
-        let life = words[at::PHASE].load(SeqCst) / 2;
+        let incarnation = words[at::PHASE].load(SeqCst) / 2;
         let mut foe = match Foe::join(words, next) {
             Ok(foe) => foe,
             Err(back) => {
@@ -275,7 +275,7 @@ pub fn attack() {
         for _ in 0..blows {
             let phase = foe.words[at::PHASE].load(SeqCst);
             // What it mapped of its victim's is of this life.
-            if foe.words[at::STOP].load(SeqCst) != 0 || phase / 2 != life {
+            if foe.words[at::STOP].load(SeqCst) != 0 || phase / 2 != incarnation {
                 break;
             }
             foe.words[at::HEARD].store(phase, SeqCst);

@@ -14,7 +14,7 @@ pub const LONGEST: usize = 200 << 10;
 
 pub fn echo() {
     let words = Words::inherited();
-    let builder = || NodeBuilder::from_env().unwrap().id(crate::HONEST).copy(doorbell::Copy::Both).max_nodes(8);
+    let builder = || NodeBuilder::from_env().unwrap().id(crate::HONEST).copy(doorbell::CopySide::Both).max_nodes(8);
     let mut node = builder().join().unwrap();
     node.wait_for(2, soon()).unwrap();
     words[at::READY].fetch_add(1, SeqCst);
@@ -40,13 +40,13 @@ pub fn echo() {
 
 fn answer(node: &Node, buf: &mut [u8]) -> Result<(), Error> {
     let brief = Instant::now() + Duration::from_millis(100);
-    let envelope = node.recv_by(Match::from(NodeId(VICTIM)).tag(ECHO), buf, brief)?;
+    let envelope = node.recv_until(Match::from(NodeId(VICTIM)).tag(ECHO), buf, brief)?;
     let deadline = Instant::now() + crate::HANG;
     if buf[0] % 4 == 3
         && let Ok(mut loan) = node.loan_bytes(envelope.len)
     {
         loan.copy_from_slice(&buf[..envelope.len]);
-        return loan.share().send_by(NodeId(VICTIM), ECHO, deadline);
+        return loan.share().send_until(NodeId(VICTIM), ECHO, deadline);
     }
-    node.send_by(NodeId(VICTIM), ECHO, &buf[..envelope.len], deadline)
+    node.send_until(NodeId(VICTIM), ECHO, &buf[..envelope.len], deadline)
 }

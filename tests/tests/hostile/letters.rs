@@ -4,7 +4,7 @@
 //! `DOORBELL_LETTERS` sets how many requests; a million is the long form.
 
 use crate::{HANG, HONEST, HOSTILE, VICTIM};
-use doorbell::LockKey;
+use doorbell::Lock;
 use doorbell::{FabricKind, Match, Node, NodeId, Resource, Space};
 use doorbell_fabric::{PacketHead, PacketKind, Priority, Push};
 use doorbell_shm::domain::{JoinOptions, Membership, PeerInbox};
@@ -51,13 +51,13 @@ const THREADS_MOST: u64 = 4;
 pub fn victim() {
     let words = Words::inherited();
     let node = Node::builder(told("DOORBELL_DOMAIN")).id(VICTIM).listen(LOOPBACK).join().unwrap();
-    let _lock = LockKey::init(&node, LOCK, Resource::memory(u64::MAX - 1..u64::MAX)).unwrap();
+    let _lock = Lock::init(&node, LOCK, Resource::memory(u64::MAX - 1..u64::MAX)).unwrap();
     words[at::PORT].store(node.address().unwrap().port().into(), SeqCst);
     let mut buf = [0; 64];
     while words[at::STOP].load(SeqCst) < 2 {
         let brief = Instant::now() + Duration::from_millis(50);
-        if let Ok(envelope) = node.recv_by(Match::from(NodeId(HONEST)).tag(TAG), &mut buf, brief) {
-            node.send_by(NodeId(HONEST), TAG, &buf[..envelope.len], Instant::now() + HANG).unwrap();
+        if let Ok(envelope) = node.recv_until(Match::from(NodeId(HONEST)).tag(TAG), &mut buf, brief) {
+            node.send_until(NodeId(HONEST), TAG, &buf[..envelope.len], Instant::now() + HANG).unwrap();
         }
     }
     node.leave().unwrap();
@@ -71,13 +71,13 @@ pub fn honest() {
     let node = builder.id(HONEST).connect(address).join().unwrap();
     node.wait_for(2, soon()).unwrap();
     words[at::MET].store(1, SeqCst);
-    let lock = LockKey::find(&node, LOCK).unwrap();
+    let lock = Lock::find(&node, LOCK).unwrap();
     let mut buf = [0; 64];
     while words[at::STOP].load(SeqCst) == 0 {
         let deadline = Instant::now() + HANG;
-        let guard = lock.lock_by(deadline).unwrap();
-        node.send_by(NodeId(VICTIM), TAG, b"a message", deadline).unwrap();
-        let envelope = node.recv_by(Match::from(NodeId(VICTIM)).tag(TAG), &mut buf, deadline).unwrap();
+        let guard = lock.lock_until(deadline).unwrap();
+        node.send_until(NodeId(VICTIM), TAG, b"a message", deadline).unwrap();
+        let envelope = node.recv_until(Match::from(NodeId(VICTIM)).tag(TAG), &mut buf, deadline).unwrap();
         assert_eq!(&buf[..envelope.len], b"a message");
         guard.unlock().unwrap();
         words[at::ROUNDS].fetch_add(1, SeqCst);

@@ -44,7 +44,7 @@ pub fn by_network() -> bool {
 }
 
 fn builder(network: bool) -> NodeBuilder {
-    let builder = NodeBuilder::from_env().unwrap().max_nodes(8).copy(doorbell::Copy::Both);
+    let builder = NodeBuilder::from_env().unwrap().max_nodes(8).copy(doorbell::CopySide::Both);
     if network { builder.fabric(FabricKind::Udp) } else { builder }
 }
 
@@ -64,7 +64,7 @@ pub fn serve() {
     let began = Instant::now();
     while words[crate::at::STOP].load(SeqCst) == 0 && began.elapsed() < 6 * HANG {
         if let Ok((stream, peer)) =
-            if accepts { listener.accept_by(Instant::now()) } else { Err(std::io::ErrorKind::Other.into()) }
+            if accepts { listener.accept_until(Instant::now()) } else { Err(std::io::ErrorKind::Other.into()) }
         {
             if peer == NodeId(HONEST) {
                 stream.set_nonblocking(true);
@@ -84,15 +84,15 @@ pub fn serve() {
         });
         while let Some(envelope) = thread.try_receive(&mut buf).unwrap() {
             if envelope.source == NodeId(HONEST) {
-                node.send_by(envelope.source, OF_DEVICE, &buf[..envelope.len], Instant::now() + HANG).unwrap();
+                node.send_until(envelope.source, OF_DEVICE, &buf[..envelope.len], Instant::now() + HANG).unwrap();
             }
         }
         let brief = Instant::now() + Duration::from_micros(200);
-        match node.recv_by(Match::from(NodeId(HONEST)), &mut buf, brief) {
+        match node.recv_until(Match::from(NodeId(HONEST)), &mut buf, brief) {
             Ok(envelope) if envelope.tag == ACCEPT => accepts = true,
             Ok(envelope) if envelope.tag == REFUSE => accepts = false,
             Ok(envelope) if envelope.tag == END => break,
-            Ok(envelope) => node.send_by(NodeId(HONEST), ECHO, &buf[..envelope.len], Instant::now() + HANG).unwrap(),
+            Ok(envelope) => node.send_until(NodeId(HONEST), ECHO, &buf[..envelope.len], Instant::now() + HANG).unwrap(),
             Err(doorbell::Error::Timeout { .. } | doorbell::Error::NoSuchNode { .. }) => {}
             Err(doorbell::Error::PeerLeft { .. }) => std::thread::yield_now(),
             Err(error) => panic!("the one that serves: {error}"),
@@ -143,7 +143,7 @@ impl Pair {
 
     /// This process's node joins, and finds the other one.
     pub fn join(&self) -> Node {
-        let builder = Node::builder(self.domain.name()).id(HONEST).max_nodes(8).copy(doorbell::Copy::Both);
+        let builder = Node::builder(self.domain.name()).id(HONEST).max_nodes(8).copy(doorbell::CopySide::Both);
         let node = if self.network {
             let port = self.words[at::PORT].load(SeqCst) as u16;
             builder.fabric(FabricKind::Udp).connect(([127, 0, 0, 1], port).into()).join().unwrap()
@@ -156,7 +156,7 @@ impl Pair {
 
     /// Ends all but the hostile node.
     pub fn end(self, node: Node) {
-        node.send_by(NodeId(VICTIM), END, &[], Instant::now() + HANG).unwrap();
+        node.send_until(NodeId(VICTIM), END, &[], Instant::now() + HANG).unwrap();
         self.server.end_well(PATIENCE);
         crate::victim::leave(node);
         if let Err(error) = doorbell_shm::domain::clean(self.domain.space(), Some(self.domain.name()), true) {
@@ -176,12 +176,12 @@ pub fn connect(node: &Node) -> Stream {
 
 /// Has the other one accept streams.
 pub fn accepts(node: &Node) {
-    node.send_by(NodeId(VICTIM), ACCEPT, &[], Instant::now() + HANG).unwrap();
+    node.send_until(NodeId(VICTIM), ACCEPT, &[], Instant::now() + HANG).unwrap();
 }
 
 /// Has the other one accept no more streams.
 pub fn refuses(node: &Node) {
-    node.send_by(NodeId(VICTIM), REFUSE, &[], Instant::now() + HANG).unwrap();
+    node.send_until(NodeId(VICTIM), REFUSE, &[], Instant::now() + HANG).unwrap();
 }
 
 /// Sends in all ways, and checks that the echo is what was sent.
@@ -192,11 +192,11 @@ pub fn talk(node: &Node, stream: &mut Stream, sender: &doorbell::DeviceSender, r
     stream.write_all(&bytes).unwrap();
     stream.read_exact(&mut buf[..bytes.len()]).unwrap();
     assert!(buf[..bytes.len()] == bytes, "bytes of a stream were changed");
-    sender.send_by(THREAD, round, &bytes, deadline).unwrap();
-    let envelope = node.recv_by(Match::from(NodeId(VICTIM)).tag(OF_DEVICE), &mut buf, deadline).unwrap();
+    sender.send_until(THREAD, round, &bytes, deadline).unwrap();
+    let envelope = node.recv_until(Match::from(NodeId(VICTIM)).tag(OF_DEVICE), &mut buf, deadline).unwrap();
     assert!(buf[..envelope.len] == bytes, "a message to a device was changed");
-    node.send_by(NodeId(VICTIM), ECHO, &bytes, deadline).unwrap();
-    let envelope = node.recv_by(Match::from(NodeId(VICTIM)).tag(ECHO), &mut buf, deadline).unwrap();
+    node.send_until(NodeId(VICTIM), ECHO, &bytes, deadline).unwrap();
+    let envelope = node.recv_until(Match::from(NodeId(VICTIM)).tag(ECHO), &mut buf, deadline).unwrap();
     assert!(buf[..envelope.len] == bytes, "a message was changed");
 }
 

@@ -154,7 +154,7 @@ pub fn stand() {
 
 fn builder(progress: Progress) -> NodeBuilder {
     let builder = NodeBuilder::from_env().unwrap().id(crate::VICTIM).progress(progress).pool_bytes(8 * MIB);
-    builder.copy(doorbell::Copy::Both).max_nodes(8)
+    builder.copy(doorbell::CopySide::Both).max_nodes(8)
 }
 
 /// Leaves. A node that keeps the domain's lock can only prevent that files are removed.
@@ -276,13 +276,13 @@ impl Victim {
         self.dog.feed("send to the honest node");
         let patience = if self.cut { Duration::from_millis(200) } else { HANG };
         let deadline = Instant::now() + patience;
-        match self.node.send_by(NodeId(HONEST), ECHO, &message, deadline) {
+        match self.node.send_until(NodeId(HONEST), ECHO, &message, deadline) {
             Ok(()) => {}
             Err(error) if self.cut => return self.excuse(&error),
             Err(error) => panic!("send to the honest node: {error}"),
         }
         self.dog.feed("receive from the honest node");
-        let envelope = match self.node.recv_by(Match::from(NodeId(HONEST)).tag(ECHO), &mut self.buf, deadline) {
+        let envelope = match self.node.recv_until(Match::from(NodeId(HONEST)).tag(ECHO), &mut self.buf, deadline) {
             Ok(envelope) => envelope,
             Err(error) if self.cut => return self.excuse(&error),
             Err(error) => panic!("receive from the honest node: {error}"),
@@ -314,39 +314,38 @@ impl Victim {
             _ => self.random.below(LONGEST),
         };
         let (what, result): (&'static str, Result<(), Error>) = match self.random.below(16) {
-            0 | 1 => self.during("send", |v| v.node.send_by(v.foe, TAG, &v.private[..len], soon)),
+            0 | 1 => self.during("send", |v| v.node.send_until(v.foe, TAG, &v.private[..len], soon)),
             2 => self.during("try_send", |v| v.node.try_send(v.foe, TAG, &v.private[..len.min(10_000)])),
             3 => self.during("start_send", |v| {
                 let request = v.node.start_send(v.foe, TAG, v.private[..len].to_vec())?;
-                match request.wait_by(soon) {
+                match request.wait_until(soon) {
                     Ok(completion) => completion.result.map(drop),
                     Err(request) => take_back(request).map_or_else(|completion| completion.result.map(drop), |_| Ok(())),
                 }
             }),
-            4 | 5 => self.during("receive", |v| v.node.recv_by(from.tag(TAG), &mut v.buf[..len], soon).map(drop)),
-            6 => {
-                self.during("receive from anybody", |v| v.node.recv_by(Match::any().tag(TAG), &mut v.buf[..len], soon).map(drop))
-            }
+            4 | 5 => self.during("receive", |v| v.node.recv_until(from.tag(TAG), &mut v.buf[..len], soon).map(drop)),
+            6 => self
+                .during("receive from anybody", |v| v.node.recv_until(Match::any().tag(TAG), &mut v.buf[..len], soon).map(drop)),
             7 => self.during("start_recv", |v| {
                 let request = v.node.start_recv(from.tag(TAG), vec![0; len])?;
-                match request.wait_by(soon) {
+                match request.wait_until(soon) {
                     Ok(completion) => completion.result.map(drop),
                     Err(request) => take_back(request).map_or_else(|completion| completion.result.map(drop), |_| Ok(())),
                 }
             }),
             8 => self.during("receive in place", |v| {
-                v.node.recv_with_by(from.tag(TAG), soon, |_, payload| drop(payload.to_vec())).map(drop)
+                v.node.recv_with_until(from.tag(TAG), soon, |_, payload| drop(payload.to_vec())).map(drop)
             }),
-            9 => self.during("take", |v| v.node.take_by::<[u8]>(from, soon).map(|taken| drop(taken.to_vec()))),
-            10 => self.during("take a number", |v| v.node.take_by::<u32>(from, soon).map(|taken| _ = taken.read())),
+            9 => self.during("take", |v| v.node.take_until::<[u8]>(from, soon).map(|taken| drop(taken.to_vec()))),
+            10 => self.during("take a number", |v| v.node.take_until::<u32>(from, soon).map(|taken| _ = taken.read())),
             11 => self.during("lend", |v| {
                 let mut loan = v.node.loan_bytes(len.max(1))?;
                 loan[0] = 1;
-                loan.share().send_by(v.foe, TAG, soon)
+                loan.share().send_until(v.foe, TAG, soon)
             }),
             12 => self.during("receive a key", |v| {
                 let mut key = [0; doorbell::KEY_BYTES];
-                v.node.recv_by(from.tag(KEY), &mut key, soon)?;
+                v.node.recv_until(from.tag(KEY), &mut key, soon)?;
                 v.key = Key::from_bytes(&key).ok();
                 Ok(())
             }),
@@ -362,15 +361,15 @@ impl Victim {
             _ => self.during("give keys and count", |v| {
                 let counter = v.node.counter()?;
                 counter.init(1 + len as u64)?;
-                v.node.send_by(v.foe, KEY, &v.given.key().to_bytes(), soon)?;
-                v.node.send_by(v.foe, COUNTER, &counter.key().to_bytes(), soon)?;
+                v.node.send_until(v.foe, KEY, &v.given.key().to_bytes(), soon)?;
+                v.node.send_until(v.foe, COUNTER, &counter.key().to_bytes(), soon)?;
                 if let Some(key) = v.counter {
-                    v.node.notify_by(key, 1, soon)?;
+                    v.node.notify_until(key, 1, soon)?;
                 }
                 let mut key = [0; CounterKey::BYTES];
-                v.node.recv_by(from.tag(COUNTER), &mut key, soon)?;
+                v.node.recv_until(from.tag(COUNTER), &mut key, soon)?;
                 v.counter = CounterKey::from_bytes(&key);
-                counter.wait_by(soon)
+                counter.wait_until(soon)
             }),
         };
         assert!(self.buf[..64] != self.private[SHIFT..][..64], "{what}: a peer had this node read its own memory");

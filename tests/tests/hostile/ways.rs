@@ -312,10 +312,10 @@ fn keys(foe: &mut Foe) {
         // Lowers counters, of its victim or of nobody.
         _ => {
             let index = foe.random.below(300) as u64;
-            let life = foe.random.below(4) as u64;
+            let incarnation = foe.random.below(4) as u64;
             let bytes = forged(&mut foe.random, 1);
             let secret = foe.random.below(10) as u64;
-            (PacketKind::Control, 0, words([2 << 32 | u64::from(VICTIM) | index << 16, life, bytes, secret]))
+            (PacketKind::Control, 0, words([2 << 32 | u64::from(VICTIM) | index << 16, incarnation, bytes, secret]))
         }
     };
     let priority = if kind == PacketKind::Control { 0 } else { 1 };

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 pub fn visit() {
     let node = Node::builder(told("DOMAIN")).id(1).join().unwrap();
     if node.members().unwrap().iter().any(|member| member.id == NodeId(0)) {
-        node.send_by(NodeId(0), 1, b"hello", soon()).unwrap();
+        node.send_until(NodeId(0), 1, b"hello", soon()).unwrap();
     }
     node.leave().unwrap();
 }
@@ -78,13 +78,13 @@ fn a_death_while_joining_or_leaving_leaves_the_place_free() {
         };
         let mut lives = Vec::new();
         for _ in 0..words {
-            let envelope = node.recv_by(Match::any(), &mut [0; 8], soon()).unwrap_or_else(|error| panic!("{place}: {error}"));
+            let envelope = node.recv_until(Match::any(), &mut [0; 8], soon()).unwrap_or_else(|error| panic!("{place}: {error}"));
             lives.push(envelope.incarnation);
         }
         assert!(lives.is_sorted() && lives.first() != lives.last() || words == 1, "{place}: {lives:?}");
         assert_eq!(node.try_recv(Match::any(), &mut [0; 8]).unwrap(), None, "{place}");
         lives_are_whole(&node, place, &mut open);
-        let gone = node.recv_by(Match::from(NodeId(1)), &mut [0; 8], soon()).unwrap_err();
+        let gone = node.recv_until(Match::from(NodeId(1)), &mut [0; 8], soon()).unwrap_err();
         assert!(matches!(gone, Error::PeerLeft { .. } | Error::PeerDied { .. }), "{place}: {gone}");
     }
     lives_are_whole(&node, "at the end", &mut open);
@@ -125,11 +125,11 @@ pub fn echo() {
     let peer = node.peer(NodeId(0)).unwrap();
     let mut buf = vec![0; 4096];
     loop {
-        let envelope = peer.recv_by(Match::any(), &mut buf, soon()).unwrap();
+        let envelope = peer.recv_until(Match::any(), &mut buf, soon()).unwrap();
         if envelope.tag == STOP {
             break;
         }
-        peer.send_by(envelope.tag, &buf[..envelope.len], soon()).unwrap();
+        peer.send_until(envelope.tag, &buf[..envelope.len], soon()).unwrap();
     }
     node.leave().unwrap();
 }
@@ -143,8 +143,8 @@ fn a_process_that_is_stopped_is_not_dead() {
     node.wait_for(2, soon()).unwrap();
     let peer = until("a peer", || node.peer(NodeId(1)).ok());
     let mut buf = vec![0; 4096];
-    peer.send_by(1, b"first", soon()).unwrap();
-    assert_eq!(peer.recv_by(Match::any(), &mut buf, soon()).unwrap().len, 5);
+    peer.send_until(1, b"first", soon()).unwrap();
+    assert_eq!(peer.recv_until(Match::any(), &mut buf, soon()).unwrap().len, 5);
     while node.try_event().unwrap().is_some() {}
 
     process.signal(Signal::STOP);
@@ -162,9 +162,9 @@ fn a_process_that_is_stopped_is_not_dead() {
     assert!(matches!(full, Error::Full { node } if node == NodeId(1)), "{full}");
     // Far longer than a death takes to be told.
     let long = Instant::now() + Duration::from_millis(400);
-    assert!(matches!(peer.send_by(3, &[0; 2000], long), Err(Error::Timeout { .. })));
+    assert!(matches!(peer.send_until(3, &[0; 2000], long), Err(Error::Timeout { .. })));
     assert!(matches!(
-        peer.recv_by(Match::any().tag(4), &mut buf, Instant::now() + Duration::from_millis(50)),
+        peer.recv_until(Match::any().tag(4), &mut buf, Instant::now() + Duration::from_millis(50)),
         Err(Error::Timeout { .. })
     ));
     assert_eq!(node.try_event().unwrap(), None);
@@ -172,12 +172,12 @@ fn a_process_that_is_stopped_is_not_dead() {
 
     process.signal(Signal::CONT);
     for number in 0..sent {
-        let envelope = peer.recv_by(Match::any().tag(2), &mut buf, soon()).unwrap();
+        let envelope = peer.recv_until(Match::any().tag(2), &mut buf, soon()).unwrap();
         assert_eq!((envelope.len, &buf[..8]), (1024, &number.to_le_bytes()[..]));
     }
-    peer.send_by(100, b"last", soon()).unwrap();
-    assert!(pending.wait_by(soon()).is_ok_and(|completion| completion.result.is_ok()));
-    peer.send_by(STOP, b"", soon()).unwrap();
+    peer.send_until(100, b"last", soon()).unwrap();
+    assert!(pending.wait_until(soon()).is_ok_and(|completion| completion.result.is_ok()));
+    peer.send_until(STOP, b"", soon()).unwrap();
     process.end_well(PATIENCE);
     assert!(matches!(until("the end", || node.try_event().unwrap()), Event::Left { .. }));
 }

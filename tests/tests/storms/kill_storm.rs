@@ -71,7 +71,7 @@ impl Storm<'_> {
                 self.words[at::received(place, other, priority.index())].store(0, SeqCst);
             }
         }
-        self.words[at::life(place)].store(0, SeqCst);
+        self.words[at::incarnation(place)].store(0, SeqCst);
         let (progress, wait) = *self.random.pick(&WAYS);
         let start = Process::start("worker").words(self.words).tell("DOMAIN", self.domain.name()).tell("ME", place.to_string());
         let start = start.tell("PROGRESS", progress).tell("WAIT", wait).tell("PORT", self.port.to_string());
@@ -106,8 +106,8 @@ impl Storm<'_> {
             for from in (0..NODES).filter(|from| *from != to) {
                 for priority in PRIORITIES {
                     self.until(&format!("traffic from node {from}"), to, || {
-                        let life = self.word(at::life(from));
-                        life != 0 && self.word(at::received(to, from, priority.index())) >> 32 == life
+                        let incarnation = self.word(at::incarnation(from));
+                        incarnation != 0 && self.word(at::received(to, from, priority.index())) >> 32 == incarnation
                     });
                 }
             }
@@ -196,10 +196,10 @@ impl Storm<'_> {
             self.met();
         }
         self.traffic_flows();
-        let life = self.word(at::life(victim));
+        let incarnation = self.word(at::incarnation(victim));
         for other in (0..NODES).filter(|other| *other != victim) {
             assert!(
-                self.word(at::told(other, victim).0) < life,
+                self.word(at::told(other, victim).0) < incarnation,
                 "node {other} took node {victim} for dead, which stood at {fault}"
             );
         }
@@ -209,17 +209,19 @@ impl Storm<'_> {
     fn after_death(&mut self, victim: usize, except: Option<usize>) {
         assert!(self.workers[victim].ended_by(soon()), "SIGKILL did not end node {victim}");
         let ended = now();
-        let life = self.word(at::life(victim));
+        let incarnation = self.word(at::incarnation(victim));
         // Life 0: it died before it said that it had joined. It may have been seen, but not by its deeds.
-        for survivor in (0..NODES).filter(|survivor| *survivor != victim && Some(*survivor) != except && life != 0) {
+        for survivor in (0..NODES).filter(|survivor| *survivor != victim && Some(*survivor) != except && incarnation != 0) {
             let (which, when) = at::told(survivor, victim);
-            self.until(&format!("the news of the death of node {victim} ({life})"), survivor, || self.word(which) >= life);
-            self.until(&format!("the end of the death of node {victim} ({life})"), survivor, || {
-                self.word(at::done(survivor, victim)) >= life
+            self.until(&format!("the news of the death of node {victim} ({incarnation})"), survivor, || {
+                self.word(which) >= incarnation
+            });
+            self.until(&format!("the end of the death of node {victim} ({incarnation})"), survivor, || {
+                self.word(at::done(survivor, victim)) >= incarnation
             });
             assert_eq!(
                 (self.word(which), self.word(at::done(survivor, victim))),
-                (life, life),
+                (incarnation, incarnation),
                 "node {survivor} was told of another"
             );
             let told = self.word(when).saturating_sub(ended);
@@ -239,8 +241,8 @@ impl Storm<'_> {
             for priority in PRIORITIES.map(|priority| priority.index()) {
                 let sent = self.word(at::sent(victim, survivor, priority));
                 let received = self.word(at::received(survivor, victim, priority));
-                if sent >> 32 == self.word(at::life(survivor)) {
-                    let received = if received >> 32 == life { received as u32 } else { 0 };
+                if sent >> 32 == self.word(at::incarnation(survivor)) {
+                    let received = if received >> 32 == incarnation { received as u32 } else { 0 };
                     // What went by the network and had not arrived is lost, and what follows it.
                     assert!(
                         received >= sent as u32 || self.port != 0,

@@ -27,7 +27,7 @@ fn lend(node: &Node, tag: u64, to: &[NodeId]) {
             pattern::fill(&mut loan, tag);
             let loan = loan.share();
             for id in to {
-                let _ = loan.send_by(*id, tag, Instant::now() + Duration::from_millis(2));
+                let _ = loan.send_until(*id, tag, Instant::now() + Duration::from_millis(2));
             }
         }
         Err(Error::LoansOut { .. }) => {
@@ -58,7 +58,7 @@ pub fn read() {
     let node = join(&told("DOMAIN"), READER);
     let (mut random, mut kept) = (Random::new(u64::from(node.incarnation().0)), Vec::new());
     loop {
-        match node.take_by::<[u8]>(Match::any(), Instant::now() + Duration::from_millis(100)) {
+        match node.take_until::<[u8]>(Match::any(), Instant::now() + Duration::from_millis(100)) {
             Ok(taken) => {
                 check(&taken);
                 if random.below(200) == 0 { std::mem::forget(taken) } else { kept.push(taken) }

@@ -6,7 +6,7 @@
 //!
 //! `DOORBELL_KILLS` says how many die, `DOORBELL_SEED` seeds the choices.
 
-use doorbell::{FabricKind, LockKey, Node, NodeBuilder, OwnerId, Resource};
+use doorbell::{FabricKind, Lock, Node, NodeBuilder, OwnerId, Resource};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{eventually, running, soon};
 use doorbell_tests::process::{Process, told, told_as};
@@ -36,24 +36,24 @@ mod at {
     pub const WITNESS: usize = 3;
     const BLOCK: usize = 8;
     /// The incarnation of the process in a place, once it has joined.
-    pub fn life(node: usize) -> usize {
+    pub fn incarnation(node: usize) -> usize {
         BLOCK * (node + 1)
     }
     /// The life there that is about to be killed, or was.
     pub fn condemned(node: usize) -> usize {
-        life(node) + 1
+        incarnation(node) + 1
     }
     /// What it is doing: one of the numbers below.
     pub fn doing(node: usize) -> usize {
-        life(node) + 2
+        incarnation(node) + 2
     }
     /// How often it had the key.
     pub fn uses(node: usize) -> usize {
-        life(node) + 3
+        incarnation(node) + 3
     }
     /// The incarnation there from which another node inherited the lock, and when.
     pub fn inherited(node: usize) -> (usize, usize) {
-        (life(node) + 4, life(node) + 5)
+        (incarnation(node) + 4, incarnation(node) + 5)
     }
     pub const COUNT: usize = BLOCK * (super::NODES + 1);
 }
@@ -121,8 +121,8 @@ const FAULTS: [(&str, usize, bool); 3] = [("key.taken", 200, true), ("key.releas
 const WAYS: [(&str, &str); 6] =
     [("adaptive", "auto"), ("inline", "auto"), ("poller", "auto"), ("adaptive", "park"), ("inline", "yield"), ("poller", "park")];
 
-fn who(node: usize, life: u64) -> u64 {
-    (node as u64 + 1) << 32 | life
+fn who(node: usize, incarnation: u64) -> u64 {
+    (node as u64 + 1) << 32 | incarnation
 }
 
 /// The role: takes the lock again and again, and checks each time that no other node has it.
@@ -136,12 +136,12 @@ pub fn own() {
         // Nodes that have not met have registries of their own.
         node.wait_for(NODES - 1, soon()).unwrap();
     }
-    let key = LockKey::open(&node, "key", Resource::Unnamed).unwrap();
-    let life = u64::from(node.incarnation().0);
-    let mut random = Random::new(life);
-    words[at::life(me)].store(life, SeqCst);
+    let key = Lock::open(&node, "key", Resource::Unnamed).unwrap();
+    let incarnation = u64::from(node.incarnation().0);
+    let mut random = Random::new(incarnation);
+    words[at::incarnation(me)].store(incarnation, SeqCst);
     while words[at::STOP].load(SeqCst) == 0 {
-        use_it(&words, &key, me, who(me, life), &mut random);
+        use_it(&words, &key, me, who(me, incarnation), &mut random);
         words[at::uses(me)].fetch_add(1, SeqCst);
         match random.below(8) {
             0 => std::thread::sleep(Duration::from_micros(random.below(500) as u64)),
@@ -159,12 +159,12 @@ fn spin(micros: usize) {
     }
 }
 
-fn use_it(words: &Words, key: &LockKey, me: usize, my_word: u64, random: &mut Random) {
+fn use_it(words: &Words, key: &Lock, me: usize, my_word: u64, random: &mut Random) {
     words[at::doing(me)].store(WAITS, SeqCst);
     let mut guard = match random.below(8) {
         // Attempts until one comes off.
         0 => loop {
-            match key.lock_by(Instant::now() + Duration::from_micros(random.below(2000) as u64)) {
+            match key.lock_until(Instant::now() + Duration::from_micros(random.below(2000) as u64)) {
                 Ok(guard) => break guard,
                 Err(doorbell::Error::Timeout { .. }) => {}
                 Err(error) => panic!("{error}"),
@@ -181,9 +181,12 @@ fn use_it(words: &Words, key: &LockKey, me: usize, my_word: u64, random: &mut Ra
     words[at::doing(me)].store(IN, SeqCst);
     // Only a dead one may have been in, and only if that was said.
     if before != 0 {
-        let (node, life) = ((before >> 32) as usize - 1, before as u32 as u64);
+        let (node, incarnation) = ((before >> 32) as usize - 1, before as u32 as u64);
         assert!(inherited.is_some(), "node {me}: node {node} was in, and died, and nobody said so");
-        assert!(words[at::condemned(node)].load(SeqCst) >= life, "node {me}: node {node} ({life}) was in, and lives");
+        assert!(
+            words[at::condemned(node)].load(SeqCst) >= incarnation,
+            "node {me}: node {node} ({incarnation}) was in, and lives"
+        );
     }
     let [first, second] = at::PAIR.map(|word| &words[word]);
     let (one, other) = (first.load(SeqCst), second.load(SeqCst));
@@ -212,11 +215,11 @@ fn use_it(words: &Words, key: &LockKey, me: usize, my_word: u64, random: &mut Ra
 /// Whether another node was told that this one died with the lock.
 fn tell(words: &Words, dead: OwnerId) {
     let (which, when) = at::inherited(dead.node().index());
-    let life = u64::from(dead.life().0);
-    assert!(words[at::condemned(dead.node().index())].load(SeqCst) >= life, "inherited from {dead}, which lives");
-    if words[which].load(SeqCst) != life {
+    let incarnation = u64::from(dead.incarnation().0);
+    assert!(words[at::condemned(dead.node().index())].load(SeqCst) >= incarnation, "inherited from {dead}, which lives");
+    if words[which].load(SeqCst) != incarnation {
         words[when].store(now(), SeqCst);
-        words[which].store(life, SeqCst);
+        words[which].store(incarnation, SeqCst);
     }
 }
 
@@ -242,7 +245,7 @@ impl Storm<'_> {
     }
 
     fn start(&mut self, place: usize, fault: Option<String>) -> Process {
-        self.words[at::life(place)].store(0, SeqCst);
+        self.words[at::incarnation(place)].store(0, SeqCst);
         self.words[at::doing(place)].store(OUT, SeqCst);
         let (progress, wait) = *self.random.pick(&WAYS);
         let start = Process::start("owner").words(self.words).tell("DOMAIN", self.domain.name()).tell("ME", place.to_string());
@@ -309,7 +312,7 @@ impl Storm<'_> {
         if name == "key.inherited" {
             // This node inherits from the one that dies now, if it is the next waiter.
             let witness = (victim + 1) % NODES;
-            self.until("a life", Some(victim), || self.word(at::life(victim)) != 0);
+            self.until("a life", Some(victim), || self.word(at::incarnation(victim)) != 0);
             let in_time = Instant::now() + Duration::from_millis(50);
             while self.word(at::doing(witness)) != IN && Instant::now() < in_time {
                 std::hint::spin_loop();
@@ -332,19 +335,19 @@ impl Storm<'_> {
             self.owners[victim].kill();
         }
         self.after_death(victim, killed, met);
-        self.words[at::condemned(victim)].store(self.word(at::life(victim)), SeqCst);
+        self.words[at::condemned(victim)].store(self.word(at::incarnation(victim)), SeqCst);
     }
 
     /// It is about to be killed: from now on others may find it dead.
     fn condemn(&self, victim: usize) {
-        self.words[at::condemned(victim)].store(self.word(at::life(victim)), SeqCst);
+        self.words[at::condemned(victim)].store(self.word(at::incarnation(victim)), SeqCst);
     }
 
     /// Checks what must happen after a death: at a fault point, with or without the lock, or at a random moment.
     fn after_death(&mut self, victim: usize, killed: u64, place: Option<(&'static str, bool)>) {
         assert!(self.owners[victim].ended_by(soon()), "SIGKILL did not end node {victim}");
         let ended = now();
-        let (life, doing) = (self.word(at::life(victim)), self.word(at::doing(victim)));
+        let (incarnation, doing) = (self.word(at::incarnation(victim)), self.word(at::doing(victim)));
         let what = match (place, doing) {
             (Some((place, _)), _) => place,
             (None, IN) => "in",
@@ -354,7 +357,9 @@ impl Storm<'_> {
         *self.deaths.entry(what).or_default() += 1;
         if place.is_some_and(|(_, is_in)| is_in) || doing == IN {
             let (which, when) = at::inherited(victim);
-            self.until(&format!("an heir of node {victim} ({life}), killed {what}"), Some(victim), || self.word(which) == life);
+            self.until(&format!("an heir of node {victim} ({incarnation}), killed {what}"), Some(victim), || {
+                self.word(which) == incarnation
+            });
             let when = self.word(when);
             // One that died by itself did so before this process looked.
             if place.is_none() {
@@ -471,12 +476,12 @@ pub fn hold() {
     let ground: Ground = told_as("GROUND");
     let node = ground.builder(&told("DOMAIN"), 1).join().unwrap();
     node.wait_for(2, soon()).unwrap();
-    let key = LockKey::open(&node, "key", Resource::Unnamed).unwrap();
+    let key = Lock::open(&node, "key", Resource::Unnamed).unwrap();
     let mut guard = None;
     loop {
         let has_to = words[at::doing(0)].load(SeqCst);
         match (has_to, guard.take()) {
-            (IN, None) => guard = Some(key.lock_by(soon()).unwrap()),
+            (IN, None) => guard = Some(key.lock_until(soon()).unwrap()),
             // The waiter has it from here on.
             (OUT, Some(_)) => {}
             (_, same) => guard = same,
@@ -500,13 +505,13 @@ fn heirs(ground: Ground, rounds: usize) {
         let start = Process::start("holder").words(&words).tell("DOMAIN", domain.name()).tell("GROUND", format!("{ground:?}"));
         let holder = start.tell("PORT", port.to_string()).tell("TURN", (1 + round % (TURNS - 1)).to_string()).go();
         node.wait_for(2, soon()).unwrap();
-        let key = LockKey::open(&node, "key", Resource::Unnamed).unwrap();
+        let key = Lock::open(&node, "key", Resource::Unnamed).unwrap();
         for dies in [false, true] {
             words[at::doing(0)].store(IN, SeqCst);
             done(IN);
             let waits = key.clone();
             let waiter = running("a wait for a key", move || {
-                let mut guard = waits.lock_by(soon()).unwrap();
+                let mut guard = waits.lock_until(soon()).unwrap();
                 let (at, inherited) = (now(), guard.inherited_from().is_some());
                 guard.mark_repaired().unwrap();
                 (at, inherited)
@@ -549,7 +554,7 @@ fn a_dead_owners_key_goes_on_soon_on_a_network() {
 /// The role: makes a lock, and dies at a fault point.
 pub fn make() {
     let node = Node::builder(told("DOMAIN")).join().unwrap();
-    let _ = LockKey::init(&node, "key", Resource::Id(1));
+    let _ = Lock::init(&node, "key", Resource::Id(1));
 }
 
 #[test]
@@ -560,11 +565,11 @@ fn a_key_is_made_anew_whose_maker_died() {
     for round in 0..3 {
         let maker = Process::start("maker").tell("DOMAIN", domain.name()).tell("DOORBELL_FAULT", "key.made:1:kill").go();
         assert!(!maker.end(Duration::from_secs(30)).success(), "it was to die");
-        assert!(LockKey::find(&node, "key").is_err(), "half a key was found");
-        let key = LockKey::init(&node, "key", Resource::Id(2)).unwrap();
+        assert!(Lock::find(&node, "key").is_err(), "half a key was found");
+        let key = Lock::init(&node, "key", Resource::Id(2)).unwrap();
         let facts = key.facts().unwrap();
         assert_eq!((facts.key.slot, facts.resource, facts.creator.0), (0, Resource::Id(2), node.id()), "round {round}");
-        assert_eq!(key.lock_by(soon()).unwrap().inherited_from(), None);
+        assert_eq!(key.lock_until(soon()).unwrap().inherited_from(), None);
         key.destroy(soon()).unwrap();
     }
     doorbell_shm::domain::clean(domain.space(), Some(domain.name()), true).unwrap();

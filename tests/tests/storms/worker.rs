@@ -1,7 +1,7 @@
 //! One of the four processes under traffic. It sends numbered messages of all kinds to all others, checks what it receives, and
 //! records its progress in shared words, which survive it.
 
-use doorbell::{Completion, Copy, Envelope, Error, Event, Incarnation, Match, Node, NodeId, Operation, Peer, Priority};
+use doorbell::{Completion, CopySide, Envelope, Error, Event, Incarnation, Match, Node, NodeId, Operation, Peer, Priority};
 use doorbell_tests::patience::soon;
 use doorbell_tests::process::{told, told_as};
 use doorbell_tests::words::{Words, now};
@@ -24,7 +24,7 @@ pub mod at {
     /// Not zero when all are to leave.
     pub const STOP: usize = 0;
     /// The incarnation of the process in a place, once it has joined.
-    pub fn life(node: usize) -> usize {
+    pub fn incarnation(node: usize) -> usize {
         8 + node
     }
     fn pair(block: usize, one: usize, other: usize) -> usize {
@@ -54,8 +54,8 @@ pub mod at {
 }
 
 /// The number of a message and a life in one word.
-pub fn count_of(life: Incarnation, count: u32) -> u64 {
-    (life.0 as u64) << 32 | count as u64
+pub fn count_of(incarnation: Incarnation, count: u32) -> u64 {
+    (incarnation.0 as u64) << 32 | count as u64
 }
 
 /// A tag that no node sends.
@@ -77,7 +77,7 @@ struct Way {
 }
 
 struct Other {
-    life: Incarnation,
+    incarnation: Incarnation,
     ways: [Way; 2],
     /// A receive that nothing but the other's end can complete.
     pending: Option<Operation<Completion<Vec<u8>, Envelope>>>,
@@ -112,8 +112,8 @@ pub fn work() {
             others.fold(builder, doorbell::NodeBuilder::seek)
         }
     };
-    let node = builder.copy(Copy::Both).join().unwrap();
-    words[at::life(me)].store(node.incarnation().0 as u64, SeqCst);
+    let node = builder.copy(CopySide::Both).join().unwrap();
+    words[at::incarnation(me)].store(node.incarnation().0 as u64, SeqCst);
     let (sender, events) = mpsc::channel();
     let watcher = {
         let (node, words) = (node.clone(), words.clone());
@@ -171,57 +171,56 @@ impl Worker {
         }
     }
 
-    fn welcome(&mut self, node: NodeId, life: Incarnation) {
+    fn welcome(&mut self, node: NodeId, incarnation: Incarnation) {
         self.words[at::failed(self.me, node.index())].store(0, SeqCst);
         let [Ok(high), Ok(normal)] = PRIORITIES.map(|priority| self.node.peer_with_priority(node, priority)) else {
             // It is gone again; then that is the next event.
             return;
         };
-        if high.incarnation() != life || normal.incarnation() != life {
+        if high.incarnation() != incarnation || normal.incarnation() != incarnation {
             return;
         }
-        let pending = self.node.start_recv(Match::any().life(node, life).tag(NEVER), vec![0; 8]).unwrap();
+        let pending = self.node.start_recv(Match::any().incarnation(node, incarnation).tag(NEVER), vec![0; 8]).unwrap();
         let ways = [high, normal].map(|peer| Way { peer, sent: 0, request: None });
-        self.others.insert(node.index(), Other { life, ways, pending: Some(pending) });
+        self.others.insert(node.index(), Other { incarnation, ways, pending: Some(pending) });
     }
 
-    fn bury(&mut self, node: NodeId, life: Incarnation) {
-        let names_it =
-            |error: &Error| matches!(error, Error::PeerDied { node: dead, incarnation } if (*dead, *incarnation) == (node, life));
+    fn bury(&mut self, node: NodeId, incarnation: Incarnation) {
+        let names_it = |error: &Error| matches!(error, Error::PeerDied { node: dead, incarnation: gone } if (*dead, *gone) == (node, incarnation));
         // Everything it had published comes first, then the error that names it.
         loop {
-            match self.node.recv_by(Match::any().life(node, life), &mut self.buf, soon()) {
+            match self.node.recv_until(Match::any().incarnation(node, incarnation), &mut self.buf, soon()) {
                 Ok(envelope) => self.check(&envelope),
                 Err(error) if names_it(&error) => break,
-                Err(error) => panic!("receiving from dead node {node} ({life:?}): {error}"),
+                Err(error) => panic!("receiving from dead node {node} ({incarnation:?}): {error}"),
             }
         }
-        if self.others.get(&node.index()).is_some_and(|other| other.life == life)
+        if self.others.get(&node.index()).is_some_and(|other| other.incarnation == incarnation)
             && let Some(mut other) = self.others.remove(&node.index())
         {
             for way in &mut other.ways {
                 let results = [
-                    way.peer.send_by(0, b"too late", soon()),
-                    way.peer.recv_by(Match::any(), &mut [0; 8], soon()).map(drop),
+                    way.peer.send_until(0, b"too late", soon()),
+                    way.peer.recv_until(Match::any(), &mut [0; 8], soon()).map(drop),
                     way.request.take().map_or_else(|| way.peer.try_send(0, b"too late"), |request| ended(request).map(drop)),
                 ];
                 for (index, result) in results.into_iter().enumerate() {
                     let sent_before = index == 2 && result.is_ok();
                     assert!(
                         sent_before || result.as_ref().is_err_and(names_it),
-                        "operation {index} with dead node {node} ({life:?}): {result:?}"
+                        "operation {index} with dead node {node} ({incarnation:?}): {result:?}"
                     );
                 }
             }
             let failed = other.pending.take().map(ended);
             assert!(
                 failed.as_ref().is_some_and(|result| result.as_ref().is_err_and(names_it)),
-                "a receive from dead node {node} ({life:?}): {failed:?}"
+                "a receive from dead node {node} ({incarnation:?}): {failed:?}"
             );
             let when = &self.words[at::failed(self.me, node.index())];
             let _ = when.compare_exchange(0, now(), SeqCst, SeqCst);
         }
-        self.words[at::done(self.me, node.index())].store(life.0 as u64, SeqCst);
+        self.words[at::done(self.me, node.index())].store(incarnation.0 as u64, SeqCst);
     }
 
     fn send(&mut self) {
@@ -229,7 +228,7 @@ impl Worker {
             for (way, priority) in other.ways.iter_mut().zip(PRIORITIES) {
                 if send_one(way, priority) {
                     way.sent += 1;
-                    self.words[at::sent(self.me, *to, priority.index())].store(count_of(other.life, way.sent), SeqCst);
+                    self.words[at::sent(self.me, *to, priority.index())].store(count_of(other.incarnation, way.sent), SeqCst);
                 }
             }
         }
@@ -242,12 +241,12 @@ impl Worker {
             let deadline = Instant::now() + Duration::from_millis(1);
             let received = if turn % 4 == 3 {
                 let buf = &mut self.buf;
-                self.node.recv_with_by(Match::any(), deadline, |envelope, payload| {
+                self.node.recv_with_until(Match::any(), deadline, |envelope, payload| {
                     payload.copy_to(buf);
                     *envelope
                 })
             } else {
-                self.node.recv_by(Match::any(), &mut self.buf, deadline)
+                self.node.recv_until(Match::any(), &mut self.buf, deadline)
             };
             match received {
                 Ok(envelope) => self.check(&envelope),
@@ -287,7 +286,7 @@ fn send_one(way: &mut Way, priority: Priority) -> bool {
         let tag = way.sent as u64;
         match way.sent % 5 {
             0..=2 => way.peer.try_send(tag, &message),
-            3 => way.peer.send_by(tag, &message, Instant::now() + Duration::from_millis(2)),
+            3 => way.peer.send_until(tag, &message, Instant::now() + Duration::from_millis(2)),
             _ => match way.peer.start_send(tag, message) {
                 Ok(request) => {
                     way.request = Some(request);
@@ -306,7 +305,7 @@ fn send_one(way: &mut Way, priority: Priority) -> bool {
 
 /// The result of a request that must end.
 fn ended<R>(request: Operation<Completion<Vec<u8>, R>>) -> doorbell::Result<R> {
-    match request.wait_by(soon()) {
+    match request.wait_until(soon()) {
         Ok(completion) => completion.result,
         Err(_) => panic!("an operation hangs"),
     }

@@ -78,7 +78,7 @@ fn between(nodes: [Node; 2]) -> (Stream, Stream, [Node; 2]) {
     let listener = Listener::builder(&nodes[0], "suite").bind().unwrap();
     let connector = Stream::builder(&nodes[1], "suite");
     let connecting = running("connecting", move || connector.connect().unwrap());
-    let (accepted, peer) = listener.accept_by(soon()).unwrap();
+    let (accepted, peer) = listener.accept_until(soon()).unwrap();
     assert_eq!(peer, nodes[1].id());
     (connecting.join(), accepted, nodes)
 }
@@ -324,7 +324,7 @@ fn who_connects_is_answered_though_nobody_accepts_yet() {
     let connector = Stream::builder(&nodes[1], "busy");
     let mut stream = finishes("somebody connects", move || connector.connect().unwrap());
     stream.write_all(b"first").unwrap();
-    let (mut accepted, _) = listener.accept_by(soon()).unwrap();
+    let (mut accepted, _) = listener.accept_until(soon()).unwrap();
     let mut text = [0; 5];
     accepted.read_exact(&mut text).unwrap();
     assert_eq!(&text, b"first");

@@ -2,7 +2,7 @@
 //! dropped lose nothing.
 
 use doorbell::Listener;
-use doorbell::LockKey;
+use doorbell::Lock;
 use doorbell::Reactor;
 use doorbell::{Match, Node, Resource, Stream};
 use doorbell_tests::pair::{far, near, near_with};
@@ -217,8 +217,8 @@ async fn messages_and_keys(nodes: [Node; 2]) {
     let [one, other] = nodes;
     // These wait for the other node, which this very thread may have to drive.
     let making = tokio::task::spawn_blocking(move || {
-        let key = LockKey::init(&one, "tasks", Resource::Unnamed).unwrap();
-        let other_key = LockKey::find(&other, "tasks").unwrap();
+        let key = Lock::init(&one, "tasks", Resource::Unnamed).unwrap();
+        let other_key = Lock::find(&other, "tasks").unwrap();
         (key, other_key)
     });
     let (key, other_key) = making.await.unwrap();
@@ -238,7 +238,7 @@ async fn threads_and_tasks_share_a_node(nodes: [Node; 2]) {
         running("a thread beside tasks", move || {
             for tag in 0..300 {
                 node.send(peer, tag, &[1; 64]).unwrap();
-                node.recv_by(Match::from(peer).tag(tag), &mut [0; 64], soon()).unwrap();
+                node.recv_until(Match::from(peer).tag(tag), &mut [0; 64], soon()).unwrap();
             }
             node
         })
@@ -294,7 +294,7 @@ fn the_descriptor_tells([listens, sends]: [Node; 2]) {
     let to = listens.id();
     let sending = running("sends when somebody sleeps", move || {
         while let Ok(tag) = is_armed.recv() {
-            sends.send_by(to, tag, b"wake up", soon()).unwrap();
+            sends.send_until(to, tag, b"wake up", soon()).unwrap();
         }
     });
     for tag in 0..20 {

@@ -2,7 +2,7 @@
 //! down, streams that are dropped where nobody can be told at once, tasks that always find something to do.
 
 use doorbell::Listener;
-use doorbell::LockKey;
+use doorbell::Lock;
 use doorbell::Reactor;
 use doorbell::{Match, Node, NodeId, Resource, Stream, StreamBuilder};
 use doorbell_tests::domain::Domain;
@@ -232,7 +232,7 @@ fn shut_down(nodes: [Node; 2]) {
             reads.join().unwrap();
         }
         nodes[1].send(nodes[0].id(), 1, b"well").unwrap();
-        assert_eq!(nodes[0].recv_by(Match::any(), &mut [0; 8], soon()).unwrap().len, 4);
+        assert_eq!(nodes[0].recv_until(Match::any(), &mut [0; 8], soon()).unwrap().len, 4);
     });
 }
 
@@ -288,7 +288,7 @@ fn dropped_within(nodes: [Node; 2]) {
         assert_eq!(reads.join().0, 0);
         // What the request had was given back.
         let mut buffer = [0; 8];
-        assert_eq!(receives.recv_by(Match::any().tag(2), &mut buffer, soon()).unwrap().len, 4);
+        assert_eq!(receives.recv_until(Match::any().tag(2), &mut buffer, soon()).unwrap().len, 4);
     });
 }
 
@@ -360,14 +360,14 @@ fn whoever_has_a_key_is_served_however_many_wait_for_it() {
         let [node, other] = near();
         let tasks = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         tasks.block_on(async move {
-            let key = LockKey::init(&node, "held", Resource::Unnamed).unwrap();
+            let key = Lock::init(&node, "held", Resource::Unnamed).unwrap();
             let region = node.region::<u8>(4 << 20).unwrap();
             let guard = key.lock_async().await.unwrap();
             let held = Arc::new(AtomicBool::new(true));
             let waiting: Vec<_> = (0..600)
                 .map(|number| {
                     // Handles of their own, too.
-                    let key = if number % 2 == 0 { key.clone() } else { LockKey::find(&node, "held").unwrap() };
+                    let key = if number % 2 == 0 { key.clone() } else { Lock::find(&node, "held").unwrap() };
                     let held = held.clone();
                     tokio::spawn(async move {
                         let guard = key.lock_async().await.unwrap();
@@ -396,8 +396,8 @@ fn whoever_has_a_key_is_served_however_many_wait_for_it() {
                 }
             }
             // Others have the key after them.
-            let theirs = LockKey::find(&other, "held").unwrap();
-            tokio::task::spawn_blocking(move || drop(theirs.lock_by(soon()).unwrap())).await.unwrap();
+            let theirs = Lock::find(&other, "held").unwrap();
+            tokio::task::spawn_blocking(move || drop(theirs.lock_until(soon()).unwrap())).await.unwrap();
             // A lock that is destroyed ends the waits for it.
             let guard = key.lock_async().await.unwrap();
             let waits = {
@@ -418,7 +418,7 @@ fn tasks_that_wait_for_each_others_keys_wait_until_one_gives_up() {
         let [node, _other] = near();
         let tasks = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         tasks.block_on(async move {
-            let [one, two] = ["one", "two"].map(|name| LockKey::init(&node, name, Resource::Unnamed).unwrap());
+            let [one, two] = ["one", "two"].map(|name| Lock::init(&node, name, Resource::Unnamed).unwrap());
             let (mine, theirs) = (one.lock_async().await.unwrap(), two.lock_async().await.unwrap());
             let waits = tokio::spawn(async move {
                 let guard = one.lock_async().await.unwrap();

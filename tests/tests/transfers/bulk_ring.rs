@@ -39,11 +39,11 @@ pub fn sends_long_messages() {
 }
 
 fn receive(node: &Node, number: u64, buf: &mut [u8]) -> Result<(), Error> {
-    let envelope = node.recv_by(Match::from(NodeId(1)).tag(number), buf, soon())?;
+    let envelope = node.recv_until(Match::from(NodeId(1)).tag(number), buf, soon())?;
     assert_eq!(envelope.len, length(number));
     pattern::check(&buf[..envelope.len], number);
     if number.is_multiple_of(3) {
-        node.send_by(NodeId(1), number, &buf[..envelope.len], soon())?;
+        node.send_until(NodeId(1), number, &buf[..envelope.len], soon())?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The flow charts of the published method, step by step and with its names: a host and two accelerators race for one resource. See docs/locks.md.
 
-use doorbell::{Error, LockFault, LockKey, Node, NodeId, Offer, OwnerId, Progress, Resource, Value, Wait};
+use doorbell::{Error, Lock, LockFault, Node, NodeId, Offer, OwnerId, Progress, Resource, Value, Wait};
 use doorbell_tests::patience::soon;
 use doorbell_tests::world::{Ground, World};
 use std::sync::Barrier;
@@ -14,25 +14,25 @@ const ACCESSES: usize = 50;
 
 // The calls that the source names, each by one of ours.
 
-fn dacs_mutex_init(node: &Node, key: &str, start: u64, end: u64) -> LockKey {
-    LockKey::init(node, key, Resource::memory(start..end)).unwrap()
+fn dacs_mutex_init(node: &Node, key: &str, start: u64, end: u64) -> Lock {
+    Lock::init(node, key, Resource::memory(start..end)).unwrap()
 }
 
-fn dacs_mutex_share(key: &LockKey, nodes: &[NodeId]) -> Offer {
+fn dacs_mutex_share(key: &Lock, nodes: &[NodeId]) -> Offer {
     key.offer(nodes).unwrap()
 }
 
-fn dacs_mutex_accept(node: &Node) -> LockKey {
-    LockKey::accept(node, soon()).unwrap()
+fn dacs_mutex_accept(node: &Node) -> Lock {
+    Lock::accept(node, soon()).unwrap()
 }
 
 /// In the flow chart this returns the current value and changes nothing.
-fn dacs_mutex_trylock(key: &LockKey) -> Value {
+fn dacs_mutex_trylock(key: &Lock) -> Value {
     key.get().unwrap()
 }
 
 /// This version takes the value that was seen, so that only one of two nodes that saw the resource unlocked sets it.
-fn dacs_registry_set(key: &LockKey, seen: Value, unique_id: Option<OwnerId>) -> bool {
+fn dacs_registry_set(key: &Lock, seen: Value, unique_id: Option<OwnerId>) -> bool {
     let expected = if let Value::Owner(owner) = seen { Some(owner) } else { None };
     match key.set(expected, unique_id) {
         Ok(()) => true,
@@ -41,7 +41,7 @@ fn dacs_registry_set(key: &LockKey, seen: Value, unique_id: Option<OwnerId>) -> 
     }
 }
 
-fn dacs_registry_get(key: &LockKey) -> Value {
+fn dacs_registry_get(key: &Lock) -> Value {
     key.get().unwrap()
 }
 
@@ -61,7 +61,7 @@ impl Memory {
 }
 
 /// "Attempting by a process to access the resource", until it was authorized once. Counts each time that it was not.
-fn attempt(key: &LockKey, unique_id: OwnerId, memory: &Memory, in_vain: &AtomicUsize) {
+fn attempt(key: &Lock, unique_id: OwnerId, memory: &Memory, in_vain: &AtomicUsize) {
     loop {
         // Determine whether the current value of the key represents an unlocked state.
         let value = dacs_mutex_trylock(key);
@@ -163,7 +163,7 @@ fn flow_charts(ground: Ground) {
     first_key.release().unwrap();
     second_key.release().unwrap();
     key.destroy(soon()).unwrap();
-    assert!(LockKey::find(&first, "MemRsrcKey").is_err());
+    assert!(Lock::find(&first, "MemRsrcKey").is_err());
 }
 
 #[test]

@@ -42,9 +42,9 @@ fn cut_in_the_middle(salt: u8, key: bool, port: Kind) -> Duration {
             let mut buf = vec![0; MESSAGE];
             for seed in 0..COUNT {
                 pattern::fill(&mut buf, seed);
-                away.send_by(NodeId(0), DATA, &buf, deadline).unwrap();
+                away.send_until(NodeId(0), DATA, &buf, deadline).unwrap();
             }
-            away.recv_by(Match::from(NodeId(0)).tag(DONE), &mut [], deadline).unwrap();
+            away.recv_until(Match::from(NodeId(0)).tag(DONE), &mut [], deadline).unwrap();
         });
         scope.spawn(|| {
             eventually("some messages", || came.load(SeqCst) >= COUNT / 4);
@@ -52,14 +52,14 @@ fn cut_in_the_middle(salt: u8, key: bool, port: Kind) -> Duration {
         });
         let (mut buf, mut last, mut longest) = (vec![0; MESSAGE], Instant::now(), Duration::ZERO);
         for seed in 0..COUNT {
-            let envelope = home.recv_by(Match::from(NodeId(1)).tag(DATA), &mut buf, deadline).unwrap();
+            let envelope = home.recv_until(Match::from(NodeId(1)).tag(DATA), &mut buf, deadline).unwrap();
             assert_eq!((envelope.len, u64::from(envelope.sequence)), (MESSAGE, seed));
             pattern::check(&buf, seed);
             longest = longest.max(last.elapsed());
             last = Instant::now();
             came.fetch_add(1, SeqCst);
         }
-        home.send_by(NodeId(1), DONE, b"", deadline).unwrap();
+        home.send_until(NodeId(1), DONE, b"", deadline).unwrap();
         longest
     });
     let relayed = relay.relayed();

@@ -18,7 +18,7 @@ pub fn used(words: &str) -> Mode {
 /// Messages of a sender arrive in the order in which they were sent, whole.
 pub fn expect(node: &Node, tag: u64, bytes: &[u8]) {
     let mut buf = vec![0; bytes.len() + 1];
-    let envelope = node.recv_by(Match::any(), &mut buf, soon()).unwrap();
+    let envelope = node.recv_until(Match::any(), &mut buf, soon()).unwrap();
     assert_eq!((envelope.tag, envelope.len), (tag, bytes.len()));
     assert!(buf[..envelope.len] == *bytes, "message {tag} is not as it was sent");
 }
@@ -102,12 +102,12 @@ fn a_receipt_says_that_the_target_did_not_let_the_origin_put() {
     type Receiver = fn(&Node, Vec<u8>) -> Vec<u8>;
     let receives: [Receiver; 2] = [
         |node, mut buf| {
-            node.recv_by(Match::any(), &mut buf, soon()).unwrap();
+            node.recv_until(Match::any(), &mut buf, soon()).unwrap();
             buf
         },
         |node, buf| {
             let request = node.start_recv(Match::any(), buf).unwrap();
-            request.wait_by(soon()).unwrap_or_else(|_| panic!("a receive does not end")).buffer
+            request.wait_until(soon()).unwrap_or_else(|_| panic!("a receive does not end")).buffer
         },
     ];
     for (number, receive) in (1..).zip(receives) {
@@ -250,7 +250,7 @@ fn any_modes_in_any_order_keep_the_order() {
                         std::thread::sleep(Duration::from_micros(random.below(2000) as u64));
                     }
                     let mut buf = vec![0; 300_000];
-                    let len = b.recv_by(Match::any(), &mut buf, soon()).unwrap().len;
+                    let len = b.recv_until(Match::any(), &mut buf, soon()).unwrap().len;
                     let number = u64::from_le_bytes(buf[..8].try_into().unwrap());
                     assert!(number >= next, "message {number} after {}", next - 1);
                     assert!(buf[..len] == numbered(number, len), "message {number} of {len} bytes is not as it was sent");
@@ -410,7 +410,7 @@ fn a_message_names_where_it_is_stored_over_both_fabrics() {
         drop(server);
         expect(&b, 50, b"before");
         let mut buf = [0; Stored::BYTES];
-        let envelope = b.recv_by(Match::any(), &mut buf, soon()).unwrap();
+        let envelope = b.recv_until(Match::any(), &mut buf, soon()).unwrap();
         let range = region.range_of(&Stored::from_bytes(&buf[..envelope.len]).unwrap()).unwrap();
         assert_eq!((envelope.tag, &range), (tag as u64, &(100 * tag..100 * tag + 100)));
         assert_eq!(all_of(&region)[range], elements);
@@ -419,7 +419,7 @@ fn a_message_names_where_it_is_stored_over_both_fabrics() {
     let other = b.region::<u16>(1000).unwrap();
     peer.send_stored(9, &[1], region.key().at(999), mode("any")).unwrap();
     let mut buf = [0; Stored::BYTES];
-    b.recv_by(Match::any(), &mut buf, soon()).unwrap();
+    b.recv_until(Match::any(), &mut buf, soon()).unwrap();
     let stored = Stored::from_bytes(&buf).unwrap();
     assert_eq!((region.range_of(&stored), other.range_of(&stored)), (Some(999..1000), None));
     buf[8..16].fill(0xff);

@@ -67,11 +67,11 @@ fn try_send_keeps_to_the_link_of_what_was_given_up() {
     take_back(request).unwrap();
     a.try_send(b.id(), 2, b"short").unwrap();
     let mut buf = [0; 8];
-    let envelope = b.recv_by(Match::any(), &mut buf, soon());
+    let envelope = b.recv_until(Match::any(), &mut buf, soon());
     assert!(envelope.as_ref().is_ok_and(|envelope| envelope.tag == 2), "{envelope:?} {:?}", events(&b));
     a.send(b.id(), 3, b"next").unwrap();
     turn_for(&b, 200);
-    let envelope = b.recv_by(Match::any(), &mut buf, Instant::now() + Duration::from_secs(3));
+    let envelope = b.recv_until(Match::any(), &mut buf, Instant::now() + Duration::from_secs(3));
     assert!(envelope.as_ref().is_ok_and(|envelope| envelope.tag == 3), "{envelope:?} {:?}", events(&b));
 }
 
@@ -93,7 +93,7 @@ fn refused_of_the_dead(by: &str) {
 /// Checks that this many messages of a node come in order.
 fn expect_all(node: &Node, from: NodeId, count: u64) {
     for tag in 0..count {
-        let got = node.recv_by(Match::from(from), &mut [0; 4000], soon());
+        let got = node.recv_until(Match::from(from), &mut [0; 4000], soon());
         assert!(got.as_ref().is_ok_and(|envelope| envelope.tag == tag), "message {tag}: {got:?}");
     }
 }
@@ -164,16 +164,16 @@ fn a_restart_is_no_node_of_the_network() {
     turn_for(&b, 500);
     let mut buf = [0; 200];
     for tag in 0..2 {
-        let got = b.recv_by(Match::any(), &mut buf, Instant::now() + Duration::from_secs(3));
+        let got = b.recv_until(Match::any(), &mut buf, Instant::now() + Duration::from_secs(3));
         assert!(got.as_ref().is_ok_and(|envelope| envelope.tag == tag), "message {tag}: {got:?} {:?}", events(&b));
     }
     turn_for(&b, 1500);
     let told = events(&b);
-    let life = format!("{:?}", again.incarnation());
-    let of_it: Vec<_> = told.iter().filter(|event| event.contains(&life)).collect();
+    let incarnation = format!("{:?}", again.incarnation());
+    let of_it: Vec<_> = told.iter().filter(|event| event.contains(&incarnation)).collect();
     assert!(of_it.len() == 1, "{told:?}");
-    b.send_by(again.id(), 5, b"hello", soon()).unwrap();
-    again.recv_by(Match::any().tag(5), &mut buf, soon()).unwrap();
+    b.send_until(again.id(), 5, b"hello", soon()).unwrap();
+    again.recv_until(Match::any().tag(5), &mut buf, soon()).unwrap();
 }
 
 // A request is refused for want of a look at the link.
@@ -188,13 +188,13 @@ fn a_request_is_honoured_while_another_thread_sends() {
     let (sender, id, stopped) = (a.clone(), far.id(), stop.clone());
     let flood = std::thread::spawn(move || {
         while !stopped.load(Ordering::Relaxed) {
-            let _ = sender.send_by(id, 1, &[0; 3000], Instant::now() + Duration::from_millis(100));
+            let _ = sender.send_until(id, 1, &[0; 3000], Instant::now() + Duration::from_millis(100));
         }
     });
     let (taker, stopped) = (far.clone(), stop.clone());
     let take = std::thread::spawn(move || {
         while !stopped.load(Ordering::Relaxed) {
-            let _ = taker.recv_by(Match::any(), &mut [0; 4000], Instant::now() + Duration::from_millis(10));
+            let _ = taker.recv_until(Match::any(), &mut [0; 4000], Instant::now() + Duration::from_millis(10));
         }
     });
     let peer = a.peer(b.id()).unwrap();
@@ -247,7 +247,7 @@ fn a_policy_that_panics_does_not_end_the_poller() {
     let request = peer.start_send(1, vec![0; 13]);
     std::thread::sleep(Duration::from_millis(200));
     drop(request);
-    peer.send_by(2, b"x", Instant::now() + Duration::from_secs(5)).unwrap();
+    peer.send_until(2, b"x", Instant::now() + Duration::from_secs(5)).unwrap();
 }
 
 // The target fetches from memory that its origin has back.
@@ -290,7 +290,7 @@ fn first_by_the_network_then_by_shared_memory_right_after_joining() {
         let (receiver, stopped) = (b.clone(), stop.clone());
         let receiving = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
-                let _ = receiver.recv_by(Match::any(), &mut [0; 8], Instant::now() + Duration::from_millis(1));
+                let _ = receiver.recv_until(Match::any(), &mut [0; 8], Instant::now() + Duration::from_millis(1));
             }
             events(&receiver)
         });
@@ -298,7 +298,7 @@ fn first_by_the_network_then_by_shared_memory_right_after_joining() {
         let mut sent = 0;
         while sent < 200 && Instant::now() < end {
             sent += u64::from(peer.send_as(1, b"x", mode("udp/0")).is_ok());
-            peer.send_by(2, b"y", Instant::now() + Duration::from_secs(1)).unwrap();
+            peer.send_until(2, b"y", Instant::now() + Duration::from_secs(1)).unwrap();
         }
         stop.store(true, Ordering::Relaxed);
         let told = receiving.join().unwrap();
@@ -349,7 +349,7 @@ fn first_by_the_network_then_by_shared_memory_to_one_that_looks_now_and_then() {
         if told.iter().any(|event| event.contains("Damaged")) {
             let high = b.peer_with_priority(a.id(), doorbell::Priority::High).unwrap();
             let sent = high.send_as(42, b"again", mode("udp/0")).map(drop);
-            let heard = a.recv_by(Match::any().tag(42), &mut [0; 8], Instant::now() + Duration::from_secs(2)).is_ok();
+            let heard = a.recv_until(Match::any().tag(42), &mut [0; 8], Instant::now() + Duration::from_secs(2)).is_ok();
             damaged.push(format!("round {round}: {told:?}; sent afterwards: {sent:?}, and heard: {heard}"));
         }
         assert!(sending.join().unwrap());
@@ -380,7 +380,7 @@ fn all_that_arrived_of_one_that_left_is_delivered() {
         eprintln!("left within {:?}", began.elapsed());
         drop(stopped);
         for tag in 0..5 {
-            let got = b.recv_by(Match::from(id), &mut [0; 40000], soon());
+            let got = b.recv_until(Match::from(id), &mut [0; 40000], soon());
             assert!(got.as_ref().is_ok_and(|envelope| envelope.tag == tag), "network alone: {alone}; message {tag}: {got:?}");
         }
     }
@@ -466,7 +466,7 @@ fn the_next_life_does_not_keep_the_former_from_its_end() {
         if !early {
             high.send(7, b"first").unwrap();
         }
-        let got = b.recv_by(Match::any().tag(7), &mut [0; 8], Instant::now() + Duration::from_secs(10));
+        let got = b.recv_until(Match::any().tag(7), &mut [0; 8], Instant::now() + Duration::from_secs(10));
         let mut others = Vec::new();
         while let Ok(Some(envelope)) = b.try_recv(Match::any(), &mut [0; 40_000]) {
             others.push(envelope.tag);

@@ -1,14 +1,14 @@
 //! Modes that a policy selects anew: by queue, by occupancy, by size.
 
 use super::modes::{expect, used};
-use doorbell::mode::{Decision, Fabric, LinkFigures, ModeRequest, Policy, Protocol, Question, Reason, Receipt, Thresholds};
+use doorbell::mode::{Decision, Fabric, LinkMetrics, ModeRequest, Policy, Protocol, Question, Reason, Receipt, Thresholds};
 use doorbell::{Node, Progress};
 use doorbell_tests::pair::{Pair, mode, near_with};
 use doorbell_tests::patience::eventually;
 use std::sync::{Arc, Mutex};
 
 /// The figures that a policy saw, and its decisions, message by message.
-type Log = Arc<Mutex<Vec<(Vec<LinkFigures>, Decision)>>>;
+type Log = Arc<Mutex<Vec<(Vec<LinkMetrics>, Decision)>>>;
 
 #[derive(Debug)]
 struct Logged<P>(P, Log);
@@ -16,7 +16,7 @@ struct Logged<P>(P, Log);
 impl<P: Policy> Policy for Logged<P> {
     fn choose(&self, question: &mut Question<'_>) -> Decision {
         let decision = self.0.choose(question);
-        self.1.lock().unwrap().push((question.links.iter().map(|link| link.figures).collect(), decision));
+        self.1.lock().unwrap().push((question.links.iter().map(|link| link.metrics).collect(), decision));
         decision
     }
 }
@@ -46,8 +46,8 @@ fn a_stalled_reader_sends_traffic_elsewhere_and_back() {
         receipts.push(send(mode("any")));
     }
     let left = *receipts.last().unwrap();
-    let (figures, decision) = log.lock().unwrap().last().unwrap().clone();
-    let shm = figures[0];
+    let (metrics, decision) = log.lock().unwrap().last().unwrap().clone();
+    let shm = metrics[0];
     match left.reason {
         Reason::Occupancy { occupancy, limit } => assert!(occupancy == shm.occupancy() && occupancy > limit, "{left}"),
         Reason::Queue { depth, limit } => assert!(depth == shm.depth && depth > limit, "{left}"),

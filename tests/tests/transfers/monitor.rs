@@ -145,7 +145,7 @@ fn each_link_has_a_row_of_its_own() {
         sent[at] += count;
     }
     for _ in 0..sent.iter().sum::<u64>() {
-        b.recv_by(Match::any().tag(1), &mut buf, soon()).unwrap();
+        b.recv_until(Match::any().tag(1), &mut buf, soon()).unwrap();
     }
     // A link that cannot be asked at this instant keeps its row as it was.
     let seen = until("all rows", || {
@@ -166,7 +166,7 @@ struct Limit(u32, Arc<AtomicU64>);
 impl Policy for Limit {
     fn choose(&self, question: &mut Question<'_>) -> Decision {
         let link = &question.links[0];
-        let (mode, depth) = (|protocol| link.mode(protocol).unwrap(), link.figures.depth);
+        let (mode, depth) = (|protocol| link.mode(protocol).unwrap(), link.metrics.depth);
         if depth >= self.0 {
             return Decision::new(mode(Protocol::Put), Reason::Queue { depth, limit: self.0 });
         }

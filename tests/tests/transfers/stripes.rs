@@ -3,7 +3,7 @@
 use doorbell::mode::{Decision, Fabric, Links, Mode, ModeRequest, MovedBytes, Policy, Protocol, Question, Reason, Thresholds};
 use doorbell::transfer::{Descriptor, TransferReport};
 use doorbell::{
-    Completion, Error, Event, FabricKind, Figure, Match, Node, NodeBuilder, NodeId, Operation, Progress, Space, testing,
+    Completion, Error, Event, FabricKind, Match, Metric, Node, NodeBuilder, NodeId, Operation, Progress, Space, testing,
 };
 use doorbell_fabric::{Incarnation, Link, PacketHead, PacketKind, Payload, Priority, Push, Role, Sink, Verdict};
 use doorbell_tests::LOOPBACK;
@@ -202,7 +202,7 @@ fn order_and_bytes_are_kept_whatever_is_divided_and_taken_back() {
                             }
                         }
                     } else {
-                        b.recv_by(Match::any(), &mut buf, soon()).unwrap()
+                        b.recv_until(Match::any(), &mut buf, soon()).unwrap()
                     };
                     assert!(envelope.tag >= next, "message {} after {}", envelope.tag, next - 1);
                     pattern::check(&buf[..envelope.len], envelope.tag);
@@ -252,7 +252,7 @@ fn under_way(
     links: u64,
 ) -> (Operation<Completion<Vec<u8>>>, Operation<Completion<Vec<u8>, doorbell::Envelope>>) {
     let received = b.start_recv(Match::from(a.id()), vec![0; LONG]).unwrap();
-    let put = || a.figures().unwrap()[Figure::DirectPuts];
+    let put = || a.metrics().unwrap()[Metric::DirectPuts];
     let before = put();
     let sent = a.peer(b.id()).unwrap().start_send_as(1, pattern::bytes(LONG, 1), mode("udp/put")).unwrap();
     eventually("all parts", || put() >= before + links);
@@ -304,7 +304,7 @@ fn a_receive_is_taken_back_while_its_parts_are_under_way() {
     // The message goes to another receive, all of it.
     let mut buf = vec![0; LONG];
     if cancelled.is_ok() {
-        let envelope = nodes[1].recv_by(Match::any(), &mut buf, soon()).unwrap();
+        let envelope = nodes[1].recv_until(Match::any(), &mut buf, soon()).unwrap();
         assert_eq!((envelope.tag, envelope.len), (1, LONG));
     } else if let Err(done) = cancelled {
         buf = done.buffer;
@@ -321,8 +321,8 @@ fn whoever_dies_in_the_middle_takes_all_parts_along() {
         let nodes = nodes(&pair, near, change);
         let (sent, received) = under_way(&nodes, 2);
         testing::kill(&nodes[victim]);
-        let sent = sent.wait_by(soon()).ok().expect("it ends").result;
-        let received = received.wait_by(soon()).ok().expect("it ends").result.map(drop);
+        let sent = sent.wait_until(soon()).ok().expect("it ends").result;
+        let received = received.wait_until(soon()).ok().expect("it ends").result.map(drop);
         let (of_victim, other) = if victim == 0 { (sent, received) } else { (received, sent) };
         let is_dead = |error: &Error| matches!(error, Error::PeerDied { .. } | Error::Damaged { .. });
         assert!(of_victim.is_ok() || matches!(of_victim, Err(Error::Closed)), "{of_victim:?}");
@@ -346,7 +346,7 @@ fn the_parts_of_a_link_that_is_cut_go_on_by_another_path() {
     home.wait_for(2, deadline).unwrap();
     eventually("both links", || {
         let is_open = away.send_as(home.id(), 9, b"", mode("udp/1")).unwrap().used.link == 1;
-        home.recv_by(Match::any().tag(9), &mut [], soon()).unwrap();
+        home.recv_until(Match::any().tag(9), &mut [], soon()).unwrap();
         is_open
     });
     let came = AtomicU64::new(0);
@@ -365,7 +365,7 @@ fn the_parts_of_a_link_that_is_cut_go_on_by_another_path() {
         });
         let mut buf = vec![0; 8 << 20];
         for seed in 0..COUNT {
-            let envelope = home.recv_by(Match::from(NodeId(1)), &mut buf, deadline).unwrap();
+            let envelope = home.recv_until(Match::from(NodeId(1)), &mut buf, deadline).unwrap();
             assert_eq!((envelope.tag, envelope.len), (seed, buf.len()));
             pattern::check(&buf, seed);
             came.fetch_add(1, SeqCst);
@@ -380,7 +380,7 @@ fn the_parts_of_a_link_that_is_cut_go_on_by_another_path() {
 /// Node 1 without an engine, with three links.
 struct Forger {
     fabric: Arc<Mutex<UdpFabric>>,
-    life: Incarnation,
+    incarnation: Incarnation,
     sequence: u32,
     heard: Heard,
 }
@@ -426,10 +426,10 @@ impl Forger {
         let (me, deadline) = ((NodeId(1), Incarnation(77)), Instant::now() + PATIENCE);
         let (fabric, _) = UdpFabric::open(name, me, about, victim.max_nodes(), &options, deadline).unwrap();
         let fabric = Arc::new(Mutex::new(fabric));
-        let mut forger = Self { fabric, life: victim.incarnation(), sequence: 0, heard: Heard::default() };
+        let mut forger = Self { fabric, incarnation: victim.incarnation(), sequence: 0, heard: Heard::default() };
         eventually("two links", || {
             forger.turn();
-            let strands = forger.fabric.lock().unwrap().strands(NodeId(0), forger.life);
+            let strands = forger.fabric.lock().unwrap().strands(NodeId(0), forger.incarnation);
             let knows = victim.peer(NodeId(1)).is_ok()
                 && victim.send_as(NodeId(1), 9, b"", mode("udp/1")).is_ok_and(|sent| sent.used.link == 1);
             strands == 2 && knows
@@ -462,7 +462,7 @@ impl Forger {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let head = PacketHead { kind, tag, sequence: self.sequence, total };
         self.sequence += u32::from(kind == PacketKind::Rts);
-        let mut link = UdpLink::new(&self.fabric, NodeId(0), self.life, priority).unwrap();
+        let mut link = UdpLink::new(&self.fabric, NodeId(0), self.incarnation, priority).unwrap();
         // SAFETY: a slice.
         assert_eq!(unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }, Push::Done);
     }
@@ -493,7 +493,7 @@ fn a_remote_get_by_a_link_that_was_not_offered_is_a_breach() {
         assert_eq!(rts[0] >> 32, 1 | 0b10 << 3, "by link 0, with link 1 offered");
         let ticket = rts[0] & 0xffff_ffff;
         forger.control(&[&[ticket | REMOTE_GET | names << NAMES, 3, 7], beside].concat());
-        let error = sent.wait_by(soon()).ok().expect("it ends").result.unwrap_err();
+        let error = sent.wait_until(soon()).ok().expect("it ends").result.unwrap_err();
         assert!(matches!(error, Error::Damaged { node: NodeId(1) }), "{error}");
         assert_eq!(is_damaged(&victim), Some("a remote get with a link that was not offered"));
     }
@@ -509,7 +509,7 @@ fn a_second_remote_get_changes_nothing() {
     }
     eventually("both parts", || {
         forger.turn();
-        victim.figures().unwrap()[Figure::DirectPuts] == 2
+        victim.metrics().unwrap()[Metric::DirectPuts] == 2
     });
     // It has it all, it says.
     forger.control(&[ticket | 3 << 32, 0, 0]);
@@ -536,7 +536,7 @@ fn bytes_that_come_by_two_links_are_no_message_of_twice_the_length() {
     let (_, get) = forger.hear(PacketKind::Control);
     assert_eq!((get[0], get[1], get.len()), (5 << 16 | REMOTE_GET | 0b10 << NAMES, 3, 4), "{get:x?}");
     for (link, name) in [(0, get[2]), (1, get[3])] {
-        let link = UdpLink::by(&forger.fabric, NodeId(0), forger.life, link, Priority::Normal).unwrap();
+        let link = UdpLink::by(&forger.fabric, NodeId(0), forger.incarnation, link, Priority::Normal).unwrap();
         assert_eq!(link.begin_transfer(TransferId(name), 0..LEN, LEN, Arc::new(Zeroes)), Some(true));
     }
     let ended = until("its end", || {

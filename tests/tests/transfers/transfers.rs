@@ -3,7 +3,7 @@
 
 use doorbell::transfer::thread_number;
 use doorbell::transfer::{Descriptor, Side};
-use doorbell::{Error, Figure, Match, Node, NodeId, Priority, TransferReport};
+use doorbell::{Error, Match, Metric, Node, NodeId, Priority, TransferReport};
 use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, briefly, eventually, soon, take_back, until};
@@ -65,7 +65,7 @@ fn start(role: &str, domain: &Domain, progress: &str, words: &Words) -> Process 
 
 /// A node whose messages move from both ends, even where that is not the faster way.
 fn join() -> Node {
-    let builder = doorbell::NodeBuilder::from_env().unwrap().copy(doorbell::Copy::Both);
+    let builder = doorbell::NodeBuilder::from_env().unwrap().copy(doorbell::CopySide::Both);
     builder.fifo_from_high(!told("HIGH").is_empty()).join().unwrap()
 }
 
@@ -141,7 +141,7 @@ pub fn sends_and_sleeps() {
         std::thread::park_timeout(std::time::Duration::from_millis(1));
         words[at::GO].load(SeqCst) == 1
     });
-    assert!(matches!(send.wait_by(soon()).map(|completion| completion.result), Ok(Ok(()))));
+    assert!(matches!(send.wait_until(soon()).map(|completion| completion.result), Ok(Ok(()))));
     tell(&words, &report(&node, Side::Origin, 1));
     node.leave().unwrap();
 }
@@ -152,7 +152,7 @@ fn the_engine_moves_what_its_application_sleeps_over() {
     for progress in ["poller", "adaptive"] {
         let domain = Domain::new("asleep");
         let words = Words::new(at::COUNT);
-        let node = Node::builder(domain.name()).id(0).copy(doorbell::Copy::Origin).join().unwrap();
+        let node = Node::builder(domain.name()).id(0).copy(doorbell::CopySide::Origin).join().unwrap();
         let mut buf = vec![0; LONG];
         let sleeper = Process::start("sends and sleeps").tell("DOORBELL_DOMAIN", domain.name()).tell("DOORBELL_NODE", "1");
         let sleeper = sleeper.tell("DOORBELL_PROGRESS", progress).tell("HIGH", "1").tell("LEN", LONG.to_string());
@@ -181,16 +181,16 @@ pub fn sends_in_bulk_and_in_haste() {
     let (node, words) = (join(), Words::inherited());
     let urgent = node.peer_with_priority(NodeId(0), Priority::High).unwrap();
     let bulk = node.start_send(NodeId(0), 1, vec![7; BULK]).unwrap();
-    let before = node.figures().unwrap()[Figure::BytesFifo];
+    let before = node.metrics().unwrap()[Metric::BytesFifo];
     let mut sent = 0_u64;
     while !bulk.test() {
-        if node.figures().unwrap()[Figure::BytesFifo] > before {
+        if node.metrics().unwrap()[Metric::BytesFifo] > before {
             sent += 1;
-            urgent.send_by(HASTE, &sent.to_le_bytes(), soon()).unwrap();
+            urgent.send_until(HASTE, &sent.to_le_bytes(), soon()).unwrap();
         }
     }
     words[at::FIFO].store(sent, SeqCst);
-    urgent.send_by(HASTE + 1, b"", soon()).unwrap();
+    urgent.send_until(HASTE + 1, b"", soon()).unwrap();
     node.leave().unwrap();
 }
 
@@ -204,14 +204,14 @@ fn urgent_messages_overtake_a_bulk_transfer_which_ends_all_the_same() {
     let process = start("sends in bulk and in haste", &domain, "inline", &words);
     let mut overtook = 0_u64;
     loop {
-        let envelope = node.recv_by(Match::any(), &mut [0; 8], soon()).unwrap();
+        let envelope = node.recv_until(Match::any(), &mut [0; 8], soon()).unwrap();
         if envelope.tag != HASTE {
             break;
         }
         overtook += u64::from(!bulk.test());
     }
     assert!(overtook > 0, "none of {} urgent messages came before the end", words[at::FIFO].load(SeqCst));
-    let completion = bulk.wait_by(soon()).unwrap_or_else(|_| panic!("the bulk transfer starves"));
+    let completion = bulk.wait_until(soon()).unwrap_or_else(|_| panic!("the bulk transfer starves"));
     assert!(completion.result.is_ok() && completion.buffer.iter().all(|byte| *byte == 7));
     process.end_well(PATIENCE);
     node.leave().unwrap();
@@ -225,7 +225,7 @@ fn nothing_lands_in_a_buffer_that_came_back_from_a_stopped_origin() {
         for how in ["cancel", "deadline", "drop"] {
             let domain = Domain::new("stopped");
             let words = Words::new(at::COUNT);
-            let node = Node::builder(domain.name()).id(0).copy(doorbell::Copy::Origin).pool_bytes(2 * LONG).join().unwrap();
+            let node = Node::builder(domain.name()).id(0).copy(doorbell::CopySide::Origin).pool_bytes(2 * LONG).join().unwrap();
             let region = node.region::<u8>(LONG).unwrap();
             let start = Process::start("sends and sleeps").tell("DOORBELL_DOMAIN", domain.name()).tell("DOORBELL_NODE", "1");
             let start = start.tell("DOORBELL_PROGRESS", "poller").tell("HIGH", "").tell("LEN", LONG.to_string());
@@ -236,14 +236,14 @@ fn nothing_lands_in_a_buffer_that_came_back_from_a_stopped_origin() {
             let (ptr, len) = (buf.as_mut_ptr() as usize, buf.len());
             // SAFETY: `buf` outlives the request, whose end is awaited below in any case.
             let lent = unsafe { std::slice::from_raw_parts_mut(ptr as *mut u8, len) };
-            let came = |node: &Node| node.figures().unwrap()[Figure::RemoteGets] > 0;
+            let came = |node: &Node| node.metrics().unwrap()[Metric::RemoteGets] > 0;
             if how == "deadline" {
                 eventually("it is being sent", || {
                     node.progress().unwrap();
-                    node.figures().unwrap()[Figure::PooledBytes] > 0
+                    node.metrics().unwrap()[Metric::PooledBytes] > 0
                 });
                 process.signal(Signal::STOP);
-                let error = node.recv_by(Match::any(), lent, briefly()).unwrap_err();
+                let error = node.recv_until(Match::any(), lent, briefly()).unwrap_err();
                 assert!(matches!(error, Error::Timeout { .. }), "{error:?}");
             } else {
                 let receive = node.start_recv(Match::any(), lent).unwrap();
@@ -263,7 +263,7 @@ fn nothing_lands_in_a_buffer_that_came_back_from_a_stopped_origin() {
             process.signal(Signal::CONT);
             // The message is not lost: the next receive has it whole.
             let mut next = vec![0; LONG];
-            assert_eq!(node.recv_by(Match::any(), &mut next, soon()).unwrap().len, LONG);
+            assert_eq!(node.recv_until(Match::any(), &mut next, soon()).unwrap().len, LONG);
             pattern::check(&next, 1);
             words[at::GO].store(1, SeqCst);
             process.end_well(PATIENCE);
@@ -283,7 +283,7 @@ fn without_a_reach_into_private_memory_everything_arrives() {
     let start = start.tell("DOORBELL_CMA", "off").tell("DOORBELL_PROGRESS", "adaptive").tell("HIGH", "");
     let process = start.tell("LEN", (5 * MIB + 1).to_string()).words(&words).go();
     let mut buf = vec![0; 5 * MIB + 1];
-    node.recv_by(Match::any(), &mut buf, soon()).unwrap();
+    node.recv_until(Match::any(), &mut buf, soon()).unwrap();
     pattern::check(&buf, 1);
     assert!(node.transfers().unwrap().is_empty(), "an origin that reaches nothing moved it from both ends");
     process.kill();
@@ -348,9 +348,9 @@ fn memory_that_only_its_owner_may_read() {
         println!("this system has no secret memory: not tested");
         return;
     }
-    assert_eq!(node.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, 1);
+    assert_eq!(node.recv_until(Match::any(), &mut buf, soon()).unwrap().tag, 1);
     pattern::check(&buf, 1);
-    let envelope = node.recv_by(Match::any(), &mut buf, soon()).unwrap();
+    let envelope = node.recv_until(Match::any(), &mut buf, soon()).unwrap();
     assert_eq!((envelope.tag, &buf[..envelope.len]), (3, &b"the next"[..]));
     process.end_well(PATIENCE);
     node.leave().unwrap();

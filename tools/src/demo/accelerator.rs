@@ -6,9 +6,9 @@ use super::{
 };
 use crate::exit::Failure;
 use crate::processes::take_name;
-use doorbell::LockKey;
+use doorbell::Lock;
 use doorbell::transfer::Side;
-use doorbell::{Copy, CounterKey, Error, Event, Key, Match, Node, NodeId, Peer, Progress, ReadWrite, Region, Role, Wait};
+use doorbell::{CopySide, CounterKey, Error, Event, Key, Match, Node, NodeId, Peer, Progress, ReadWrite, Region, Role, Wait};
 use serde_json::{Value, json};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ pub fn run(args: &AcceleratorArgs) -> Result<(), Failure> {
 
 fn join(args: &AcceleratorArgs) -> Result<Node, Error> {
     // Both sides copy, even where the kernel's copy is slow: the demo shows that.
-    let builder = Node::builder(&args.domain).id(args.node).role(Role::Accelerator).label("demo").copy(Copy::Both);
+    let builder = Node::builder(&args.domain).id(args.node).role(Role::Accelerator).label("demo").copy(CopySide::Both);
     builder.progress(args.progress).wait(args.wait).pool_bytes(POOL).join()
 }
 
@@ -136,16 +136,14 @@ fn obey(order: Order, node: &Node, host: &Peer, lent: &mut Option<Region<u64>>) 
             request.wait().result?;
             answer(json!(Moves::of(node, Side::Origin, soon())?))
         }
-        Order::Contend(counters) => {
-            answer(json!(Contest::play(node, &LockKey::find(node, FRAME)?, Key::from_bytes(&counters)?)?))
-        }
+        Order::Contend(counters) => answer(json!(Contest::play(node, &Lock::find(node, FRAME)?, Key::from_bytes(&counters)?)?)),
         Order::Hold => {
-            LockKey::find(node, FRAME)?.lock_by(soon())?.keep();
+            Lock::find(node, FRAME)?.lock_until(soon())?.keep();
             answer(json!(()))
         }
         Order::Inherit => {
-            let key = LockKey::find(node, FRAME)?;
-            let mut guard = key.lock_by(soon())?;
+            let key = Lock::find(node, FRAME)?;
+            let mut guard = key.lock_until(soon())?;
             let dead = guard.inherited_from().map(|dead| dead.to_string());
             guard.mark_repaired()?;
             guard.unlock()?;

@@ -4,7 +4,7 @@ use super::accelerator;
 use crate::exit::{Explain, Failure};
 use crate::guard::Guard;
 use crate::processes::{EndRequest, ended, group_of, in_own_group, own_command, signal_group};
-use doorbell::{Copy, Error, Node, NodeId, Progress, Role, Space, Wait};
+use doorbell::{CopySide, Error, Node, NodeId, Progress, Role, Space, Wait};
 use doorbell_shm::domain::clean;
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ impl Cast {
         let (request, leaving) = (EndRequest::listen()?, Arc::<Mutex<Option<Node>>>::default());
         let guard = Guard::start(&domain)?;
         // Both sides copy, even where the kernel's copy is slow: the demo shows that.
-        let builder = Node::builder(&domain).role(Role::Host).label("demo").max_nodes(4).copy(Copy::Both);
+        let builder = Node::builder(&domain).role(Role::Host).label("demo").max_nodes(4).copy(CopySide::Both);
         let node = builder.progress(progress).wait(wait).join().map_err(|error| {
             Failure::usage(error, "see with `doorbell info` what this machine lacks, and with `doorbell ls` what is there")
         })?;

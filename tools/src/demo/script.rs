@@ -5,7 +5,7 @@ pub use crate::clock::{now, processor_time};
 use doorbell::collective::Team;
 use doorbell::collective::reduction::Sum;
 use doorbell::transfer::{Descriptor, Side};
-use doorbell::{Error, Key, LockKey, Node, NodeId, ReadWrite, Stats, TransferReport, TryLock};
+use doorbell::{Error, Key, Lock, Node, NodeId, ReadWrite, Stats, TransferReport, TryLock};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::thread;
@@ -221,14 +221,14 @@ pub struct Contest {
 
 impl Contest {
     /// Locks the lock [`TURNS`] times, and raises two counters under it by a get and a put.
-    pub fn play(node: &Node, key: &LockKey, counters: Key<u64, ReadWrite>) -> Result<Self, Error> {
+    pub fn play(node: &Node, key: &Lock, counters: Key<u64, ReadWrite>) -> Result<Self, Error> {
         let mut contest = Self::default();
         for _ in 0..TURNS {
             let guard = match key.try_lock()? {
                 TryLock::Locked(guard) => guard,
                 TryLock::Busy(_) => {
                     let asked = Instant::now();
-                    let guard = key.lock_by(asked + PATIENCE)?;
+                    let guard = key.lock_until(asked + PATIENCE)?;
                     contest.waited += 1;
                     contest.longest = contest.longest.max(asked.elapsed());
                     guard
@@ -269,7 +269,7 @@ impl Overlap {
 
     /// Sums, computes, and does both.
     pub fn play(node: &Node) -> Result<Self, Error> {
-        let team = Team::builder(node).members(&TEAM).patience(PATIENCE).form_by(Instant::now() + PATIENCE)?;
+        let team = Team::builder(node).members(&TEAM).patience(PATIENCE).form_until(Instant::now() + PATIENCE)?;
         let mine: Vec<f64> = (0..SUMMED).map(|at| ((team.rank() + 1) * (at % 1000)) as f64).collect();
         let is_sum =
             |found: &Vec<f64>| found.iter().enumerate().all(|(at, found)| *found == ((1 + 2 + 3 + 4) * (at % 1000)) as f64);

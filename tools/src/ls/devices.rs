@@ -45,14 +45,13 @@ fn cells(device: &DeviceFacts) -> Vec<String> {
 }
 
 fn device_object(device: &DeviceFacts) -> Value {
-    let life = |life: Option<(doorbell::NodeId, doorbell::Incarnation)>| {
-        life.map(|(node, life)| json!({ "node": node.0, "incarnation": life.0 }))
+    let incarnation = |incarnation: Option<(doorbell::NodeId, doorbell::Incarnation)>| {
+        incarnation.map(|(node, incarnation)| json!({ "node": node.0, "incarnation": incarnation.0 }))
     };
-    let thread =
-        |thread: &ThreadFacts| json!({ "thread": thread.thread, "receiver": life(thread.receiver), "stored": thread.stored });
+    let thread = |thread: &ThreadFacts| json!({ "thread": thread.thread, "receiver": incarnation(thread.receiver), "stored": thread.stored });
     let lane = |lane: &LaneFacts| {
         let LaneFacts { owner, client, waiting, broken, .. } = *lane;
-        json!({ "owner": life(owner), "client": life(client), "waiting_bytes": waiting, "broken": broken })
+        json!({ "owner": incarnation(owner), "client": incarnation(client), "waiting_bytes": waiting, "broken": broken })
     };
     let counts = device.counts;
     json!({
@@ -61,8 +60,8 @@ fn device_object(device: &DeviceFacts) -> Value {
         "threads_most": device.geometry.threads,
         "senders_most": device.geometry.senders,
         "message_max": device.geometry.message_max(),
-        "attached": device.attached.iter().map(|node| life(Some(*node))).collect::<Vec<_>>(),
-        "port": life(device.port),
+        "attached": device.attached.iter().map(|node| incarnation(Some(*node))).collect::<Vec<_>>(),
+        "port": incarnation(device.port),
         "threads": device.threads.iter().map(thread).collect::<Vec<_>>(),
         "lanes": device.lanes.iter().map(lane).collect::<Vec<_>>(),
         "received": counts.received,

@@ -1,7 +1,7 @@
 //! Locks, as text for people and as fields for programs.
 
 use super::{View, known, table};
-use doorbell::{KeyFacts, OwnerId, Resource, Value as Held};
+use doorbell::{LockFacts, OwnerId, Resource, Value as Held};
 use doorbell_shm::domain::{DomainStatus, NodeStatus};
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ pub const VIEW: View = View {
     lines: |domains| table(domains, &NAMES, "no keys", |domain| domain.keys.iter().map(|key| cells(domain, key)).collect()),
     notes: |domains| {
         let is_dead =
-            |domain: &DomainStatus, key: &KeyFacts| key.seen.owner().map(|owner| lives(domain, owner)) == Some(Some(false));
+            |domain: &DomainStatus, key: &LockFacts| key.seen.owner().map(|owner| lives(domain, owner)) == Some(Some(false));
         let is_dead = domains.iter().any(|domain| domain.keys.iter().any(|key| is_dead(domain, key)));
         let note = "a lock of a dead owner goes to its next waiter, or to the next node that locks it";
         is_dead.then(|| note.into()).into_iter().collect()
@@ -20,8 +20,8 @@ pub const VIEW: View = View {
 
 const NAMES: [&str; 9] = ["DOMAIN", "KEY", "RESOURCE", "VALUE", "ROLE", "LABEL", "STATE", "USERS", ">WAITING"];
 
-fn cells(domain: &DomainStatus, key: &KeyFacts) -> Vec<String> {
-    let member = key.seen.owner().and_then(|owner| life(domain, owner)?.member.as_ref());
+fn cells(domain: &DomainStatus, key: &LockFacts) -> Vec<String> {
+    let member = key.seen.owner().and_then(|owner| incarnation(domain, owner)?.member.as_ref());
     let users: Vec<String> = key.users.iter().map(ToString::to_string).collect();
     vec![
         key.name.clone(),
@@ -36,7 +36,7 @@ fn cells(domain: &DomainStatus, key: &KeyFacts) -> Vec<String> {
 }
 
 /// The state of a lock besides its owner.
-fn state(domain: &DomainStatus, key: &KeyFacts) -> String {
+fn state(domain: &DomainStatus, key: &LockFacts) -> String {
     let mut said = Vec::new();
     match key.seen.owner().map(|owner| lives(domain, owner)) {
         Some(Some(false)) => said.push("its owner is dead".to_owned()),
@@ -44,7 +44,7 @@ fn state(domain: &DomainStatus, key: &KeyFacts) -> String {
         Some(None) => said.push("its owner is in no directory here".into()),
         _ => {}
     }
-    if key.seen.is_barred() && key.seen.owner().is_some() {
+    if key.seen.is_frozen() && key.seen.owner().is_some() {
         said.push("the module's next".into());
     }
     match key.dead {
@@ -56,44 +56,44 @@ fn state(domain: &DomainStatus, key: &KeyFacts) -> String {
 }
 
 /// The node of an owner in the same incarnation, if the directory of this machine has it.
-fn life(domain: &DomainStatus, owner: OwnerId) -> Option<&NodeStatus> {
+fn incarnation(domain: &DomainStatus, owner: OwnerId) -> Option<&NodeStatus> {
     let node = domain.nodes.iter().find(|node| node.id == owner.node())?;
-    node.member.as_ref().is_some_and(|member| member.incarnation == owner.life()).then_some(node)
+    node.member.as_ref().is_some_and(|member| member.incarnation == owner.incarnation()).then_some(node)
 }
 
 /// Whether an owner lives; `None` if the directory of this machine does not have its node.
 fn lives(domain: &DomainStatus, owner: OwnerId) -> Option<bool> {
     let node = domain.nodes.iter().find(|node| node.id == owner.node())?;
-    Some(node.alive && life(domain, owner).is_some())
+    Some(node.alive && incarnation(domain, owner).is_some())
 }
 
-fn key_object(domain: &DomainStatus, key: &KeyFacts) -> Value {
+fn key_object(domain: &DomainStatus, key: &LockFacts) -> Value {
     let value = match key.seen.value() {
         Held::Unlocked => "unlocked",
         Held::Owner(_) => "owner",
         Held::Module => "module",
     };
-    let (creator, life) = key.creator;
+    let (creator, incarnation) = key.creator;
     let waiting: Vec<Value> = key.waiting.iter().map(|owner| owner_object(domain, *owner)).collect();
     json!({
         "key": key.name,
         "resource": resource(&key.resource),
         "value": value,
         "owner": key.seen.owner().map(|owner| owner_object(domain, owner)),
-        "barred": key.seen.is_barred(),
+        "frozen": key.seen.is_frozen(),
         "damaged": key.seen.is_damaged(),
         "died_with_it": key.dead.map(|dead| owner_object(domain, dead)),
-        "creator": json!({ "node": creator.0, "incarnation": life.0 }),
+        "creator": json!({ "node": creator.0, "incarnation": incarnation.0 }),
         "users": key.users.iter().map(|user| user.0).collect::<Vec<_>>(),
         "waiting": waiting,
     })
 }
 
 fn owner_object(domain: &DomainStatus, owner: OwnerId) -> Value {
-    let member = life(domain, owner).and_then(|node| node.member.as_ref());
+    let member = incarnation(domain, owner).and_then(|node| node.member.as_ref());
     json!({
         "node": owner.node().0,
-        "incarnation": owner.life().0,
+        "incarnation": owner.incarnation().0,
         "thread": (!owner.is_users()).then_some(owner.number()),
         "user": owner.is_users().then_some(owner.number()),
         "role": member.map(|member| member.role.word()),
@@ -106,8 +106,8 @@ fn resource(resource: &Resource) -> Value {
     match *resource {
         Resource::Unnamed => Value::Null,
         Resource::Memory { start, end } => json!({ "kind": "memory", "start": start, "end": end }),
-        Resource::Region { node, life, number, bytes } => {
-            json!({ "kind": "region", "node": node.0, "incarnation": life.0, "number": number, "bytes": bytes })
+        Resource::Region { node, incarnation, number, bytes } => {
+            json!({ "kind": "region", "node": node.0, "incarnation": incarnation.0, "number": number, "bytes": bytes })
         }
         Resource::Device(number) => json!({ "kind": "device", "number": number }),
         Resource::Id(number) => json!({ "kind": "id", "number": number }),

@@ -6,9 +6,9 @@ mod modes;
 
 use crate::environment::Domain;
 use crate::exit::Failure;
-use crate::nodes::figures;
+use crate::nodes::metrics;
 use crate::text::{DIRECTORY, FormArgs, Style, Table, bytes, counted};
-use doorbell::{Figure, Space};
+use doorbell::{Metric, Space};
 use doorbell_shm::domain::{DomainLayout, DomainStatus, NodeStatus, list_domains};
 use serde_json::{Value, json};
 
@@ -108,8 +108,8 @@ const NAMES: [&str; 12] =
 fn cells(domain: &DomainStatus) -> Vec<Vec<String>> {
     let cells = |node: &NodeStatus| {
         let member = node.member.as_ref();
-        let shown = node.board.as_ref().map(|board| board.figures());
-        let figure = |figure| known(shown.as_ref().map(|figures| figures[figure].to_string()));
+        let shown = node.board.as_ref().map(|board| board.metrics());
+        let metric = |metric| known(shown.as_ref().map(|metrics| metrics[metric].to_string()));
         vec![
             node.id.to_string(),
             known(member.map(|member| member.role.to_string())),
@@ -118,10 +118,10 @@ fn cells(domain: &DomainStatus) -> Vec<Vec<String>> {
             known(member.map(|member| member.incarnation.to_string())),
             known(member.map(|member| member.label.clone())),
             bytes(node.bytes),
-            figure(Figure::MessagesIn),
-            figure(Figure::MessagesOut),
-            figure(Figure::Pooled),
-            figure(Figure::Parks),
+            metric(Metric::MessagesIn),
+            metric(Metric::MessagesOut),
+            metric(Metric::Pooled),
+            metric(Metric::Parks),
         ]
     };
     domain.nodes.iter().map(cells).collect()
@@ -171,7 +171,7 @@ fn object(domain: &DomainStatus) -> Value {
 
 fn node_object(node: &NodeStatus) -> Value {
     let member = node.member.as_ref();
-    let figures = node.board.as_ref().map(|board| figures(&board.figures()));
+    let metrics = node.board.as_ref().map(|board| metrics(&board.metrics()));
     json!({
         "node": node.id.0,
         "alive": node.alive,
@@ -181,6 +181,6 @@ fn node_object(node: &NodeStatus) -> Value {
         "label": member.map(|member| member.label.clone()),
         "joined_unix_seconds": member.map(|member| member.joined.as_secs()),
         "bytes": node.bytes,
-        "figures": figures,
+        "metrics": metrics,
     })
 }

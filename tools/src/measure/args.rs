@@ -4,7 +4,7 @@ use super::{Leg, NetArgs, PassingKey, Place, Plan, Size, Test};
 use crate::exit::Failure;
 use crate::experiment::{ProcessArgs, Setting};
 use crate::text::{Format, word, words};
-use doorbell::{Copy as Copier, Progress, Wait};
+use doorbell::{CopySide as Copier, Progress, Wait};
 
 /// Options of every command that measures pairs of processes.
 #[derive(Clone, Debug, clap::Args)]

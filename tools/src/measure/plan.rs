@@ -1,7 +1,7 @@
 //! The plan that a worker gets, and its findings.
 
 use crate::experiment::{Setting, by_word};
-use doorbell::{Copy as Copier, Error, Node, Progress};
+use doorbell::{CopySide as Copier, Error, Node, Progress};
 use doorbell_benches::{DATAGRAM_MOST, Samples, Shape};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

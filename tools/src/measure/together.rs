@@ -66,7 +66,7 @@ pub fn receive(
     loop {
         unless_stopped(patience)?;
         let glance = Instant::now() + GLANCE;
-        match node.recv_by(what, into, deadline.map_or(glance, |deadline| deadline.min(glance))) {
+        match node.recv_until(what, into, deadline.map_or(glance, |deadline| deadline.min(glance))) {
             Err(Error::Timeout { .. }) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {}
             received => return Ok(received.map(|envelope| (envelope.source, envelope.len))?),
         }

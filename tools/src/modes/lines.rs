@@ -1,6 +1,6 @@
 //! An outcome for programs: one object a line.
 
-use super::{Figures, Outcome, Ratio};
+use super::{Metrics, Outcome, Ratio};
 use crate::experiment::rounded;
 use serde_json::{Value, json};
 
@@ -11,10 +11,10 @@ pub fn objects(outcome: &Outcome) -> Vec<Value> {
     for row in &outcome.rows {
         let way = json!({"load": load, "way": row.name, "is_policy": row.is_policy, "rounds": outcome.rounds});
         let used = json!({"spread": rounded(row.spread()), "used": row.used, "background_used": row.background});
-        objects.push(joined([json!({"what": "way"}), way.clone(), figures(&row.figures), used]));
+        objects.push(joined([json!({"what": "way"}), way.clone(), metrics(&row.metrics), used]));
         let phases = outcome.load.phases.iter().zip(&row.phases);
         objects.extend(
-            phases.map(|(phase, found)| joined([json!({"what": "phase", "phase": phase.name}), way.clone(), figures(found)])),
+            phases.map(|(phase, found)| joined([json!({"what": "phase", "phase": phase.name}), way.clone(), metrics(found)])),
         );
     }
     objects.extend(outcome.missing.iter().map(|(way, why)| json!({"what": "missing", "load": load, "way": way, "why": why})));
@@ -29,7 +29,7 @@ pub fn objects(outcome: &Outcome) -> Vec<Value> {
     objects
 }
 
-fn figures(of: &Figures) -> Value {
+fn metrics(of: &Metrics) -> Value {
     json!({
         "total_ns": rounded(of.total), "messages": of.messages as u64, "bytes": of.bytes as u64,
         "messages_per_s": rounded(of.messages_per_s()), "mb_per_s": rounded(of.mb_per_s()),

@@ -18,7 +18,7 @@ pub mod writer;
 pub use load::{LEAST, Load, Phase};
 pub use message::{Slot, slots, stamp};
 pub use noise::{Noise, mix};
-pub use outcome::{Figures, Outcome, Ratio, Row};
+pub use outcome::{Metrics, Outcome, Ratio, Row};
 pub use watch::{AsAsked, Change, Seen, Span, Timeline, Watch, Watched};
 pub use worker::{
     BACKGROUND, Chooser, Found, LOOK, MESSAGE, OVER, Progress, READ, READER, ReadPhase, WRITER, Way, Written, WrittenPhase,

@@ -10,9 +10,9 @@ pub const TOTAL_GOAL: f64 = 1.05;
 /// The goal: the policy's p99 is at most this many times the worst p99 of a mode alone.
 pub const P99_GOAL: f64 = 0.5;
 
-/// Figures of a load or of a phase: times in nanoseconds.
+/// Metrics of a load or of a phase: times in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Figures {
+pub struct Metrics {
     /// From the first message until the reader has the last one.
     pub total: f64,
     /// The number of messages.
@@ -29,7 +29,7 @@ pub struct Figures {
     pub background: f64,
 }
 
-impl Figures {
+impl Metrics {
     fn new(total: f64, (messages, bytes, background): (u64, u64, u64), latency: &Samples) -> Self {
         let of = latency.summary(1.0);
         let [messages, bytes, background] = [messages, bytes, background].map(|count| count as f64);
@@ -37,8 +37,8 @@ impl Figures {
     }
 
     /// The median of each.
-    fn median<'a>(rounds: impl Iterator<Item = &'a Figures> + Clone) -> Self {
-        let of = |figure: fn(&Figures) -> f64| median(rounds.clone().map(figure)).unwrap_or(0.0);
+    fn median<'a>(rounds: impl Iterator<Item = &'a Metrics> + Clone) -> Self {
+        let of = |metric: fn(&Metrics) -> f64| median(rounds.clone().map(metric)).unwrap_or(0.0);
         Self {
             total: of(|of| of.total),
             messages: of(|of| of.messages),
@@ -64,8 +64,8 @@ impl Figures {
 /// One run of a load by one way.
 #[derive(Clone, Debug)]
 pub struct Round {
-    figures: Figures,
-    phases: Vec<Figures>,
+    metrics: Metrics,
+    phases: Vec<Metrics>,
     used: BTreeMap<String, u64>,
     background: BTreeMap<String, u64>,
     /// When the phases began, counted from the first.
@@ -94,20 +94,20 @@ impl Round {
             }
             all.merge(&read.latency);
             let total = read.end.saturating_sub(written.start) as f64;
-            phases.push(Figures::new(total, counts(read), &read.latency));
+            phases.push(Metrics::new(total, counts(read), &read.latency));
             for (into, from) in [(&mut used, &written.used), (&mut background, &written.background)] {
                 for (mode, count) in from {
                     *into.entry(mode.clone()).or_default() += count;
                 }
             }
         }
-        let sum = |of: fn(&Figures) -> f64| phases.iter().map(of).sum::<f64>();
+        let sum = |of: fn(&Metrics) -> f64| phases.iter().map(of).sum::<f64>();
         let counts = read.iter().map(counts).fold((0, 0, 0), |sum, more| (sum.0 + more.0, sum.1 + more.1, sum.2 + more.2));
-        let figures = Figures::new(sum(|phase| phase.total), counts, &all);
+        let metrics = Metrics::new(sum(|phase| phase.total), counts, &all);
         let first = written.phases.first().map_or(0, |phase| phase.start);
         let starts = written.phases.iter().map(|phase| phase.start.saturating_sub(first)).collect();
         let Written { links, timeline, .. } = written;
-        Ok(Ok(Self { figures, phases, used, background, starts, links, timeline }))
+        Ok(Ok(Self { metrics, phases, used, background, starts, links, timeline }))
     }
 }
 
@@ -123,9 +123,9 @@ pub struct Row {
     /// Whether a policy decided.
     pub is_policy: bool,
     /// Medians.
-    pub figures: Figures,
+    pub metrics: Metrics,
     /// The medians of each phase.
-    pub phases: Vec<Figures>,
+    pub phases: Vec<Metrics>,
     /// How many messages took each mode, in the latest round.
     pub used: BTreeMap<String, u64>,
     /// The same for the background.
@@ -136,8 +136,8 @@ pub struct Row {
 impl Row {
     /// The distance of the totals of the rounds, as a part of their median.
     pub fn spread(&self) -> f64 {
-        let totals = || self.rounds.iter().map(|round| round.figures.total);
-        (totals().fold(0.0, f64::max) - totals().fold(f64::INFINITY, f64::min)) / self.figures.total.max(1.0)
+        let totals = || self.rounds.iter().map(|round| round.metrics.total);
+        (totals().fold(0.0, f64::max) - totals().fold(f64::INFINITY, f64::min)) / self.metrics.total.max(1.0)
     }
 }
 
@@ -191,18 +191,18 @@ impl Outcome {
     pub fn add(&mut self, way: &Way, round: Round) {
         let (name, is_policy) = (name(way), matches!(way, Way::Policy { .. }));
         let at = self.rows.iter().position(|row| row.name == name).unwrap_or_else(|| {
-            let (figures, phases) = (Figures::default(), Vec::new());
+            let (metrics, phases) = (Metrics::default(), Vec::new());
             let (used, background) = (BTreeMap::new(), BTreeMap::new());
-            self.rows.push(Row { name, is_policy, figures, phases, used, background, rounds: Vec::new() });
+            self.rows.push(Row { name, is_policy, metrics, phases, used, background, rounds: Vec::new() });
             self.rows.len() - 1
         });
         let row = &mut self.rows[at];
         self.links.clone_from(&round.links);
         (row.used, row.background) = (round.used.clone(), round.background.clone());
         row.rounds.push(round);
-        row.figures = Figures::median(row.rounds.iter().map(|round| &round.figures));
+        row.metrics = Metrics::median(row.rounds.iter().map(|round| &round.metrics));
         row.phases = (0..self.load.phases.len())
-            .map(|at| Figures::median(row.rounds.iter().map(move |round| &round.phases[at])))
+            .map(|at| Metrics::median(row.rounds.iter().map(move |round| &round.phases[at])))
             .collect();
     }
 
@@ -224,15 +224,15 @@ impl Outcome {
 
     /// The policy's total over the best of a mode alone.
     pub fn total_ratio(&self) -> Option<Ratio> {
-        let best = self.fixed().min_by(|a, b| a.figures.total.total_cmp(&b.figures.total))?;
-        let ratio = self.policy()?.figures.total / best.figures.total.max(1.0);
+        let best = self.fixed().min_by(|a, b| a.metrics.total.total_cmp(&b.metrics.total))?;
+        let ratio = self.policy()?.metrics.total / best.metrics.total.max(1.0);
         Some(Ratio { ratio, beside: best.name.clone(), goal: TOTAL_GOAL })
     }
 
     /// The policy's p99 over the worst of a mode alone.
     pub fn p99_ratio(&self) -> Option<Ratio> {
-        let worst = self.fixed().max_by(|a, b| a.figures.p99.total_cmp(&b.figures.p99))?;
-        let ratio = self.policy()?.figures.p99 / worst.figures.p99.max(1.0);
+        let worst = self.fixed().max_by(|a, b| a.metrics.p99.total_cmp(&b.metrics.p99))?;
+        let ratio = self.policy()?.metrics.p99 / worst.metrics.p99.max(1.0);
         Some(Ratio { ratio, beside: worst.name.clone(), goal: P99_GOAL })
     }
 
@@ -319,9 +319,9 @@ pub mod tests {
         let (total, p99) = (outcome.total_ratio().unwrap(), outcome.p99_ratio().unwrap());
         assert_eq!((&total.beside[..], &p99.beside[..], p99.ratio), ("shm/0/put", "udp/0/put", 0.25));
         assert!((1.0..1.05).contains(&total.ratio) && outcome.missed().is_empty(), "{total:?}");
-        assert_eq!(outcome.policy().unwrap().figures.total, 3.0 * 1_000_050.0, "the median");
+        assert_eq!(outcome.policy().unwrap().metrics.total, 3.0 * 1_000_050.0, "the median");
         assert!((outcome.policy().unwrap().spread() - 0.01).abs() < 1e-4, "{}", outcome.policy().unwrap().spread());
-        outcome.rows[0].figures.p99 = 1001.0;
+        outcome.rows[0].metrics.p99 = 1001.0;
         assert_eq!(outcome.missed(), ["bursts: p99 is 0.50 times that of udp/0/put, and 0.50 is the goal"]);
     }
 

@@ -90,7 +90,7 @@ fn timeline(page: &mut String, outcome: &Outcome) {
     }
     for (place, link) in found.links.iter().enumerate() {
         let base = TOP + place as f64 * (LANE + GAP) + LANE;
-        let of = |figure: fn(&Seen) -> f64| spans.iter().map(|span| figure(&span.links[place])).collect::<Vec<_>>();
+        let of = |metric: fn(&Seen) -> f64| spans.iter().map(|span| metric(&span.links[place])).collect::<Vec<_>>();
         let line = |values: &[f64], most: f64| {
             let point = |(span, value): (usize, &f64)| format!("{:.1},{:.1}", at(span), base - value / most.max(1.0) * LANE);
             values.iter().enumerate().map(point).collect::<Vec<_>>().join(" ")

@@ -1,6 +1,6 @@
 //! An outcome as text for people.
 
-use super::{Change, Figures, Outcome, Ratio, Row, Seen, Span, Timeline};
+use super::{Change, Metrics, Outcome, Ratio, Row, Seen, Span, Timeline};
 use crate::measure::time;
 use crate::text::{Table, bytes, counted};
 use doorbell::mode::Protocol;
@@ -20,7 +20,7 @@ pub fn render(outcome: &Outcome) -> String {
     let load = &outcome.load;
     let mut text = String::new();
     let _ = writeln!(text, "{}: {}", load.name, load.about);
-    let bytes_of = outcome.policy().map_or(0, |row| row.figures.bytes as u64);
+    let bytes_of = outcome.policy().map_or(0, |row| row.metrics.bytes as u64);
     let _ = writeln!(
         text,
         "{} messages, {}; medians of {}; links {}\n",
@@ -54,11 +54,11 @@ pub fn render(outcome: &Outcome) -> String {
 pub fn ways(outcome: &Outcome) -> Table {
     let mut table = Table::new(&["way", ">total", ">spread", ">messages/s", ">MB/s", ">p50", ">p99", ">max"]);
     for row in &outcome.rows {
-        let Row { name, figures, .. } = row;
+        let Row { name, metrics, .. } = row;
         let spread = format!("{:.0} %", 100.0 * row.spread());
-        let rates = [figures.messages_per_s(), figures.mb_per_s()].map(|rate| format!("{rate:.0}"));
-        let times = [figures.p50, figures.p99, figures.max].map(time);
-        table.row([name.clone(), time(figures.total), spread].into_iter().chain(rates).chain(times));
+        let rates = [metrics.messages_per_s(), metrics.mb_per_s()].map(|rate| format!("{rate:.0}"));
+        let times = [metrics.p50, metrics.p99, metrics.max].map(time);
+        table.row([name.clone(), time(metrics.total), spread].into_iter().chain(rates).chain(times));
     }
     table
 }
@@ -89,9 +89,9 @@ fn by_phase(text: &mut String, outcome: &Outcome) {
     for (at, phase) in outcome.load.phases.iter().enumerate() {
         let of = |row: &Row| row.phases.get(at).copied().unwrap_or_default();
         let found = of(policy);
-        let by = |figure: fn(&Figures) -> f64, sign: f64| {
-            let least = outcome.fixed().min_by(|a, b| (sign * figure(&of(a))).total_cmp(&(sign * figure(&of(b)))));
-            least.map_or((String::new(), String::new()), |row| (time(figure(&of(row))), row.name.clone()))
+        let by = |metric: fn(&Metrics) -> f64, sign: f64| {
+            let least = outcome.fixed().min_by(|a, b| (sign * metric(&of(a))).total_cmp(&(sign * metric(&of(b)))));
+            least.map_or((String::new(), String::new()), |row| (time(metric(&of(row))), row.name.clone()))
         };
         let ((best, best_by), (worst, worst_by)) = (by(|of| of.total, 1.0), by(|of| of.p99, -1.0));
         let background =
@@ -140,8 +140,8 @@ fn over_time(text: &mut String, outcome: &Outcome) {
         }
     };
     for (at, link) in links.iter().enumerate() {
-        let most = |figure: fn(&Seen) -> u64| -> Vec<u64> {
-            columns.iter().map(|spans| spans.iter().map(|span| figure(&span.links[at])).max().unwrap_or(0)).collect()
+        let most = |metric: fn(&Seen) -> u64| -> Vec<u64> {
+            columns.iter().map(|spans| spans.iter().map(|span| metric(&span.links[at])).max().unwrap_or(0)).collect()
         };
         row(format!("{link} depth"), most(|seen| seen.depth.into()), &|most| format!("up to {most}"));
         row(format!("{link} memory"), most(|seen| seen.occupancy.into()), &|most| format!("up to {:.0} %", most as f64 / 10.0));

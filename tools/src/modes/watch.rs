@@ -35,14 +35,14 @@ pub struct Seen {
 
 impl Seen {
     fn add(&mut self, link: &LinkView) {
-        let (figures, occupancy) = (&link.figures, link.figures.occupancy());
+        let (metrics, occupancy) = (&link.metrics, link.metrics.occupancy());
         self.merge(&Self {
             asked: 1,
-            depth: figures.depth,
-            depth_sum: figures.depth.into(),
+            depth: metrics.depth,
+            depth_sum: metrics.depth.into(),
             occupancy,
             occupancy_sum: occupancy.into(),
-            transfers: figures.transfers,
+            transfers: metrics.transfers,
         });
     }
 
@@ -304,7 +304,7 @@ impl Policy for AsAsked {
 mod tests {
     use super::*;
     use doorbell::NodeId;
-    use doorbell::mode::{Call, Fabric, LinkFigures, ModeRequest};
+    use doorbell::mode::{Call, Fabric, LinkMetrics, ModeRequest};
 
     fn link(depth: u32) -> LinkView {
         LinkView {
@@ -313,7 +313,7 @@ mod tests {
             protocols: [true; 4],
             advice: Protocol::Transfer,
             large: 1 << 15,
-            figures: LinkFigures { depth, places: 100, ..LinkFigures::default() },
+            metrics: LinkMetrics { depth, places: 100, ..LinkMetrics::default() },
             word: 0,
         }
     }

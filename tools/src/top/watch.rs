@@ -3,13 +3,13 @@
 use crate::exit::Failure;
 use crate::links_shown;
 use crate::ls::domains;
-use crate::nodes::{counters, figures, identity, latencies, nanoseconds, short, state};
+use crate::nodes::{counters, identity, latencies, metrics, nanoseconds, short, state};
 use crate::text::{DIRECTORY, Style, Table, bytes};
 use doorbell::mode::ModeMonitor;
-use doorbell::{Figure, Figures};
+use doorbell::{Metric, Metrics};
 use doorbell_shm::board::{FigureKind, Latencies};
 use doorbell_shm::domain::NodeStatus;
-use doorbell_shm::keys::{KeyFacts, OwnerId};
+use doorbell_shm::keys::{LockFacts, OwnerId};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub struct Watch {
     only: Option<String>,
     /// The metrics of each incarnation of each node at the last look.
-    before: HashMap<(String, u16, u32), (Figures, Latencies)>,
+    before: HashMap<(String, u16, u32), (Metrics, Latencies)>,
     looked: Option<Instant>,
 }
 
@@ -37,7 +37,7 @@ pub struct Row {
     pub node: NodeStatus,
     pub state: &'static str,
     /// Its metrics; zeros without a board.
-    pub figures: Figures,
+    pub metrics: Metrics,
     /// Its links and the modes of its messages, if it has a board.
     pub modes: Option<ModeMonitor>,
     /// The locks that it holds, with the number of waiters of each.
@@ -66,28 +66,29 @@ impl Watch {
         for domain in domains()?.into_iter().filter(|domain| self.only.as_ref().is_none_or(|only| domain.name == *only)) {
             let keys = domain.keys;
             for node in domain.nodes {
-                let shown = node.board.as_ref().map(|board| (board.figures(), board.latencies()));
-                let (figures, all) = shown.unwrap_or_default();
-                let life = node.board.as_ref().map_or(0, |board| board.incarnation().0);
-                let key = (domain.name.clone(), node.id.0, life);
-                let (earlier, earlier_latencies) = self.before.get(&key).copied().unwrap_or((figures, all));
-                seen.insert(key, (figures, all));
+                let shown = node.board.as_ref().map(|board| (board.metrics(), board.latencies()));
+                let (metrics, all) = shown.unwrap_or_default();
+                let incarnation = node.board.as_ref().map_or(0, |board| board.incarnation().0);
+                let key = (domain.name.clone(), node.id.0, incarnation);
+                let (earlier, earlier_latencies) = self.before.get(&key).copied().unwrap_or((metrics, all));
+                seen.insert(key, (metrics, all));
                 let is_its = |owner: &OwnerId| {
-                    owner.node() == node.id && node.member.as_ref().is_some_and(|member| member.incarnation == owner.life())
+                    owner.node() == node.id
+                        && node.member.as_ref().is_some_and(|member| member.incarnation == owner.incarnation())
                 };
                 let held = keys.iter().filter(|key| key.seen.owner().as_ref().is_some_and(is_its));
                 let waits =
-                    |key: &KeyFacts| std::iter::repeat_n(key.name.clone(), key.waiting.iter().copied().filter(is_its).count());
+                    |key: &LockFacts| std::iter::repeat_n(key.name.clone(), key.waiting.iter().copied().filter(is_its).count());
                 rows.push(Row {
                     modes: node.board.as_ref().map(ModeMonitor::of),
                     holds: held.map(|key| (key.name.clone(), key.waiting.len())).collect(),
                     awaits: keys.iter().flat_map(waits).collect(),
-                    rates: rates(&figures, &earlier, interval),
+                    rates: rates(&metrics, &earlier, interval),
                     recent: all.since(&earlier_latencies),
                     domain: domain.name.clone(),
                     state: state(&node),
                     node,
-                    figures,
+                    metrics,
                     all,
                 });
             }
@@ -98,13 +99,13 @@ impl Watch {
     }
 }
 
-fn rates(now: &Figures, before: &Figures, interval: Duration) -> Vec<f64> {
+fn rates(now: &Metrics, before: &Metrics, interval: Duration) -> Vec<f64> {
     let seconds = interval.as_secs_f64();
-    let rate = |figure: Figure| match figure.kind() {
-        FigureKind::Total if seconds > 0.0 => now[figure].saturating_sub(before[figure]) as f64 / seconds,
+    let rate = |metric: Metric| match metric.kind() {
+        FigureKind::Total if seconds > 0.0 => now[metric].saturating_sub(before[metric]) as f64 / seconds,
         _ => 0.0,
     };
-    Figure::ALL.iter().map(|figure| rate(*figure)).collect()
+    Metric::ALL.iter().map(|metric| rate(*metric)).collect()
 }
 
 /// A column: its name (`>` aligns it to the right), its cell, and the weight by which it is sorted, the largest first.
@@ -116,25 +117,25 @@ pub const COLUMNS: &[Column] = &[
     Column(">NODE", |row| row.node.id.to_string(), |row| -f64::from(row.node.id.0)),
     Column("ROLE", Row::role, |_| 0.0),
     Column("STATE", |row| row.state.into(), |row| if row.state == "alive" { 0.0 } else { 1.0 }),
-    Column(">IN/S", |row| short(row.rate(Figure::MessagesIn)), |row| row.rate(Figure::MessagesIn)),
-    Column(">OUT/S", |row| short(row.rate(Figure::MessagesOut)), |row| row.rate(Figure::MessagesOut)),
-    Column(">POOLED", |row| short(row.figure(Figure::Pooled)), |row| row.figure(Figure::Pooled)),
+    Column(">IN/S", |row| short(row.rate(Metric::MessagesIn)), |row| row.rate(Metric::MessagesIn)),
+    Column(">OUT/S", |row| short(row.rate(Metric::MessagesOut)), |row| row.rate(Metric::MessagesOut)),
+    Column(">POOLED", |row| short(row.metric(Metric::Pooled)), |row| row.metric(Metric::Pooled)),
     Column(
         ">FIFO",
         |row| row.fifos().map(|depth| depth.to_string()).join("/"),
         |row| row.fifos().map(|depth| depth as f64).iter().sum(),
     ),
-    Column(">CTR", |row| row.figures[Figure::CountersUsed].to_string(), |row| row.figure(Figure::CountersUsed)),
+    Column(">CTR", |row| row.metrics[Metric::CountersUsed].to_string(), |row| row.metric(Metric::CountersUsed)),
     Column(">KEYS", Row::keys, |row| (row.holds.len() + row.awaits.len()) as f64),
-    Column(">FIFO/S", |row| row.way(Figure::BytesFifo), |row| row.rate(Figure::BytesFifo)),
-    Column(">PUT/S", |row| row.way(Figure::BytesPut), |row| row.rate(Figure::BytesPut)),
-    Column(">PULL/S", |row| row.way(Figure::BytesPulled), |row| row.rate(Figure::BytesPulled)),
+    Column(">FIFO/S", |row| row.way(Metric::BytesFifo), |row| row.rate(Metric::BytesFifo)),
+    Column(">PUT/S", |row| row.way(Metric::BytesPut), |row| row.rate(Metric::BytesPut)),
+    Column(">PULL/S", |row| row.way(Metric::BytesPulled), |row| row.rate(Metric::BytesPulled)),
     Column(">KEY/S", |row| bytes_or_dash(row.by_key()), Row::by_key),
-    Column(">LOAN/S", |row| row.way(Figure::BytesLoaned), |row| row.rate(Figure::BytesLoaned)),
+    Column(">LOAN/S", |row| row.way(Metric::BytesLoaned), |row| row.rate(Metric::BytesLoaned)),
     Column(">P50", |row| nanoseconds(row.latency(0.5)), |row| row.latency(0.5).unwrap_or(0) as f64),
     Column(">P99", |row| nanoseconds(row.latency(0.99)), |row| row.latency(0.99).unwrap_or(0) as f64),
-    Column(">PARKS/S", |row| short(row.rate(Figure::Parks)), |row| row.rate(Figure::Parks)),
-    Column(">COLL/S", Row::collectives, |row| row.rate(Figure::Collectives)),
+    Column(">PARKS/S", |row| short(row.rate(Metric::Parks)), |row| row.rate(Metric::Parks)),
+    Column(">COLL/S", Row::collectives, |row| row.rate(Metric::Collectives)),
 ];
 
 fn bytes_or_dash(rate: f64) -> String {
@@ -143,8 +144,8 @@ fn bytes_or_dash(rate: f64) -> String {
 
 impl Row {
     /// How much a metric grows a second.
-    pub fn rate(&self, figure: Figure) -> f64 {
-        self.rates.get(figure as usize).copied().unwrap_or(0.0)
+    pub fn rate(&self, metric: Metric) -> f64 {
+        self.rates.get(metric as usize).copied().unwrap_or(0.0)
     }
 
     /// A latency in nanoseconds since the last look, or of all if no message was sampled since.
@@ -156,16 +157,16 @@ impl Row {
         self.node.member.as_ref().map_or("-".into(), |member| member.role.to_string())
     }
 
-    fn figure(&self, figure: Figure) -> f64 {
-        self.figures[figure] as f64
+    fn metric(&self, metric: Metric) -> f64 {
+        self.metrics[metric] as f64
     }
 
     fn fifos(&self) -> [u64; 3] {
-        [Figure::FifoHigh, Figure::FifoNormal, Figure::FifoLow].map(|figure| self.figures[figure])
+        [Metric::FifoHigh, Metric::FifoNormal, Metric::FifoLow].map(|metric| self.metrics[metric])
     }
 
     fn by_key(&self) -> f64 {
-        self.rate(Figure::BytesPutByKey) + self.rate(Figure::BytesGotByKey)
+        self.rate(Metric::BytesPutByKey) + self.rate(Metric::BytesGotByKey)
     }
 
     fn keys(&self) -> String {
@@ -190,23 +191,23 @@ impl Row {
 
     /// Collectives, and the share of turns of channels that were queued.
     fn collectives(&self) -> String {
-        if self.figures[Figure::Collectives] == 0 {
+        if self.metrics[Metric::Collectives] == 0 {
             return "-".into();
         }
-        let [acquired, queued] = [Figure::TurnsAcquired, Figure::TurnsQueued].map(|figure| self.rate(figure));
+        let [acquired, queued] = [Metric::TurnsAcquired, Metric::TurnsQueued].map(|metric| self.rate(metric));
         let percent = if queued > 0.0 { 100.0 * queued / (acquired + queued) } else { 0.0 };
-        format!("{} {percent:.0}%", short(self.rate(Figure::Collectives)))
+        format!("{} {percent:.0}%", short(self.rate(Metric::Collectives)))
     }
 
-    fn way(&self, figure: Figure) -> String {
-        bytes_or_dash(self.rate(figure))
+    fn way(&self, metric: Metric) -> String {
+        bytes_or_dash(self.rate(metric))
     }
 
     fn object(&self) -> Value {
         let mut object = identity(&self.node);
-        let totals = Figure::ALL.iter().filter(|figure| figure.kind() == FigureKind::Total);
-        let rates: Map<_, _> = totals.map(|figure| (figure.word().to_owned(), json!(self.rate(*figure)))).collect();
-        object["figures"] = figures(&self.figures);
+        let totals = Metric::ALL.iter().filter(|metric| metric.kind() == FigureKind::Total);
+        let rates: Map<_, _> = totals.map(|metric| (metric.word().to_owned(), json!(self.rate(*metric)))).collect();
+        object["metrics"] = metrics(&self.metrics);
         object["rates"] = rates.into();
         object["latency"] = latencies(&self.recent);
         object["latency_of_all"] = latencies(&self.all);
@@ -276,14 +277,14 @@ mod tests {
 
     #[test]
     fn rates_are_of_what_only_grows() {
-        let mut now = Figures::default();
-        (now[Figure::MessagesIn], now[Figure::Pooled]) = (300, 300);
+        let mut now = Metrics::default();
+        (now[Metric::MessagesIn], now[Metric::Pooled]) = (300, 300);
         let mut before = now;
-        before[Figure::MessagesIn] = 100;
+        before[Metric::MessagesIn] = 100;
         let found = rates(&now, &before, Duration::from_millis(500));
-        assert_eq!((found[Figure::MessagesIn as usize], found[Figure::Pooled as usize]), (400.0, 0.0));
+        assert_eq!((found[Metric::MessagesIn as usize], found[Metric::Pooled as usize]), (400.0, 0.0));
         // Another build may write anything there; and the first look has no rates.
-        assert_eq!(rates(&before, &now, Duration::from_secs(1))[Figure::MessagesIn as usize], 0.0);
-        assert_eq!(rates(&now, &before, Duration::ZERO)[Figure::MessagesIn as usize], 0.0);
+        assert_eq!(rates(&before, &now, Duration::from_secs(1))[Metric::MessagesIn as usize], 0.0);
+        assert_eq!(rates(&now, &before, Duration::ZERO)[Metric::MessagesIn as usize], 0.0);
     }
 }

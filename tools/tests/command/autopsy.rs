@@ -15,7 +15,7 @@ fn kinds(examined: &Value) -> Vec<&str> {
 fn a_killed_node_says_what_it_did_last() {
     let name = domain("autopsy");
     let (first, second) = (node(&name, 0, 2), node(&name, 1, 2));
-    eventually("that they talk", || examined(&name, "1")["figures"]["messages_in"].as_u64().unwrap() > 0);
+    eventually("that they talk", || examined(&name, "1")["metrics"]["messages_in"].as_u64().unwrap() > 0);
     let living = examined(&name, "1");
     assert_eq!((&living["state"], &living["pid"], &living["node"]), (&"alive".into(), &second.id().into(), &1.into()));
 
@@ -26,7 +26,7 @@ fn a_killed_node_says_what_it_did_last() {
     kill(second);
     let dead = examined(&name, "1");
     assert_eq!((&dead["state"], &dead["role"], &dead["pid"]), (&"dead".into(), &"accelerator".into(), &pid.into()));
-    assert!(dead["figures"]["messages_in"].as_u64() >= living["figures"]["messages_in"].as_u64());
+    assert!(dead["metrics"]["messages_in"].as_u64() >= living["metrics"]["messages_in"].as_u64());
     assert!(kinds(&dead).iter().filter(|kind| **kind == "joined").count() >= 2, "itself and the other: {dead}");
     let numbers: Vec<_> = dead["records"].as_array().unwrap().iter().map(|record| record["number"].as_u64().unwrap()).collect();
     assert!(numbers.is_sorted() && numbers[0] == 1, "{numbers:?}");

@@ -1,5 +1,5 @@
 use super::support::{Ended, domain, doorbell, ended, eventually, kill, node, nothing_is_left, segments};
-use doorbell::LockKey;
+use doorbell::Lock;
 use doorbell::{Node, Resource, Role};
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
@@ -17,7 +17,7 @@ fn nodes_are_seen_alive_and_dead_and_are_cleaned_up_after() {
     let name = domain("seen");
     let first = node(&name, 0, 2);
     let second = node(&name, 1, 2);
-    eventually("figures", || listed(&name)["nodes"][0]["figures"]["messages_in"].as_u64().unwrap_or(0) > 0);
+    eventually("metrics", || listed(&name)["nodes"][0]["metrics"]["messages_in"].as_u64().unwrap_or(0) > 0);
     let list = listed(&name);
     assert_eq!((&list["domain"], &list["layout"], &list["max_nodes"]), (&name.as_str().into(), &"ours".into(), &16.into()));
     for (id, (child, role)) in [(&first, "host"), (&second, "accelerator")].into_iter().enumerate() {
@@ -112,7 +112,7 @@ const HOLDER: &str = "TEST_HOLDS_A_KEY_IN";
 fn holds_a_key() {
     let Some(name) = std::env::var_os(HOLDER) else { return };
     let node = Node::builder(name.to_str().unwrap()).role(Role::Accelerator).label("holder").join().unwrap();
-    LockKey::find(&node, "frame").unwrap().lock().unwrap().keep();
+    Lock::find(&node, "frame").unwrap().lock().unwrap().keep();
     loop {
         std::thread::park();
     }
@@ -134,7 +134,7 @@ fn keys_are_seen_with_who_holds_them_and_who_died_with_them() {
     assert_eq!(listed(&name)["keys"], 0);
     assert!(ended(&["ls", "--locks", &name]).stdout.contains("no keys"));
 
-    let key = LockKey::init(&node, "frame", Resource::memory(0x100..0x1000)).unwrap();
+    let key = Lock::init(&node, "frame", Resource::memory(0x100..0x1000)).unwrap();
     assert!(ended(&["ls", &name]).stdout.contains(&format!("'{name}' has 1 key in its lock registry")));
     assert_eq!(listed(&name)["keys"], 1);
     let free = locks();
@@ -163,7 +163,7 @@ fn keys_are_seen_with_who_holds_them_and_who_died_with_them() {
     kill(holder);
     assert_eq!((&locks()[0]["owner"]["node"], &locks()[0]["owner"]["alive"]), (&json!(1), &json!(false)));
     assert!(row().contains("its owner is dead"), "{}", row());
-    let mut guard = key.lock_by(Instant::now() + Duration::from_secs(20)).unwrap();
+    let mut guard = key.lock_until(Instant::now() + Duration::from_secs(20)).unwrap();
     let damaged = &locks()[0];
     assert_eq!(
         (&damaged["damaged"], &damaged["died_with_it"]["node"], &damaged["owner"]["node"]),
@@ -175,7 +175,7 @@ fn keys_are_seen_with_who_holds_them_and_who_died_with_them() {
     guard.unlock().unwrap();
 
     key.lock_all(Instant::now() + Duration::from_secs(20)).unwrap();
-    assert_eq!((&locks()[0]["value"], &locks()[0]["barred"]), (&json!("module"), &json!(true)));
+    assert_eq!((&locks()[0]["value"], &locks()[0]["frozen"]), (&json!("module"), &json!(true)));
     assert!(row().contains("locked by the module"), "{}", row());
     node.leave().unwrap();
     ended(&["clean", &name]);

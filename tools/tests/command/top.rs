@@ -1,5 +1,5 @@
 use super::support::{domain, doorbell, ended, eventually, nothing_is_left, ring, segments, send};
-use doorbell::LockKey;
+use doorbell::Lock;
 use doorbell::collective::Team;
 use doorbell::{Node, Resource};
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ fn nodes_are_watched_at_work_and_stopped() {
         assert_eq!((&node["node"], &node["role"], &node["state"]), (&id.into(), &role.into(), &"alive".into()));
         let latency = &node["latency_of_all"];
         assert!(latency["p50_ns"].as_u64().unwrap() > 0 && latency["p99_ns"].as_u64() >= latency["p50_ns"].as_u64());
-        assert!(node["figures"]["fifo_high"].is_u64() && node["counters"].is_array(), "{node}");
+        assert!(node["metrics"]["fifo_high"].is_u64() && node["counters"].is_array(), "{node}");
     }
 
     let pids: Vec<u32> = nodes.iter().map(|node| node["pid"].as_u64().unwrap() as u32).collect();
@@ -45,7 +45,7 @@ fn nodes_are_watched_at_work_and_stopped() {
     eventually("that both are stopped", || looked(&name).iter().all(|node| node["state"] == "stopped"));
     for (stopped, before) in looked(&name).iter().zip(&nodes) {
         assert_eq!(stopped["rates"]["messages_in"], 0.0);
-        assert!(stopped["figures"]["messages_in"].as_u64() >= before["figures"]["messages_in"].as_u64());
+        assert!(stopped["metrics"]["messages_in"].as_u64() >= before["metrics"]["messages_in"].as_u64());
     }
     pids.iter().for_each(|pid| send(libc::SIGCONT, *pid));
     eventually("that they go on", || looked(&name).iter().all(works));
@@ -69,14 +69,14 @@ fn keys_are_seen_at_who_holds_them_and_who_waits() {
     let name = domain("top-keys");
     let join = || Node::builder(&name).join().unwrap();
     let (holder, other) = (join(), join());
-    let key = LockKey::init(&holder, "frame", Resource::Unnamed).unwrap();
+    let key = Lock::init(&holder, "frame", Resource::Unnamed).unwrap();
     let keys = || looked(&name).iter().map(|node| [node["holds"].clone(), node["waits_for"].clone()]).collect::<Vec<_>>();
     let nothing = || [json!([]), json!([])];
     assert_eq!(keys(), [nothing(), nothing()]);
     let guard = key.lock().unwrap();
     assert_eq!(keys(), [[json!([{ "key": "frame", "waiting": 0 }]), json!([])], nothing()]);
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| LockKey::find(&other, "frame").unwrap().lock().unwrap().unlock());
+        let waiting = scope.spawn(|| Lock::find(&other, "frame").unwrap().lock().unwrap().unlock());
         let expected = [[json!([{ "key": "frame", "waiting": 1 }]), json!([])], [json!([]), json!(["frame"])]];
         eventually("that the other one waits", || keys() == expected);
         let table = ended(&["top", "--once", "--interval", "10ms", "--domain", &name]).stdout;
@@ -95,14 +95,14 @@ fn collectives_are_seen_at_each_node() {
     let member = |node: &Node| {
         let team = Team::builder(node).members(&ids).channels(1).form().unwrap();
         (0..7).for_each(|_| team.barrier().unwrap());
-        node.figures().unwrap();
+        node.metrics().unwrap();
     };
     let member = &member;
     thread::scope(|scope| nodes.iter().for_each(|node| drop(scope.spawn(move || member(node)))));
     for node in looked(&name) {
-        let figure = |word: &str| node["figures"][word].as_u64().unwrap();
-        assert_eq!((figure("collectives"), figure("turns_synchronised")), (7, 7), "{node}");
-        assert_eq!(figure("turns_acquired") + figure("turns_queued"), 7, "{node}");
+        let metric = |word: &str| node["metrics"][word].as_u64().unwrap();
+        assert_eq!((metric("collectives"), metric("turns_synchronised")), (7, 7), "{node}");
+        assert_eq!(metric("turns_acquired") + metric("turns_queued"), 7, "{node}");
         assert_eq!(node["rates"]["collectives"], 0.0, "{node}");
     }
     let table = ended(&["top", "--once", "--interval", "10ms", "--domain", &name]).stdout;

@@ -104,8 +104,8 @@ fn latency_tells_all_in_json() {
     assert_eq!(rows.iter().map(|row| row["size_bytes"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 8, 64, 4096, 200_000]);
     for row in rows {
         assert!(row["samples"].as_u64().unwrap() >= 1000);
-        let figures = ["min_ns", "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns"].map(|name| row[name].as_f64().unwrap());
-        assert!(figures.is_sorted() && figures[1] > 0.0, "{figures:?}");
+        let metrics = ["min_ns", "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns"].map(|name| row[name].as_f64().unwrap());
+        assert!(metrics.is_sorted() && metrics[1] > 0.0, "{metrics:?}");
         assert!(row["ratio"].as_f64().unwrap() > 0.0 && row["floor_p50_ns"].as_f64().unwrap() > 0.0);
         let (pipelined, long) = (&row["floor_pipelined_p50_ns"], row["size_bytes"].as_u64().unwrap() >= 16 << 10);
         assert_eq!(pipelined.as_f64().is_some_and(|ns| ns > 0.0), long, "{row}");
@@ -165,23 +165,23 @@ fn locks_are_told_in_json() {
     let rows: Vec<Value> = text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let names: Vec<_> = rows.iter().map(|row| (row["section"].as_str().unwrap(), row["what"].as_str().unwrap())).collect();
     assert_eq!(names, [("uncontended", "key"), ("uncontended", "swaps"), ("contended", "key"), ("contended", "mutex")]);
-    let figure = |row: usize, name: &str| rows[row][name].as_f64().unwrap();
+    let metric = |row: usize, name: &str| rows[row][name].as_f64().unwrap();
     for alone in [0, 1] {
-        assert!(["min_ns", "p50_ns", "max_ns"].map(|name| figure(alone, name)).is_sorted(), "{}", rows[alone]);
-        assert_eq!((figure(alone, "nodes"), &rows[alone]["waited"]), (1.0, &Value::Null));
+        assert!(["min_ns", "p50_ns", "max_ns"].map(|name| metric(alone, name)).is_sorted(), "{}", rows[alone]);
+        assert_eq!((metric(alone, "nodes"), &rows[alone]["waited"]), (1.0, &Value::Null));
     }
     for contended in [2, 3] {
-        let (locks, least, most) = (figure(contended, "locks"), figure(contended, "least"), figure(contended, "most"));
+        let (locks, least, most) = (metric(contended, "locks"), metric(contended, "least"), metric(contended, "most"));
         assert!(least > 0.0 && 3.0 * least <= locks && locks <= 3.0 * most, "{}", rows[contended]);
-        assert_eq!(figure(contended, "nodes"), 3.0);
-        if figure(contended, "waited") > 0.0 {
-            let (mean, longest) = (figure(contended, "mean_wait_ns"), figure(contended, "longest_wait_ns"));
-            let fairness = figure(contended, "fairness");
+        assert_eq!(metric(contended, "nodes"), 3.0);
+        if metric(contended, "waited") > 0.0 {
+            let (mean, longest) = (metric(contended, "mean_wait_ns"), metric(contended, "longest_wait_ns"));
+            let fairness = metric(contended, "fairness");
             assert!(fairness >= 1.0 && (fairness / (longest / mean) - 1.0).abs() < 0.01, "{}", rows[contended]);
         }
     }
     for (key, floor) in [(0, 1), (2, 3)] {
-        assert!(figure(key, "ratio") > 0.0 && rows[floor]["ratio"].is_null());
+        assert!(metric(key, "ratio") > 0.0 && rows[floor]["ratio"].is_null());
     }
 }
 
@@ -191,14 +191,14 @@ fn collectives(args: &[&str]) -> Vec<Value> {
     assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
     let rows: Vec<Value> = text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     for row in &rows {
-        let figure = |name: &str| row[name].as_f64().unwrap();
-        let figures = ["min_ns", "p50_ns", "max_ns"].map(figure);
-        assert!(figures[0] > 0.0 && figures.is_sorted(), "{row}");
-        assert_eq!((figure("rounds"), figure("calls")), (3.0, 4.0), "{row}");
+        let metric = |name: &str| row[name].as_f64().unwrap();
+        let metrics = ["min_ns", "p50_ns", "max_ns"].map(metric);
+        assert!(metrics[0] > 0.0 && metrics.is_sorted(), "{row}");
+        assert_eq!((metric("rounds"), metric("calls")), (3.0, 4.0), "{row}");
         // Every call of every process took a turn of a channel, at once or later.
-        let calls = 3.0 * 4.0 * figure("nodes");
-        assert_eq!((figure("operations"), figure("acquired") + figure("queued")), (calls, calls), "{row}");
-        assert!(figure("foreseen") <= figure("acquired"), "{row}");
+        let calls = 3.0 * 4.0 * metric("nodes");
+        assert_eq!((metric("operations"), metric("acquired") + metric("queued")), (calls, calls), "{row}");
+        assert!(metric("foreseen") <= metric("acquired"), "{row}");
     }
     rows
 }
@@ -226,7 +226,7 @@ fn a_barrier_is_beside_its_floor_and_the_background_beside_the_foreground() {
     assert_eq!(names, [ways("barrier"), ways("allreduce"), ways("allreduce")].concat());
     let near = |found: &Value, expected: f64| {
         let found = found.as_f64().unwrap();
-        // Figures are rounded.
+        // Metrics are rounded.
         assert!((found - expected).abs() <= 1e-4 + 1e-3 * expected, "{found} where {expected} was expected");
     };
     for (at, row) in rows.iter().enumerate() {
@@ -319,14 +319,14 @@ fn every_scheme_by_which_threads_receive_has_figures() {
         }
         assert_eq!(named, expected);
         for row in &rows {
-            let figure = |name: &str| row[name].as_f64();
-            assert_eq!((figure("messages"), word(row, "mode").as_str()), (Some(600.0), mode), "{row}");
-            assert!(["messages_per_s", "processor_ns", "processors_busy"].iter().all(|name| figure(name) > Some(0.0)), "{row}");
-            let times = ["min_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns"].map(figure);
+            let metric = |name: &str| row[name].as_f64();
+            assert_eq!((metric("messages"), word(row, "mode").as_str()), (Some(600.0), mode), "{row}");
+            assert!(["messages_per_s", "processor_ns", "processors_busy"].iter().all(|name| metric(name) > Some(0.0)), "{row}");
+            let times = ["min_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns"].map(metric);
             let is_timed = ["alone", "paced"].contains(&word(row, "load").as_str());
             assert!(times.iter().all(|time| time.is_some() == is_timed) && times.is_sorted(), "{row}");
-            assert_eq!(figure("p50_of_dispatcher").is_some(), is_timed, "{row}");
-            let ratios = ["each_of_dispatcher", "processor_of_dispatcher"].map(|name| figure(name).unwrap());
+            assert_eq!(metric("p50_of_dispatcher").is_some(), is_timed, "{row}");
+            let ratios = ["each_of_dispatcher", "processor_of_dispatcher"].map(|name| metric(name).unwrap());
             assert!(
                 if word(row, "scheme") == "dispatcher" { ratios == [1.0; 2] } else { ratios.iter().all(|of| *of > 0.0) },
                 "{row}"

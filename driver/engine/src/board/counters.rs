@@ -4,7 +4,7 @@ use super::CounterKey;
 use crate::error::Error;
 use crate::sync::op::{Op, Outcome};
 use doorbell_fabric::{Incarnation, NodeId};
-use doorbell_shm::board::{COUNTERS, Counters, Figure, Home, Lowered, Record, RecordKind, Recorder, Standing, Tallies};
+use doorbell_shm::board::{COUNTERS, Counters, Home, Lowered, Metric, Record, RecordKind, Recorder, Standing, Tallies};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -93,7 +93,7 @@ impl CounterFile {
         if lowered.reached_zero() {
             let record = Record::new(RecordKind::CounterZero).transfer(index as u64).at(u64::from(generation)).bytes(size);
             self.recorder.record(&record);
-            self.tallies.add(Figure::CounterZeros, 1);
+            self.tallies.add(Metric::CounterZeros, 1);
             finish(waits);
         }
         lowered

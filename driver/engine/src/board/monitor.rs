@@ -2,7 +2,7 @@
 
 use crate::board::CounterFile;
 use doorbell_fabric::{Incarnation, NodeId};
-use doorbell_shm::board::{Figures, Home, LatencyHistogram, Record, RecordKind, Recorder, Tallies};
+use doorbell_shm::board::{Home, LatencyHistogram, Metrics, Record, RecordKind, Recorder, Tallies};
 use doorbell_shm::domain::Membership;
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl Monitor {
     }
 
     /// Publishes metrics and everything else on the board.
-    pub fn show(&self, figures: &Figures, latencies: &LatencyHistogram) {
-        self.home.show(figures, latencies, self.counters.register());
+    pub fn show(&self, metrics: &Metrics, latencies: &LatencyHistogram) {
+        self.home.show(metrics, latencies, self.counters.register());
     }
 }

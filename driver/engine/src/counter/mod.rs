@@ -116,18 +116,18 @@ impl Counter {
     /// # Errors
     /// [`Error::Closed`] if the node leaves; [`Error::Reentrant`] from within a callback; [`Error::Forked`].
     pub fn wait(&self) -> Result<()> {
-        self.wait_until(None)
+        self.wait_at_most(None)
     }
 
     /// Waits until the counter is at zero, until `deadline` at most.
     ///
     /// # Errors
     /// [`Error::Timeout`]; otherwise as [`wait`](Self::wait).
-    pub fn wait_by(&self, deadline: Instant) -> Result<()> {
-        self.wait_until(Some(deadline))
+    pub fn wait_until(&self, deadline: Instant) -> Result<()> {
+        self.wait_at_most(Some(deadline))
     }
 
-    fn wait_until(&self, deadline: Option<Instant>) -> Result<()> {
+    fn wait_at_most(&self, deadline: Option<Instant>) -> Result<()> {
         self.shared().check()?;
         let Some(op) = self.file().watch(self.index) else { return Ok(()) };
         // Check once more: a node that has left meanwhile notified only the operations registered before.

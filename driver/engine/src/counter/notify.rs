@@ -21,18 +21,18 @@ impl Node {
     /// # Errors
     /// [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::NoSuchNode`], [`Error::Damaged`], [`Error::Severed`]; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     pub fn notify(&self, key: CounterKey, bytes: u64) -> Result<()> {
-        self.notify_until(key, bytes, None)
+        self.notify_at_most(key, bytes, None)
     }
 
     /// As [`notify`](Self::notify), waiting for room until `deadline` at most.
     ///
     /// # Errors
     /// [`Error::Timeout`]: the counter is not lowered; otherwise as [`notify`](Self::notify).
-    pub fn notify_by(&self, key: CounterKey, bytes: u64, deadline: Instant) -> Result<()> {
-        self.notify_until(key, bytes, Some(deadline))
+    pub fn notify_until(&self, key: CounterKey, bytes: u64, deadline: Instant) -> Result<()> {
+        self.notify_at_most(key, bytes, Some(deadline))
     }
 
-    fn notify_until(&self, key: CounterKey, bytes: u64, deadline: Option<Instant>) -> Result<()> {
+    fn notify_at_most(&self, key: CounterKey, bytes: u64, deadline: Option<Instant>) -> Result<()> {
         let shared = self.shared();
         let me = shared.check()?;
         if (key.node, key.incarnation) == (self.id(), self.incarnation()) {
@@ -40,13 +40,13 @@ impl Node {
             return Ok(());
         }
         let word = Lower { key, bytes }.encode();
-        let mut gear = shared.gear(deadline);
+        let mut backoff = shared.backoff(deadline);
         loop {
             {
                 let mut engine = shared.enter(me, "notify")?;
                 shared.check()?;
                 if engine.fabric().live(key.node) != Some(key.incarnation) {
-                    engine.glance();
+                    engine.refresh_peers();
                 }
                 if engine.fabric().live(key.node) != Some(key.incarnation) {
                     return Err(engine.unreachable(key.node, Some(key.incarnation)));
@@ -56,7 +56,7 @@ impl Node {
                 }
                 engine.turn(me, false);
             }
-            match gear.step() {
+            match backoff.step() {
                 Step::Again => {}
                 Step::Check => shared.check_peers(me),
                 Step::Expired => return Err(Error::Timeout { operation: "notify", node: Some(key.node) }),
@@ -102,7 +102,7 @@ impl Node {
     /// # Errors
     /// [`Error::Timeout`]: the elements are in place, and the counter is not lowered. Otherwise as
     /// [`put_notify`](Self::put_notify).
-    pub fn put_notify_by<T: Plain>(
+    pub fn put_notify_until<T: Plain>(
         &self,
         from: &[T],
         to: Key<T, ReadWrite>,
@@ -110,6 +110,6 @@ impl Node {
         deadline: Instant,
     ) -> Result<()> {
         self.put(from, to)?;
-        self.notify_by(counter, size_of_val(from) as u64, deadline)
+        self.notify_until(counter, size_of_val(from) as u64, deadline)
     }
 }

@@ -30,7 +30,7 @@ fn waiters_of_every_kind_are_woken() {
             counter.init(3).unwrap();
             std::thread::scope(|scope| {
                 // One thread sleeps on the bell, the others on their operations.
-                let waiters: Vec<_> = (0..3).map(|_| scope.spawn(|| counter.wait_by(soon()))).collect();
+                let waiters: Vec<_> = (0..3).map(|_| scope.spawn(|| counter.wait_until(soon()))).collect();
                 std::thread::sleep(Duration::from_millis(5));
                 assert_eq!(counter.lower(2).unwrap(), Lowered::Left(1));
                 assert_eq!(counter.lower(1).unwrap(), Lowered::Zero { excess: 0 });
@@ -49,7 +49,7 @@ fn a_notification_waits_for_room_until_its_deadline() {
     let counter = b.counter().unwrap();
     counter.init(1 << 30).unwrap();
     let region = b.region::<u8>(1).unwrap();
-    let notify = || a.put_notify_by(&[1], region.key(), counter.key(), Instant::now() + Duration::from_millis(1));
+    let notify = || a.put_notify_until(&[1], region.key(), counter.key(), Instant::now() + Duration::from_millis(1));
     // No thread turns the other node's engine, so the lane fills.
     let lowered = (0..100_000).find(|_| matches!(notify(), Err(Error::Timeout { operation: "notify", .. }))).unwrap();
     let deadline = soon();
@@ -64,9 +64,9 @@ fn a_notification_waits_for_room_until_its_deadline() {
 fn a_wait_ends_at_its_deadline_and_with_the_node() {
     let node = node(Progress::Inline, Wait::Auto);
     let counter = node.counter().unwrap();
-    counter.wait_by(Instant::now()).unwrap();
+    counter.wait_until(Instant::now()).unwrap();
     counter.init(1).unwrap();
-    let error = counter.wait_by(Instant::now() + Duration::from_millis(2)).unwrap_err();
+    let error = counter.wait_until(Instant::now() + Duration::from_millis(2)).unwrap_err();
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| counter.wait());
@@ -86,7 +86,7 @@ fn a_wait_goes_on_for_the_next_use() {
     counter.init(1).unwrap();
     let first = counter.key();
     std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| counter.wait_by(soon()));
+        let waiter = scope.spawn(|| counter.wait_until(soon()));
         std::thread::sleep(Duration::from_millis(5));
         counter.init(2).unwrap();
         assert_eq!(counter.file().lower_by_key(&first, 1), Lowered::Stale);
@@ -109,8 +109,8 @@ fn the_register_shows_who_is_at_zero() {
     assert_eq!(node.counter_status(), [0, 1 << 5, 0, 0]);
     assert_eq!(counters[69].lower(1).unwrap(), Lowered::Already);
     counters[69].init(9).unwrap();
-    let figures = node.figures().unwrap();
-    assert_eq!((figures[crate::Figure::CountersUsed], figures[crate::Figure::CounterZeros]), (70, 2));
+    let metrics = node.metrics().unwrap();
+    assert_eq!((metrics[crate::Metric::CountersUsed], metrics[crate::Metric::CounterZeros]), (70, 2));
     assert_eq!((node.counter_status(), counters[69].value()), ([0; 4], 9));
 }
 
@@ -155,12 +155,12 @@ fn nothing_on_the_board_is_a_key() {
         let mut forged = key;
         let secret = forged.len() - 8;
         forged[8.max(secret)..].iter_mut().zip(guess.to_le_bytes()).for_each(|(byte, guessed)| *byte = guessed);
-        c.notify_by(CounterKey::from_bytes(&forged).unwrap(), u64::MAX, soon()).unwrap();
+        c.notify_until(CounterKey::from_bytes(&forged).unwrap(), u64::MAX, soon()).unwrap();
         // Only this turns the node's engine, and the lane must not fill.
         a.progress().unwrap();
     }
     // Later notices of the same lane are handled later.
-    c.notify_by(counter.key(), 1, soon()).unwrap();
+    c.notify_until(counter.key(), 1, soon()).unwrap();
     let deadline = soon();
     while counter.value() == 1 << 20 {
         assert!(Instant::now() < deadline, "the valid key lowers nothing");
@@ -216,7 +216,7 @@ proptest! {
             counter.init(shares.iter().flatten().sum()).unwrap();
             let zeros = AtomicUsize::new(0);
             std::thread::scope(|scope| {
-                let waiter = scope.spawn(|| counter.wait_by(soon()));
+                let waiter = scope.spawn(|| counter.wait_until(soon()));
                 for share in &shares {
                     let (counter, zeros) = (&counter, &zeros);
                     scope.spawn(move || {

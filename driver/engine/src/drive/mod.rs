@@ -24,18 +24,18 @@ use crate::message::service::Class;
 use crate::message::ways::Ways;
 use crate::mode::Modes;
 use crate::sync::baton::{Baton, BatonGuard, Token};
-use crate::sync::helm::Helm;
 use crate::sync::op::Op;
-use crate::sync::pool::Clerks;
+use crate::sync::parking::Parking;
+use crate::sync::pool::BlockingPool;
 use crate::sync::reactor::ReactorWord;
-use crate::sync::wait::{Gear, Step, Wait};
+use crate::sync::wait::{Backoff, Step, Wait};
 use crate::transfer::TransferReport;
 use crate::turn::later::Later;
 use crate::turn::{Engine, EngineSettings};
 use crossbeam_utils::CachePadded;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use doorbell_fabric::{Incarnation, NodeId, Priority};
-use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::board::{Metric, Record, RecordKind};
 use doorbell_shm::domain::{Member, Membership};
 use doorbell_shm::doorbell::Bell;
 use doorbell_shm::fabric::ShmFabric;
@@ -57,7 +57,7 @@ const LOOK_AROUND: Duration = Duration::from_millis(10);
 pub struct Shared {
     baton: Baton<Engine>,
     later: Arc<Later>,
-    helm: Helm,
+    parking: Parking,
     poller: PollerWord,
     ways: Arc<Ways>,
     turns: Arc<CachePadded<AtomicU64>>,
@@ -74,7 +74,7 @@ pub struct Shared {
     membership: Arc<Membership>,
     network: Option<Network>,
     modes: Arc<Modes>,
-    movers: Arc<Clerks>,
+    copiers: Arc<BlockingPool>,
     /// The state of services for the threads of this node, outside the engine.
     kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
     reactor: ReactorWord,
@@ -103,7 +103,7 @@ impl Shared {
         Self {
             baton: Baton::new(engine),
             later,
-            helm: Helm::default(),
+            parking: Parking::default(),
             poller: PollerWord::default(),
             ways,
             turns,
@@ -118,7 +118,7 @@ impl Shared {
             membership,
             network,
             modes,
-            movers: Arc::default(),
+            copiers: Arc::default(),
             kept: Mutex::default(),
             reactor: ReactorWord::default(),
         }
@@ -235,8 +235,8 @@ impl Shared {
 
     /// The backoff for a thread of this node.
     #[inline(always)]
-    pub fn gear(&self, deadline: Option<Instant>) -> Gear {
-        Gear::new(self.wait, deadline).on_network(self.network.is_some())
+    pub fn backoff(&self, deadline: Option<Instant>) -> Backoff {
+        Backoff::new(self.wait, deadline).on_network(self.network.is_some())
     }
 
     /// Which thread turns the engine when no call does.
@@ -256,8 +256,8 @@ impl Shared {
     }
 
     /// The blocking pool: threads that move data for callers that may not wait themselves.
-    pub fn movers(&self) -> &Arc<Clerks> {
-        &self.movers
+    pub fn copiers(&self) -> &Arc<BlockingPool> {
+        &self.copiers
     }
 
     /// Whether the node has left.
@@ -363,7 +363,7 @@ impl Shared {
     pub(crate) fn way(&self, me: Token, node: NodeId, priority: Priority) -> Result<(Arc<Outbound>, Incarnation)> {
         let Some(outbound) = self.ways.get(node, priority) else { return Err(Error::NoSuchNode { node }) };
         let mut engine = self.enter(me, "peer")?;
-        engine.glance();
+        engine.refresh_peers();
         let Some(incarnation) = engine.fabric().live(node) else { return Err(engine.unreachable(node, None)) };
         if let Some(mut state) = outbound.state.enter(me) {
             engine.connect(outbound, &mut state, incarnation)?;
@@ -396,8 +396,8 @@ impl Shared {
         deadline: Option<Instant>,
         mut stuck: impl FnMut(&mut Engine) -> bool,
     ) -> Result<bool> {
-        let mut gear = self.gear(deadline);
-        let mut helm = self.helm_hold();
+        let mut backoff = self.backoff(deadline);
+        let mut parking = self.parking_hold();
         loop {
             if op.is_done() {
                 return Ok(true);
@@ -414,7 +414,7 @@ impl Shared {
                         break;
                     }
                     if engine.is_news(work) {
-                        gear.awake();
+                        backoff.awake();
                     }
                 }
                 if op.is_done() {
@@ -424,10 +424,10 @@ impl Shared {
                     return Ok(false);
                 }
                 if self.wait != Wait::Park && engine.spin(SPIN_ROUNDS) {
-                    gear.awake();
+                    backoff.awake();
                 }
             }
-            match gear.step() {
+            match backoff.step() {
                 Step::Again => {}
                 Step::Check => {
                     if self.progress != Progress::Poller {
@@ -439,15 +439,15 @@ impl Shared {
                     }
                 }
                 Step::Park(timeout) => {
-                    self.park(me, op, timeout, &mut helm)?;
+                    self.park(me, op, timeout, &mut parking)?;
                     if self.progress != Progress::Poller {
-                        if gear.check_due() {
+                        if backoff.check_due() {
                             self.check_peers(me);
                         }
                     } else if stuck(&mut *self.enter(me, "wait")?) {
                         return Ok(false);
                     }
-                    gear.slept();
+                    backoff.slept();
                 }
                 Step::Expired => return Ok(op.is_done()),
             }
@@ -455,18 +455,18 @@ impl Shared {
     }
 
     pub(crate) fn stats(&self, me: Token) -> Result<Stats> {
-        let figures = self.enter(me, "stats")?.show();
+        let metrics = self.enter(me, "stats")?.show();
         Ok(Stats {
-            messages_in: figures[Figure::MessagesIn],
-            bytes_in: figures[Figure::BytesIn],
-            by_poller: figures[Figure::ByPoller],
-            unexpected: figures[Figure::Unexpected],
-            messages_out: figures[Figure::MessagesOut],
-            bytes_out: figures[Figure::BytesOut],
-            pooled: figures[Figure::Pooled] as usize,
-            pooled_bytes: figures[Figure::PooledBytes] as usize,
-            pooled_bytes_most: figures[Figure::PooledBytesMost] as usize,
-            parks: figures[Figure::Parks],
+            messages_in: metrics[Metric::MessagesIn],
+            bytes_in: metrics[Metric::BytesIn],
+            by_poller: metrics[Metric::ByPoller],
+            unexpected: metrics[Metric::Unexpected],
+            messages_out: metrics[Metric::MessagesOut],
+            bytes_out: metrics[Metric::BytesOut],
+            pooled: metrics[Metric::Pooled] as usize,
+            pooled_bytes: metrics[Metric::PooledBytes] as usize,
+            pooled_bytes_most: metrics[Metric::PooledBytesMost] as usize,
+            parks: metrics[Metric::Parks],
         })
     }
 

@@ -4,15 +4,15 @@ use super::poller::{NOTHING_PENDING, Progress};
 use super::{LOOK_AROUND, Shared};
 use crate::Result;
 use crate::sync::baton::Token;
-use crate::sync::helm::{CALLER, POLLER};
 use crate::sync::op::Op;
+use crate::sync::parking::{CALLER, POLLER};
 use doorbell_fabric::world;
-use doorbell_shm::board::Figure;
+use doorbell_shm::board::Metric;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Leaves the helm when the wait is over, however it ends.
-pub(crate) struct HelmHold<'a> {
+pub(crate) struct ParkingHold<'a> {
     shared: &'a Shared,
     held: bool,
     /// The number of reactors when the helm was taken.
@@ -21,13 +21,13 @@ pub(crate) struct HelmHold<'a> {
     slept: bool,
 }
 
-impl Drop for HelmHold<'_> {
+impl Drop for ParkingHold<'_> {
     fn drop(&mut self) {
         if self.held && self.reactors == self.shared.reactor.count() {
-            self.shared.helm.leave();
+            self.shared.parking.leave();
             self.shared.poller.helm_is_left();
         } else if self.slept {
-            self.shared.helm.pass_on();
+            self.shared.parking.pass_on();
         }
     }
 }
@@ -56,39 +56,39 @@ impl Shared {
     }
 
     /// Sleeps until `op` is done, something arrives, or the time is up.
-    pub(crate) fn park(&self, me: Token, op: &Arc<Op>, timeout: Duration, helm: &mut HelmHold<'_>) -> Result<()> {
+    pub(crate) fn park(&self, me: Token, op: &Arc<Op>, timeout: Duration, parking: &mut ParkingHold<'_>) -> Result<()> {
         if self.progress == Progress::Poller {
             if op.will_sleep() {
                 op.sleep(timeout);
             }
             return Ok(());
         }
-        if helm.held && helm.reactors != self.reactor.count() {
+        if parking.held && parking.reactors != self.reactor.count() {
             // The reactor took it.
-            helm.held = false;
+            parking.held = false;
         }
-        if !helm.held {
+        if !parking.held {
             // Read before: a reactor that takes the helm in between is counted after this.
             let reactors = self.reactor.count();
-            match self.helm.take() {
+            match self.parking.take() {
                 Some(from_poller) => {
-                    helm.held = true;
-                    helm.reactors = reactors;
+                    parking.held = true;
+                    parking.reactors = reactors;
                     if from_poller {
                         // The poller may sleep although the bell is disarmed, since a thread that looks by itself disarms it.
                         self.bell().rouse();
                     }
                 }
                 None => {
-                    helm.slept = true;
-                    self.helm.sleep_on(op, || op.sleep(timeout));
+                    parking.slept = true;
+                    self.parking.sleep_on(op, || op.sleep(timeout));
                     return Ok(());
                 }
             }
         }
         let sleep = self.enter(me, "wait")?.park(me, CALLER, op, timeout);
         if let Some(timeout) = sleep {
-            self.monitor.tallies.add(Figure::Parks, 1);
+            self.monitor.tallies.add(Metric::Parks, 1);
             self.sleep(CALLER, timeout);
             let mut engine = self.enter(me, "wait")?;
             engine.awake(op);
@@ -100,18 +100,18 @@ impl Shared {
     /// The poller's sleep on the bell, unless a thread of the application sleeps there. Returns the number of turns before the
     /// sleep.
     pub(crate) fn park_poller(&self, me: Token, timeout: Duration) -> u64 {
-        if !self.helm.take_as_poller() {
+        if !self.parking.take_as_poller() {
             let turns = self.turns();
             world::park(Duration::from_millis(1));
             if self.turns() == turns {
                 // The leader sleeps there, and turns the engine when it wakes.
-                self.poller.sleep_beside(|| self.helm.is_callers());
+                self.poller.sleep_beside(|| self.parking.is_callers());
             }
             return turns;
         }
         let dozes = self.progress != Progress::Poller;
         let sleep = self.baton.enter(me).and_then(|mut engine| {
-            if !self.helm.is_pollers() {
+            if !self.parking.is_pollers() {
                 // A thread of the application took the helm meanwhile, and the bell with it.
                 return None;
             }
@@ -120,7 +120,7 @@ impl Shared {
             // Otherwise it must check for itself that the peers live for which a thread waits.
             let is_told = if dozes { !self.poller.is_needed() } else { engine.fabric().is_remote_only() };
             let timeout = engine.arm(me, POLLER, if is_told { NOTHING_PENDING } else { timeout })?;
-            if !self.helm.is_pollers() {
+            if !self.parking.is_pollers() {
                 // A thread that took the helm before the bell was armed woke no sleeper. It can't arm the bell before the baton
                 // is free.
                 self.bell().disarm();
@@ -132,13 +132,13 @@ impl Shared {
         if let Some(timeout) = sleep
             && !self.poller.stopped()
         {
-            self.monitor.tallies.add(Figure::Parks, 1);
+            self.monitor.tallies.add(Metric::Parks, 1);
             let timeout = if dozes { self.poller.doze(timeout) } else { timeout };
             self.sleep(POLLER, timeout);
             self.poller.rouse();
         }
         // A thread of the application may take the helm as soon as the poller has left it, and arm the bell for itself.
-        if self.helm.leave_as_poller() {
+        if self.parking.leave_as_poller() {
             self.bell().disarm_as(POLLER);
         }
         turns
@@ -158,7 +158,7 @@ impl Shared {
         }
     }
 
-    pub(crate) fn helm_hold(&self) -> HelmHold<'_> {
-        HelmHold { shared: self, held: false, reactors: 0, slept: false }
+    pub(crate) fn parking_hold(&self) -> ParkingHold<'_> {
+        ParkingHold { shared: self, held: false, reactors: 0, slept: false }
     }
 }

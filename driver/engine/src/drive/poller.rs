@@ -8,7 +8,7 @@
 
 use crate::drive::Shared;
 use crate::sync::baton::Token;
-use crate::sync::wait::{Gear, Step, Wait};
+use crate::sync::wait::{Backoff, Step, Wait};
 use doorbell_fabric::sync::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use doorbell_fabric::world;
 use doorbell_shm::doorbell::{futex_wait, futex_wake};
@@ -209,17 +209,17 @@ pub fn run(shared: Arc<Shared>) {
     let (mut seen, mut gathered) = (shared.turns(), 0);
     // In adaptive mode no thread depends on the poller's speed, so it goes to sleep at once.
     let wait = if shared.progress() == Progress::Poller { shared.wait() } else { Wait::Park };
-    let mut gear = Gear::new(wait, None);
+    let mut backoff = Backoff::new(wait, None);
     // ... except while a put or get of another node is half answered, because that node waits for each part of it.
-    let mut hasty = Gear::new(Wait::Auto, None);
+    let mut hasty = Backoff::new(Wait::Auto, None);
     let mut driven = 0_u32;
     while !word.stopped() {
         if shared.progress() != Progress::Poller {
             if word.relieved.load(Ordering::SeqCst) {
-                let life = shared.reactor().life();
+                let incarnation = shared.reactor().incarnation();
                 word.sleep_while_relieved(if shared.reactor().is_asleep() { NOTHING_PENDING } else { STALLED });
-                if shared.reactor().life() == life && word.relieved.load(Ordering::SeqCst) && !word.stopped() {
-                    shared.stand_in(me, life);
+                if shared.reactor().incarnation() == incarnation && word.relieved.load(Ordering::SeqCst) && !word.stopped() {
+                    shared.stand_in(me, incarnation);
                 }
                 continue;
             }
@@ -247,7 +247,7 @@ pub fn run(shared: Arc<Shared>) {
         }
         if work > 0 {
             if is_news {
-                gear.awake();
+                backoff.awake();
             }
             hasty.awake();
             driven = driven.wrapping_add(1);
@@ -257,13 +257,13 @@ pub fn run(shared: Arc<Shared>) {
             }
             continue;
         }
-        match if serves { hasty.step() } else { gear.step() } {
+        match if serves { hasty.step() } else { backoff.step() } {
             Step::Again | Step::Expired => {}
             Step::Check => shared.check_peers(me),
             Step::Park(timeout) => {
                 // If others turned the engine meanwhile, they are left alone.
                 seen = shared.park_poller(me, timeout);
-                gear.slept();
+                backoff.slept();
                 hasty.slept();
             }
         }

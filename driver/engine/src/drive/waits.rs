@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::message::service::Class;
 use crate::sync::baton::Token;
 use crate::sync::op::Op;
-use crate::sync::wait::{Gear, Step};
+use crate::sync::wait::{Backoff, Step};
 use doorbell_fabric::world;
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ impl Shared {
     pub fn wait_for<T>(
         &self,
         me: Token,
-        mut gear: Gear,
+        mut backoff: Backoff,
         turn_every: u32,
         mut act: impl FnMut(Moment) -> Result<Option<T>>,
     ) -> Result<T> {
@@ -42,18 +42,18 @@ impl Shared {
             looks += 1;
             let is_turn = turn_every > 0 && looks.is_multiple_of(turn_every) && self.progress != Progress::Poller;
             if is_turn && self.turn(me) > 0 {
-                gear.awake();
+                backoff.awake();
             }
-            let moment = match gear.step() {
+            let moment = match backoff.step() {
                 Step::Again => continue,
                 Step::Check => Moment::Check,
                 Step::Park(most) => {
-                    if gear.check_due()
+                    if backoff.check_due()
                         && let Some(found) = act(Moment::Check)?
                     {
                         return Ok(found);
                     }
-                    gear.slept();
+                    backoff.slept();
                     Moment::Sleep(most)
                 }
                 Step::Expired => Moment::Expired,

@@ -5,13 +5,13 @@ use super::Shared;
 use crate::drive::poller::Progress;
 use crate::links::{AnyPort, port_of_bell, watch};
 use crate::sync::baton::Token;
-use crate::sync::helm::REACTOR;
 use crate::sync::op::Op;
+use crate::sync::parking::REACTOR;
 use crate::sync::reactor::{ReactorWord, wake_all};
 use crate::sync::wait::PARK_MOST;
 use crate::turn::Engine;
 use doorbell_fabric::world;
-use doorbell_shm::board::Figure;
+use doorbell_shm::board::Metric;
 use std::io;
 use std::sync::Arc;
 use std::task::Context;
@@ -123,7 +123,7 @@ impl Shared {
     /// Attaches a reactor, which turns the engine from now on. Returns its number, or `None` if there is one already.
     pub fn attach_reactor(&self) -> Option<u32> {
         let number = self.reactor.attach(|| {
-            self.helm.take_as_reactor();
+            self.parking.take_as_reactor();
             self.poller.relieve(true);
         })?;
         self.rouse_poller();
@@ -134,20 +134,20 @@ impl Shared {
     /// Detaches the reactor with this number.
     pub fn detach_reactor(&self, number: u32) {
         while self.reactor.turned(number) {
-            if let Some(relied) = self.reactor.detach(self.reactor.life(), || self.leave_as_reactor()) {
+            if let Some(relied) = self.reactor.detach(self.reactor.incarnation(), || self.leave_as_reactor()) {
                 return wake_all(relied);
             }
         }
     }
 
     fn leave_as_reactor(&self) {
-        self.helm.leave_as_reactor();
+        self.parking.leave_as_reactor();
         self.poller.relieve(false);
     }
 
     /// For the poller: the reactor has not turned since `life` was read. It may be asleep; but if work waits for it, its event
     /// loop is blocked. The reactor is then detached until it turns again.
-    pub(crate) fn stand_in(&self, me: Token, life: u64) {
+    pub(crate) fn stand_in(&self, me: Token, incarnation: u64) {
         let turned = self.turn_poller(me);
         if !self.reactor.look() && !turned.is_news {
             return;
@@ -156,7 +156,7 @@ impl Shared {
         self.rouse();
         self.poller.pause(LATE);
         let Some(mut engine) = self.baton.enter(me) else { return };
-        let relied = self.reactor.detach(life, || {
+        let relied = self.reactor.detach(incarnation, || {
             // It may have slept.
             engine.forget_parked();
             if self.network.is_some() {
@@ -182,7 +182,7 @@ impl Shared {
             self.leave_watch(me, op, bell)?;
             return Ok(None);
         }
-        self.monitor.tallies.add(Figure::Parks, 1);
+        self.monitor.tallies.add(Metric::Parks, 1);
         Ok(Some(most))
     }
 

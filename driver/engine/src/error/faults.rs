@@ -116,10 +116,10 @@ pub enum LockFault {
     Otherwise(Value),
     /// The lock is frozen by its module.
     #[error("it is locked by the module; wait until unlock_all is called")]
-    Barred,
+    Frozen,
     /// The wait would be a deadlock.
     #[error("waiting for it would be a deadlock: {0}")]
-    Circle(Circle),
+    Deadlock(Deadlock),
     /// The coordinator of the lock registry could not do it.
     #[error("the coordinator refused: {0}")]
     Home(String),
@@ -134,12 +134,12 @@ fn words(nodes: &[NodeId]) -> String {
 
 /// A deadlock: each owner waits for a lock that the next one holds, and the last one waits for a lock of the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Circle {
+pub struct Deadlock {
     /// The waiting owners, each with the name of the lock it waits for.
     pub waits: Vec<(OwnerId, String)>,
 }
 
-impl fmt::Display for Circle {
+impl fmt::Display for Deadlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, (who, key)) in self.waits.iter().enumerate() {
             let next = self.waits[(at + 1) % self.waits.len()].0;

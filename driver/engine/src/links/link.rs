@@ -1,7 +1,7 @@
 //! The sending half of one connection to a node, over any fabric.
 
 use super::net::{BytesOut, TransferId, UdpLink};
-use crate::mode::LinkFigures;
+use crate::mode::LinkMetrics;
 use doorbell_fabric::{Link, PacketHead, PacketKind, Push};
 use doorbell_shm::fabric::ShmLink;
 use doorbell_shm::lane::BULK_LEAST;
@@ -87,20 +87,20 @@ impl AnyLink {
 
     /// What the target has not taken yet, as far as is known. `None`: it can't be read now.
     #[inline]
-    pub fn figures(&mut self) -> Option<LinkFigures> {
+    pub fn metrics(&mut self) -> Option<LinkMetrics> {
         match self {
             AnyLink::Shm(link) => {
                 let seen = link.outstanding()?;
                 let (depth, places) = (seen.packets as u32, seen.places as u32);
-                Some(LinkFigures { depth, bytes: seen.bytes, room: seen.room, places, ..LinkFigures::default() })
+                Some(LinkMetrics { depth, bytes: seen.bytes, room: seen.room, places, ..LinkMetrics::default() })
             }
             AnyLink::Udp(link) => {
                 let seen = link.outstanding()?;
-                Some(LinkFigures {
+                Some(LinkMetrics {
                     depth: seen.packets.min(u32::MAX.into()) as u32,
                     bytes: seen.bytes,
                     room: seen.room,
-                    ..LinkFigures::default()
+                    ..LinkMetrics::default()
                 })
             }
         }

@@ -121,13 +121,13 @@ impl Fabrics {
 
     /// The links to an incarnation of a node: whether shared memory is one of them, which is then the first, and how many the
     /// network has.
-    pub fn links(&self, node: NodeId, life: Incarnation) -> (bool, usize) {
-        (self.shm.live(node) == Some(life), self.net.as_ref().map_or(0, |net| net.links(node, life)))
+    pub fn links(&self, node: NodeId, incarnation: Incarnation) -> (bool, usize) {
+        (self.shm.live(node) == Some(incarnation), self.net.as_ref().map_or(0, |net| net.links(node, incarnation)))
     }
 
     /// Opens one of the network's links to an incarnation of a node. `None`: not now.
-    pub fn connect_by(&mut self, target: NodeId, life: Incarnation, link: u8, priority: Priority) -> Option<AnyLink> {
-        self.net.as_ref()?.connect_by(target, life, link, priority)
+    pub fn connect_by(&mut self, target: NodeId, incarnation: Incarnation, link: u8, priority: Priority) -> Option<AnyLink> {
+        self.net.as_ref()?.connect_by(target, incarnation, link, priority)
     }
 
     /// The lane that was busy last, for the fast path.
@@ -173,13 +173,13 @@ impl Fabrics {
     ///
     /// # Errors
     /// The node can't be reached.
-    pub fn connect(&mut self, target: NodeId, life: Incarnation, priority: Priority) -> Result<Option<AnyLink>, ShmError> {
+    pub fn connect(&mut self, target: NodeId, incarnation: Incarnation, priority: Priority) -> Result<Option<AnyLink>, ShmError> {
         if let Some(net) = &self.net
-            && net.live(target) == Some(life)
+            && net.live(target) == Some(incarnation)
         {
-            return Ok(net.connect(target, life, priority));
+            return Ok(net.connect(target, incarnation, priority));
         }
-        match self.shm.connect(target, life, priority) {
+        match self.shm.connect(target, incarnation, priority) {
             Ok(link) => Ok(Some(AnyLink::Shm(link))),
             Err(error) if error.is_retryable() => Ok(None),
             Err(error) => Err(error),
@@ -188,13 +188,13 @@ impl Fabrics {
 
     /// Has a message stored that an incarnation of a node will send over this link, and returns the session's name for it.
     /// `None`: there is no session.
-    pub fn expect(&self, node: NodeId, life: Incarnation, link: u8, len: u64, into: &Arc<dyn BytesIn>) -> Option<u64> {
-        self.net.as_ref()?.expect(node, life, link, len, into)
+    pub fn expect(&self, node: NodeId, incarnation: Incarnation, link: u8, len: u64, into: &Arc<dyn BytesIn>) -> Option<u64> {
+        self.net.as_ref()?.expect(node, incarnation, link, len, into)
     }
 
     /// Whether everything that this incarnation of a node sent has been delivered, and no more can come.
-    pub fn drained(&self, node: NodeId, life: Incarnation) -> bool {
-        self.shm.drained(node, life) && self.net.as_ref().is_none_or(|net| net.live(node) != Some(life))
+    pub fn drained(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        self.shm.drained(node, incarnation) && self.net.as_ref().is_none_or(|net| net.live(node) != Some(incarnation))
     }
 
     /// Reads nothing more from the present incarnation of the node, which broke the rules.
@@ -213,8 +213,8 @@ impl Fabrics {
     }
 
     /// Refreshes the peers, where that costs little.
-    pub fn glance(&mut self) {
-        self.shm.glance();
+    pub fn refresh_peers(&mut self) {
+        self.shm.refresh_peers();
         if let Some(net) = &mut self.net {
             net.look(&mut self.shm);
         }

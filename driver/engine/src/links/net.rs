@@ -119,17 +119,19 @@ impl Net {
         let mut udp = lock(&self.udp);
         // The rest waits for something that never comes: it was lost with its sender.
         let is_stuck = |udp: &UdpFabric, node| !taken && udp.is_put_off(node) && shm.is_put_off(node);
-        self.gone.retain(|(node, life)| {
-            if udp.has(*node, *life) && is_stuck(&udp, *node) {
-                udp.forget(*node, *life);
+        self.gone.retain(|(node, incarnation)| {
+            if udp.has(*node, *incarnation) && is_stuck(&udp, *node) {
+                udp.forget(*node, *incarnation);
             }
-            udp.has(*node, *life)
+            udp.has(*node, *incarnation)
         });
-        for (node, life) in self.beside.iter_mut().enumerate().map(|(node, life)| (NodeId(node as u16), life)) {
-            if let Some(was) = *life
+        for (node, incarnation) in
+            self.beside.iter_mut().enumerate().map(|(node, incarnation)| (NodeId(node as u16), incarnation))
+        {
+            if let Some(was) = *incarnation
                 && !udp.has(node, was)
             {
-                *life = None;
+                *incarnation = None;
                 shm.set_beside(node, was, false);
             }
         }
@@ -152,9 +154,9 @@ impl Net {
     }
 
     fn learn(&mut self, udp: &mut UdpFabric, shm: &mut ShmFabric) {
-        for (node, life) in std::mem::take(&mut self.pending) {
-            if udp.has(node, life) {
-                self.meet(udp, shm, node, life);
+        for (node, incarnation) in std::mem::take(&mut self.pending) {
+            if udp.has(node, incarnation) {
+                self.meet(udp, shm, node, incarnation);
             }
         }
         if !udp.has_news() {
@@ -162,19 +164,19 @@ impl Net {
         }
         while let Some(change) = udp.next_change() {
             match change {
-                UdpChange::Met(node, life) => self.meet(udp, shm, node, life),
-                UdpChange::Left(node, life) => {
-                    self.part(shm, node, life);
-                    self.lose(node, life, Change::Left(node, life));
+                UdpChange::Met(node, incarnation) => self.meet(udp, shm, node, incarnation),
+                UdpChange::Left(node, incarnation) => {
+                    self.part(shm, node, incarnation);
+                    self.lose(node, incarnation, Change::Left(node, incarnation));
                 }
-                UdpChange::Died(node, life) => {
-                    if self.part(shm, node, life) && shm.live(node) == Some(life) {
-                        self.changes.push_back(Change::Parted(node, life));
+                UdpChange::Died(node, incarnation) => {
+                    if self.part(shm, node, incarnation) && shm.live(node) == Some(incarnation) {
+                        self.changes.push_back(Change::Parted(node, incarnation));
                     }
-                    self.lose(node, life, Change::Died(node, life));
+                    self.lose(node, incarnation, Change::Died(node, incarnation));
                 }
                 // What it carried may be lost.
-                UdpChange::StrandLost(node, life, _) => self.changes.push_back(Change::Parted(node, life)),
+                UdpChange::StrandLost(node, incarnation, _) => self.changes.push_back(Change::Parted(node, incarnation)),
             }
         }
         while let Some(ask) = udp.next_ask() {
@@ -185,19 +187,19 @@ impl Net {
 
     /// Handles a node that appeared on the network. If the directory has it, too, and its inbox has the announced number, it is
     /// reached by shared memory.
-    fn meet(&mut self, udp: &mut UdpFabric, shm: &mut ShmFabric, node: NodeId, life: Incarnation) {
-        shm.glance();
+    fn meet(&mut self, udp: &mut UdpFabric, shm: &mut ShmFabric, node: NodeId, incarnation: Incarnation) {
+        shm.refresh_peers();
         let Some(about) = udp.about(node).cloned() else { return };
-        let is_listed = shm.membership().member(node).is_some_and(|member| member.incarnation == life);
+        let is_listed = shm.membership().member(node).is_some_and(|member| member.incarnation == incarnation);
         match shm.peer(node) {
-            Some(inbox) if inbox.incarnation() == life && inbox.nonce() == about.nonce => {
-                self.beside[node.index()] = Some(life);
-                shm.set_beside(node, life, true);
+            Some(inbox) if inbox.incarnation() == incarnation && inbox.nonce() == about.nonce => {
+                self.beside[node.index()] = Some(incarnation);
+                shm.set_beside(node, incarnation, true);
                 udp.beside(node);
             }
             // The former incarnation has unread messages, or its end was not noticed yet.
-            Some(inbox) if is_listed && inbox.incarnation() != life => self.pending.push((node, life)),
-            None if is_listed || shm.is_closing(node) => self.pending.push((node, life)),
+            Some(inbox) if is_listed && inbox.incarnation() != incarnation => self.pending.push((node, incarnation)),
+            None if is_listed || shm.is_closing(node) => self.pending.push((node, incarnation)),
             Some(_) => {
                 tracing::warn!(
                     node = node.0,
@@ -207,36 +209,36 @@ impl Net {
                 udp.expel(node);
             }
             None => {
-                self.lives[node.index()] = Some(Member::remote(node, life, about.role, about.pid, about.label));
+                self.lives[node.index()] = Some(Member::remote(node, incarnation, about.role, about.pid, about.label));
                 udp.accept(node);
-                self.changes.push_back(Change::Joined(node, life));
+                self.changes.push_back(Change::Joined(node, incarnation));
             }
         }
     }
 
     /// Ends a session beside shared memory, after all that came over it was taken. False if there was none.
-    fn part(&mut self, shm: &mut ShmFabric, node: NodeId, life: Incarnation) -> bool {
-        let was_beside = self.beside[node.index()].take_if(|beside| *beside == life).is_some();
+    fn part(&mut self, shm: &mut ShmFabric, node: NodeId, incarnation: Incarnation) -> bool {
+        let was_beside = self.beside[node.index()].take_if(|beside| *beside == incarnation).is_some();
         if was_beside {
-            shm.set_beside(node, life, false);
+            shm.set_beside(node, incarnation, false);
         }
         was_beside
     }
 
     /// Shared memory reports that an incarnation is over.
-    fn gone(&mut self, node: NodeId, life: Incarnation) {
-        if self.beside[node.index()] == Some(life) {
+    fn gone(&mut self, node: NodeId, incarnation: Incarnation) {
+        if self.beside[node.index()] == Some(incarnation) {
             let mut udp = lock(&self.udp);
             // Reads what has already arrived in the sockets.
             udp.look();
-            udp.gone(node, life);
-            self.gone.push((node, life));
+            udp.gone(node, incarnation);
+            self.gone.push((node, incarnation));
         }
     }
 
-    fn lose(&mut self, node: NodeId, life: Incarnation, change: Change) {
-        if self.lives[node.index()].take_if(|member| member.incarnation == life).is_some() {
-            self.changes.extend([change, Change::Drained(node, life)]);
+    fn lose(&mut self, node: NodeId, incarnation: Incarnation, change: Change) {
+        if self.lives[node.index()].take_if(|member| member.incarnation == incarnation).is_some() {
+            self.changes.extend([change, Change::Drained(node, incarnation)]);
         }
     }
 
@@ -254,8 +256,8 @@ impl Net {
             return Some(change);
         }
         let change = shm.next_change()?;
-        if let Change::Left(node, life) | Change::Died(node, life) = change {
-            self.gone(node, life);
+        if let Change::Left(node, incarnation) | Change::Died(node, incarnation) = change {
+            self.gone(node, incarnation);
         }
         // Shared memory takes precedence: the network reports no node that shared memory reaches.
         if let Change::Joined(node, _) = change
@@ -265,9 +267,9 @@ impl Net {
                 node = node.0,
                 "a node in shared memory has the id of a node of the network, which is no longer reached"
             );
-            let life = member.incarnation;
+            let incarnation = member.incarnation;
             self.expel(node);
-            self.lose(node, life, Change::Died(node, life));
+            self.lose(node, incarnation, Change::Died(node, incarnation));
             self.changes.push_back(change);
             return self.changes.pop_front();
         }
@@ -286,26 +288,26 @@ impl Net {
     }
 
     /// Opens a link to an incarnation that is reached by the network.
-    pub fn connect(&self, target: NodeId, life: Incarnation, priority: Priority) -> Option<AnyLink> {
-        UdpLink::new(&self.udp, target, life, priority).map(AnyLink::Udp)
+    pub fn connect(&self, target: NodeId, incarnation: Incarnation, priority: Priority) -> Option<AnyLink> {
+        UdpLink::new(&self.udp, target, incarnation, priority).map(AnyLink::Udp)
     }
 
     /// The number of links to this incarnation.
-    pub fn links(&self, node: NodeId, life: Incarnation) -> usize {
-        if self.live(node) != Some(life) && self.beside.get(node.index()) != Some(&Some(life)) {
+    pub fn links(&self, node: NodeId, incarnation: Incarnation) -> usize {
+        if self.live(node) != Some(incarnation) && self.beside.get(node.index()) != Some(&Some(incarnation)) {
             return 0;
         }
-        lock(&self.udp).strands(node, life)
+        lock(&self.udp).strands(node, incarnation)
     }
 
     /// Opens one of these links.
-    pub fn connect_by(&self, target: NodeId, life: Incarnation, link: u8, priority: Priority) -> Option<AnyLink> {
-        UdpLink::by(&self.udp, target, life, link, priority).map(AnyLink::Udp)
+    pub fn connect_by(&self, target: NodeId, incarnation: Incarnation, link: u8, priority: Priority) -> Option<AnyLink> {
+        UdpLink::by(&self.udp, target, incarnation, link, priority).map(AnyLink::Udp)
     }
 
     /// As [`Fabrics::expect`](super::Fabrics::expect).
-    pub fn expect(&self, node: NodeId, life: Incarnation, link: u8, len: u64, into: &Arc<dyn BytesIn>) -> Option<u64> {
-        lock(&self.udp).expect_by(node, life, link, len, into).map(|transfer| transfer.0)
+    pub fn expect(&self, node: NodeId, incarnation: Incarnation, link: u8, len: u64, into: &Arc<dyn BytesIn>) -> Option<u64> {
+        lock(&self.udp).expect_by(node, incarnation, link, len, into).map(|transfer| transfer.0)
     }
 
     /// Ends all conversation with a node.

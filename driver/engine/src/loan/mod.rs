@@ -301,14 +301,14 @@ mod tests {
             let loan = a.loan::<u64>().unwrap().share();
             if round % 2 == 0 {
                 loan.send(b.id(), 1).unwrap();
-                assert_eq!(b.take_by::<u64>(Match::from(a.id()), soon()).unwrap().read(), 0);
+                assert_eq!(b.take_until::<u64>(Match::from(a.id()), soon()).unwrap().read(), 0);
             }
             forge(&a, b.id(), &forged.encode());
-            let error = b.take_by::<u64>(Match::from(a.id()), soon()).unwrap_err();
+            let error = b.take_until::<u64>(Match::from(a.id()), soon()).unwrap_err();
             assert!(matches!(error, Error::Damaged { node } if node == a.id()), "{forged:?}: {error:?}");
             // Other nodes are not disturbed.
             c.loan::<u64>().unwrap().send(b.id(), 2).unwrap();
-            assert_eq!(b.take_by::<u64>(Match::any(), soon()).unwrap().envelope().source, c.id());
+            assert_eq!(b.take_until::<u64>(Match::any(), soon()).unwrap().envelope().source, c.id());
             a.leave().unwrap();
             while !matches!(b.try_event().unwrap(), Some(crate::Event::Left { .. })) {}
         }
@@ -377,7 +377,7 @@ mod tests {
         (0..slots).for_each(|slot| returns.give_back(slot, 1));
         let stats = a.loan_stats().unwrap();
         assert_eq!((stats.out, stats.blocks), (1, 1));
-        drop(c.take_by::<u64>(Match::any(), soon()).unwrap());
+        drop(c.take_until::<u64>(Match::any(), soon()).unwrap());
         assert_eq!(a.loan_stats().unwrap().blocks, 0);
     }
 }

@@ -74,7 +74,7 @@ impl<T: ?Sized> Loan<T> {
     ///
     /// # Errors
     /// [`Error::Timeout`]: the loan was not sent. Otherwise as [`LoanMut::send`].
-    pub fn send_by<'a>(&self, to: impl Into<Recipient<'a>>, tag: u64, deadline: Instant) -> Result<()> {
+    pub fn send_until<'a>(&self, to: impl Into<Recipient<'a>>, tag: u64, deadline: Instant) -> Result<()> {
         send(&self.held, self.ptr.cast(), to.into(), tag, true, Some(deadline))
     }
 
@@ -97,7 +97,7 @@ fn send(held: &Held, contents: NonNull<u8>, to: Recipient<'_>, tag: u64, keep: b
     let parcel = Parcel { tag, block: held.block, len: held.len, keep };
     let shared = &held.shared;
     let me = shared.check()?;
-    let (outbound, life) = match to {
+    let (outbound, incarnation) = match to {
         Recipient::Peer(peer) if Arc::ptr_eq(peer.node().shared(), shared) => (peer.outbound(), Some(peer.incarnation())),
         Recipient::Peer(_) => {
             let what = "a loan can only be sent to a peer of the node that lends it; take the peer from that node".into();
@@ -106,10 +106,10 @@ fn send(held: &Held, contents: NonNull<u8>, to: Recipient<'_>, tag: u64, keep: b
         Recipient::Node(node) => (shared.known_way(me, node)?.0, None),
     };
     if let Some(mut state) = outbound.state.enter(me) {
-        let leads = state.link.is_some() && life.is_none_or(|life| life == state.incarnation);
+        let leads = state.link.is_some() && incarnation.is_none_or(|incarnation| incarnation == state.incarnation);
         if leads && state.is_remote() {
             drop(state);
-            return send_copy(me, held, contents, outbound, life, &parcel, deadline);
+            return send_copy(me, held, contents, outbound, incarnation, &parcel, deadline);
         }
         if leads && state.is_free() {
             match shared.lender().offer(me, &mut state, outbound.target, &parcel)? {
@@ -123,7 +123,7 @@ fn send(held: &Held, contents: NonNull<u8>, to: Recipient<'_>, tag: u64, keep: b
             }
         }
     }
-    send_slow(me, held, contents, outbound, life, &parcel, deadline)
+    send_slow(me, held, contents, outbound, incarnation, &parcel, deadline)
 }
 
 /// Sends a copy to a node that shares no memory with this one.
@@ -133,14 +133,14 @@ fn send_copy(
     held: &Held,
     contents: NonNull<u8>,
     outbound: &Arc<Outbound>,
-    life: Option<Incarnation>,
+    incarnation: Option<Incarnation>,
     parcel: &Parcel,
     deadline: Option<Instant>,
 ) -> Result<()> {
     let shared = &held.shared;
     // SAFETY: the block holds `len` initialised bytes, and every handle to it only reads while this one is borrowed.
     let bytes = unsafe { std::slice::from_raw_parts(contents.as_ptr(), held.len) };
-    shared.send_copy(me, outbound, life, parcel.tag, bytes, deadline)?;
+    shared.send_copy(me, outbound, incarnation, parcel.tag, bytes, deadline)?;
     if !parcel.keep {
         // Releases the block on behalf of the handle, which is not dropped.
         shared.lender().release(me, held.block);
@@ -163,28 +163,28 @@ fn send_slow(
     held: &Held,
     contents: NonNull<u8>,
     outbound: &Arc<Outbound>,
-    life: Option<Incarnation>,
+    incarnation: Option<Incarnation>,
     parcel: &Parcel,
     deadline: Option<Instant>,
 ) -> Result<()> {
     let (shared, node): (&Shared, _) = (&held.shared, outbound.target);
-    let mut gear = shared.gear(deadline);
-    let mut wanted = life;
+    let mut backoff = shared.backoff(deadline);
+    let mut wanted = incarnation;
     loop {
         {
             let mut engine = shared.enter(me, "send")?;
             shared.check()?;
             let mut state = outbound.state.enter(me).ok_or(Error::Reentrant { operation: "send" })?;
             // The incarnation that the loan was first meant for, and no later one.
-            let life = match wanted {
-                Some(life) => life,
+            let incarnation = match wanted {
+                Some(incarnation) => incarnation,
                 None => engine.fabric().live(node).ok_or_else(|| engine.unreachable(node, None))?,
             };
-            wanted = Some(life);
-            engine.connect(outbound, &mut state, life)?;
+            wanted = Some(incarnation);
+            engine.connect(outbound, &mut state, incarnation)?;
             if state.is_remote() {
                 drop((state, engine));
-                return send_copy(me, held, contents, outbound, Some(life), parcel, deadline);
+                return send_copy(me, held, contents, outbound, Some(incarnation), parcel, deadline);
             }
             if state.link.is_some() && state.is_free() {
                 match shared.lender().offer(me, &mut state, node, parcel)? {
@@ -206,7 +206,7 @@ fn send_slow(
             // The loop is bounded: a flood from a peer must not delay the check of the deadline.
             (0..TURNS_MAX).any(|_| engine.turn(me, false) == 0);
         }
-        match gear.step() {
+        match backoff.step() {
             Step::Again => {}
             Step::Check => shared.check_peers(me),
             Step::Expired => return Err(Error::Timeout { operation: "send", node: Some(node) }),

@@ -326,7 +326,7 @@ impl Node {
     /// # Errors
     /// [`Error::Timeout`]; otherwise as [`take`](Self::take).
     #[inline]
-    pub fn take_by<T: Lendable + ?Sized>(&self, accepts: Match, deadline: Instant) -> Result<Taken<T>> {
+    pub fn take_until<T: Lendable + ?Sized>(&self, accepts: Match, deadline: Instant) -> Result<Taken<T>> {
         self.shared().take(accepts, Some(deadline))
     }
 
@@ -359,6 +359,6 @@ impl Peer {
     /// As [`Node::take`].
     #[inline]
     pub fn take<T: Lendable + ?Sized>(&self, accepts: Match) -> Result<Taken<T>> {
-        self.node().take(accepts.life(self.id(), self.incarnation()))
+        self.node().take(accepts.incarnation(self.id(), self.incarnation()))
     }
 }

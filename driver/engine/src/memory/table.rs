@@ -37,11 +37,11 @@ pub struct RegionTable {
     /// By number: the regions that other nodes may put to and get from.
     memories: RwLock<BTreeMap<u32, RegionMemory>>,
     made: AtomicU32,
-    peers: Mutex<BTreeMap<NodeId, Life>>,
+    peers: Mutex<BTreeMap<NodeId, PeerMemory>>,
 }
 
 /// The mapped memory of the latest requested incarnation of a peer.
-struct Life {
+struct PeerMemory {
     inbox: Arc<PeerInbox>,
     regions: BTreeMap<u32, Arc<PeerRegion>>,
     sweep_at: usize,
@@ -67,7 +67,7 @@ impl Credit {
     }
 }
 
-impl Life {
+impl PeerMemory {
     fn gone(&self) -> Miss {
         // SAFETY: the peer's header page is mapped as long as `inbox`.
         Miss::Gone { left: unsafe { Bell::at(self.inbox.header()) }.departed() }
@@ -133,20 +133,20 @@ impl RegionTable {
 
     /// The inbox of this incarnation of a peer, for its [`reach`](PeerInbox::reach) and to check that it lives.
     pub fn inbox(&self, membership: &Membership, node: NodeId, incarnation: Incarnation) -> Result<Arc<PeerInbox>, Miss> {
-        Ok(self.life(&mut self.peers(), membership, node, incarnation)?.inbox.clone())
+        Ok(self.peer(&mut self.peers(), membership, node, incarnation)?.inbox.clone())
     }
 
     /// Whether the inbox of this incarnation of a peer is mapped, which means that it shares memory with this node.
     pub fn knows(&self, node: NodeId, incarnation: Incarnation) -> bool {
-        self.peers().get(&node).is_some_and(|life| life.inbox.incarnation() == incarnation)
+        self.peers().get(&node).is_some_and(|peer| peer.inbox.incarnation() == incarnation)
     }
 
     /// Unmaps everything of this incarnation of a peer, which is over.
     pub fn let_go(&self, node: NodeId, incarnation: Incarnation) {
-        if let Entry::Occupied(life) = self.peers().entry(node)
-            && life.get().inbox.incarnation() == incarnation
+        if let Entry::Occupied(peer) = self.peers().entry(node)
+            && peer.get().inbox.incarnation() == incarnation
         {
-            life.remove();
+            peer.remove();
         }
     }
 
@@ -161,54 +161,58 @@ impl RegionTable {
         bytes: usize,
     ) -> Result<Arc<PeerRegion>, Miss> {
         let mut peers = self.peers();
-        let life = self.life(&mut peers, membership, node, incarnation)?;
-        if life.credit.spend(bytes) {
-            life.inbox.is_alive();
+        let peer = self.peer(&mut peers, membership, node, incarnation)?;
+        if peer.credit.spend(bytes) {
+            peer.inbox.is_alive();
         }
-        if life.inbox.is_known_dead() {
-            life.regions.clear();
-            return Err(life.gone());
+        if peer.inbox.is_known_dead() {
+            peer.regions.clear();
+            return Err(peer.gone());
         }
-        if let Some(region) = life.regions.get(&number) {
+        if let Some(region) = peer.regions.get(&number) {
             if !region.is_live() {
                 // A node that leaves withdraws its regions, too.
-                let is_alive = life.inbox.is_alive();
-                life.sweep();
-                return Err(if is_alive { Miss::Withdrawn } else { life.gone() });
+                let is_alive = peer.inbox.is_alive();
+                peer.sweep();
+                return Err(if is_alive { Miss::Withdrawn } else { peer.gone() });
             }
             if region.is_writable() || !writable {
                 return Ok(region.clone());
             }
         }
         let region = membership.open_region(node, incarnation, number, writable).map_err(|error| match error {
-            ShmError::Region { fault: RegionFault::Absent | RegionFault::Withdrawn, .. } if life.inbox.is_alive() => {
+            ShmError::Region { fault: RegionFault::Absent | RegionFault::Withdrawn, .. } if peer.inbox.is_alive() => {
                 Miss::Withdrawn
             }
-            ShmError::Region { .. } if !life.inbox.is_alive() => life.gone(),
+            ShmError::Region { .. } if !peer.inbox.is_alive() => peer.gone(),
             error => Miss::Shm(error),
         })?;
         let region = Arc::new(region);
-        if life.regions.len() >= life.sweep_at {
-            life.sweep();
+        if peer.regions.len() >= peer.sweep_at {
+            peer.sweep();
         }
-        life.regions.insert(number, region.clone());
+        peer.regions.insert(number, region.clone());
         Ok(region)
     }
 
-    fn peers(&self) -> MutexGuard<'_, BTreeMap<NodeId, Life>> {
+    fn peers(&self) -> MutexGuard<'_, BTreeMap<NodeId, PeerMemory>> {
         // No step in here leaves the map half-changed.
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn life<'a>(
+    fn peer<'a>(
         &self,
-        peers: &'a mut BTreeMap<NodeId, Life>,
+        peers: &'a mut BTreeMap<NodeId, PeerMemory>,
         membership: &Membership,
         node: NodeId,
         incarnation: Incarnation,
-    ) -> Result<&'a mut Life, Miss> {
-        let open =
-            |inbox| Life { inbox: Arc::new(inbox), regions: BTreeMap::new(), sweep_at: SWEEP_AT, credit: Credit::default() };
+    ) -> Result<&'a mut PeerMemory, Miss> {
+        let open = |inbox| PeerMemory {
+            inbox: Arc::new(inbox),
+            regions: BTreeMap::new(),
+            sweep_at: SWEEP_AT,
+            credit: Credit::default(),
+        };
         let find = || match membership.open_peer(node) {
             Ok(inbox) if inbox.incarnation() == incarnation => Ok(open(inbox)),
             Ok(_) => Err(Miss::OtherLife),

@@ -26,7 +26,7 @@ pub struct BulkRings {
 struct Kept {
     ring: OwnRegion,
     node: NodeId,
-    life: Incarnation,
+    incarnation: Incarnation,
 }
 
 impl BulkRings {
@@ -50,7 +50,7 @@ impl BulkRings {
     ) -> Option<OwnRegion> {
         let found = {
             let mut free = self.free();
-            let at = free.iter().position(|kept| !lives(kept.node, kept.life));
+            let at = free.iter().position(|kept| !lives(kept.node, kept.incarnation));
             at.map(|at| free.swap_remove(at).ring)
         };
         if found.is_some() {
@@ -71,7 +71,7 @@ impl BulkRings {
     }
 
     /// Keeps a ring whose connection to this incarnation of a node has ended.
-    pub fn put(&self, ring: OwnRegion, node: NodeId, life: Incarnation) {
-        self.free().push(Kept { ring, node, life });
+    pub fn put(&self, ring: OwnRegion, node: NodeId, incarnation: Incarnation) {
+        self.free().push(Kept { ring, node, incarnation });
     }
 }

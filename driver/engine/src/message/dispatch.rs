@@ -5,7 +5,7 @@ use super::inbound::{Active, Direct, Inbound, Into, News};
 use super::receive::RecvOp;
 use crate::message::lending::{Lease, Miss};
 use crate::sync::op::Outcome;
-use crate::transfer::descriptor::{Control, DirectPut, Ticket};
+use crate::transfer::descriptor::{Control, DirectPut, TransferId};
 use crate::transfer::incoming::{Incoming, Pieces, Sink};
 use doorbell_fabric::{Envelope, Incarnation, NodeId, PRIORITIES, PacketHead, PacketKind, Payload, Priority, Verdict};
 
@@ -99,7 +99,7 @@ impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
         }
         self.count(lane, len);
         self.inbound.tally.unexpected += 1;
-        self.inbound.sight(&envelope);
+        self.inbound.notify_probe(&envelope);
         Verdict::Taken
     }
 
@@ -170,7 +170,7 @@ impl<D: Direct> Dispatch<'_, D> {
         self.inbound.pool.push_lent(envelope, lending.lend(&lease));
         self.count(lane, envelope.len);
         self.inbound.tally.unexpected += 1;
-        self.inbound.sight(&envelope);
+        self.inbound.notify_probe(&envelope);
         Verdict::Taken
     }
 
@@ -228,7 +228,7 @@ impl<D: Direct> Dispatch<'_, D> {
     }
 
     fn chunk(&mut self, lane: usize, head: &PacketHead, payload: Payload<'_>) -> Verdict {
-        let Some(ticket) = Ticket::from_word(head.tag) else { return Verdict::Broken("a chunk of no transfer") };
+        let Some(ticket) = TransferId::from_word(head.tag) else { return Verdict::Broken("a chunk of no transfer") };
         // The transfer is over, but its sender did not know yet.
         let Some(incoming) = self.inbound.incoming.iter_mut().find(|incoming| incoming.is(lane, ticket)) else {
             return Verdict::Taken;
@@ -341,7 +341,7 @@ impl<D: Direct> Dispatch<'_, D> {
                         }
                         None => {
                             self.inbound.pool.push_reserved(message);
-                            self.inbound.sight(&envelope);
+                            self.inbound.notify_probe(&envelope);
                         }
                     }
                 }

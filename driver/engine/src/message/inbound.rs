@@ -8,7 +8,7 @@ use crate::board::monitor::Monitor;
 use crate::message::lending::{Lenders, Lent};
 use crate::sync::op::{Op, Outcome};
 use crate::transfer::LEAST_SHARE;
-use crate::transfer::descriptor::{Control, Ticket};
+use crate::transfer::descriptor::{Control, TransferId};
 use crate::transfer::incoming::{GivenUp, Incoming, Sink};
 use crate::transfer::report::Reports;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, PRIORITIES, Payload};
@@ -61,7 +61,7 @@ pub enum News {
     /// A notice of another engine.
     Control(Control),
     /// The RTS of a transfer that the node had given up.
-    TooLate(Ticket),
+    TooLate(TransferId),
     /// The node broke the rules; the text tells how.
     Broken(&'static str),
 }
@@ -261,11 +261,11 @@ impl Inbound {
             Sink::Pool(pieces) => {
                 self.tally.unexpected += 1;
                 self.pool.complete(envelope.source, id, pieces.assemble(envelope.len));
-                self.sight(&envelope);
+                self.notify_probe(&envelope);
             }
             Sink::Kept(bytes, None) => {
                 self.pool.complete(envelope.source, id, bytes);
-                self.sight(&envelope);
+                self.notify_probe(&envelope);
             }
             Sink::Nowhere(reserved) => reserved.into_iter().for_each(|len| self.pool.release(len)),
         }
@@ -357,7 +357,7 @@ impl Inbound {
 
     /// A message came into the pool: wakes the threads that watch for it.
     #[inline]
-    pub fn sight(&mut self, envelope: &Envelope) {
+    pub fn notify_probe(&mut self, envelope: &Envelope) {
         for (accepts, op) in &self.watchers {
             if accepts.matches(envelope) {
                 self.sighted = true;

@@ -53,7 +53,7 @@ impl Match {
 
     /// As this, but only from one incarnation of one node.
     #[inline]
-    pub const fn life(self, node: NodeId, incarnation: Incarnation) -> Self {
+    pub const fn incarnation(self, node: NodeId, incarnation: Incarnation) -> Self {
         Self { from: Some(node), incarnation: Some(incarnation), ..self }
     }
 
@@ -100,14 +100,17 @@ mod tests {
 
     #[test]
     fn a_match_accepts_what_it_says() {
-        let (one, two, life) = (NodeId(1), NodeId(2), Incarnation(4));
-        let accepts = |m: Match, node, tag| m.accepts(node, life, tag);
+        let (one, two, incarnation) = (NodeId(1), NodeId(2), Incarnation(4));
+        let accepts = |m: Match, node, tag| m.accepts(node, incarnation, tag);
         assert!(accepts(Match::any(), one, 5));
         assert!(accepts(Match::from(one), one, 5) && !accepts(Match::from(one), two, 5));
         assert!(accepts(Match::any().tag(0), two, 0) && !accepts(Match::any().tag(0), two, 1));
         assert!(accepts(Match::any().source(two).tag(9), two, 9) && !accepts(Match::any().source(two).tag(9), one, 9));
         let masked = Match::any().tag_mask(0xabc, 0xf0);
         assert!(accepts(masked, one, 0xb0) && accepts(masked, one, 0x1bf) && !accepts(masked, one, 0xa0));
-        assert!(accepts(Match::any().life(one, life), one, 0) && !accepts(Match::any().life(one, Incarnation(5)), one, 0));
+        assert!(
+            accepts(Match::any().incarnation(one, incarnation), one, 0)
+                && !accepts(Match::any().incarnation(one, Incarnation(5)), one, 0)
+        );
     }
 }

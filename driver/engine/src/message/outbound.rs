@@ -9,7 +9,7 @@ use crate::message::bulk::BulkRings;
 use crate::message::lending::LEASE_BYTES;
 use crate::message::order::Begun;
 use crate::message::service::Route;
-use crate::mode::{LINKS_MAX, LinkFigures, ModeRequest};
+use crate::mode::{LINKS_MAX, LinkMetrics, ModeRequest};
 use crate::sync::baton::Baton;
 use crate::sync::op::Op;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
@@ -68,7 +68,7 @@ pub struct OutState {
     /// Counts the messages since the last look for further links.
     looked: u32,
     /// The latest figures of each link.
-    figures: [LinkFigures; LINKS_MAX],
+    metrics: [LinkMetrics; LINKS_MAX],
     /// The number of ended transfers at that time, by link.
     ended: [u32; LINKS_MAX],
     /// When the target was last seen to take something, while the link is half full.
@@ -145,7 +145,7 @@ impl Outbound {
             steered,
             held: usize::from(steered),
             looked: 0,
-            figures: [LinkFigures::default(); LINKS_MAX],
+            metrics: [LinkMetrics::default(); LINKS_MAX],
             ended: [0; LINKS_MAX],
             moved: [None; LINKS_MAX],
             used_further: false,
@@ -273,8 +273,8 @@ impl OutState {
     /// Whether the next message has the lane for itself: nothing is queued, and the target has taken everything before, apart
     /// from what it may have read without notice.
     pub fn is_idle(&mut self) -> bool {
-        let figures = self.link.as_mut().and_then(AnyLink::figures);
-        self.queue.len() <= 1 && figures.is_some_and(|seen| seen.bytes <= seen.room / 4)
+        let metrics = self.link.as_mut().and_then(AnyLink::metrics);
+        self.queue.len() <= 1 && metrics.is_some_and(|seen| seen.bytes <= seen.room / 4)
     }
 
     /// Sends a short message directly into the lane: the path of every small send.

@@ -6,7 +6,7 @@
 use crate::error::Error;
 use crate::sync::op::{Op, Outcome};
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, PacketKind, Payload, Priority, Verdict};
-use doorbell_shm::board::Figures;
+use doorbell_shm::board::Metrics;
 use doorbell_shm::domain::{Membership, PeerInbox};
 use doorbell_shm::keys::OwnerId;
 use serde::{Deserialize, Serialize};
@@ -56,7 +56,7 @@ impl From<&Membership> for PeerId {
 
 impl From<OwnerId> for PeerId {
     fn from(owner: OwnerId) -> Self {
-        Self { node: owner.node(), incarnation: owner.life() }
+        Self { node: owner.node(), incarnation: owner.incarnation() }
     }
 }
 
@@ -332,7 +332,7 @@ pub trait Service: Any + Send {
     fn close(&mut self, why: CloseReason);
 
     /// Adds the service's counts to the metrics of its node.
-    fn count(&self, _figures: &mut Figures) {}
+    fn count(&self, _figures: &mut Metrics) {}
 }
 
 /// A service that handles can find by its type.
@@ -532,7 +532,7 @@ impl Services {
     }
 
     /// Adds the counts of all services.
-    pub fn count(&self, figures: &mut Figures) {
-        self.slots.iter().filter_map(|slot| slot.service.as_ref()).for_each(|service| service.count(figures));
+    pub fn count(&self, metrics: &mut Metrics) {
+        self.slots.iter().filter_map(|slot| slot.service.as_ref()).for_each(|service| service.count(metrics));
     }
 }

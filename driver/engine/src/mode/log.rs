@@ -159,7 +159,7 @@ fn record(receipt: &Receipt) -> DecisionRecord {
         used: parts(used.into()),
         beside: beside.bits(),
         reason: reason.refusal().map_or(u8::MAX, |refusal| refusal as u8),
-        figures: figures(&reason),
+        metrics: metrics(&reason),
     }
 }
 
@@ -173,7 +173,7 @@ fn parts(request: ModeRequest) -> ModeParts {
 }
 
 /// The observed figure, and its limit.
-fn figures(reason: &Reason) -> [u64; 2] {
+fn metrics(reason: &Reason) -> [u64; 2] {
     match *reason {
         Reason::Queue { depth, limit } => [depth.into(), limit.into()],
         Reason::Occupancy { occupancy, limit } => [occupancy.into(), limit.into()],

@@ -2,7 +2,7 @@
 //!
 //! A **mode** is a fabric, one of its links, and a protocol: shared memory transfer, DMA put, remote get. Each call has a
 //! default mode (`send`: shared memory transfer; `put`: DMA put). A program may [request](ModeRequest) another, completely or
-//! in part. A [`Policy`] decides from the present [state of the links](LinkFigures) whether to follow the request. The
+//! in part. A [`Policy`] decides from the present [state of the links](LinkMetrics) whether to follow the request. The
 //! [`Receipt`] of a message tells what was requested, what was decided and why, with the figures, and which protocol moved how
 //! many of its bytes.
 //!
@@ -50,7 +50,7 @@ pub use reason::{Reason, Refusal};
 pub use receipt::{MovedBytes, Receipt};
 pub use thresholds::Thresholds;
 pub use tune::{Dma, Found, Machine, Tune, TuneError};
-pub use what::{Call, Fabric, LINKS_MAX, LinkFigures, Mode, ModeRequest, Protocol};
+pub use what::{Call, Fabric, LINKS_MAX, LinkMetrics, Mode, ModeRequest, Protocol};
 
 #[cfg(test)]
 mod tests {
@@ -79,8 +79,8 @@ mod tests {
 
     #[test]
     fn occupancy_is_of_what_is_scarcer() {
-        let figures = LinkFigures { depth: 8, bytes: 1, room: 100, places: 16, transfers: 0, still: 0 };
-        assert_eq!((figures.occupancy(), LinkFigures::default().occupancy()), (500, 0));
-        assert_eq!(LinkFigures { bytes: u64::MAX, room: 7, ..figures }.occupancy(), 1000);
+        let metrics = LinkMetrics { depth: 8, bytes: 1, room: 100, places: 16, transfers: 0, still: 0 };
+        assert_eq!((metrics.occupancy(), LinkMetrics::default().occupancy()), (500, 0));
+        assert_eq!(LinkMetrics { bytes: u64::MAX, room: 7, ..metrics }.occupancy(), 1000);
     }
 }

@@ -250,7 +250,7 @@ impl LatencySum {
 impl DecisionShown {
     fn new(decided: &Decided) -> Option<Self> {
         let Decided { number, time_ns, record } = *decided;
-        let DecisionRecord { to, call, len, in_region, requested, used, beside, reason, figures } = record;
+        let DecisionRecord { to, call, len, in_region, requested, used, beside, reason, metrics } = record;
         let call = [Call::Send, Call::Put, Call::Get].into_iter().find(|known| *known as u8 == call)?;
         let ModeRequest { fabric: Some(fabric), link: Some(link), protocol: Some(protocol) } = request(used)? else {
             return None;
@@ -265,7 +265,7 @@ impl DecisionShown {
             used: Mode { fabric, link, protocol },
             moved: None,
             beside: Links::of_bits(beside),
-            reason: why(reason, figures)?,
+            reason: why(reason, metrics)?,
         };
         Some(Self { number, time_ns, receipt })
     }

@@ -1,6 +1,6 @@
 //! The policy that decides about modes.
 
-use super::{Call, Fabric, LinkFigures, Links, Mode, ModeRequest, Protocol, Reason, Receipt};
+use super::{Call, Fabric, LinkMetrics, Links, Mode, ModeRequest, Protocol, Reason, Receipt};
 use doorbell_fabric::NodeId;
 use std::fmt::Debug;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub struct LinkView {
     /// The length in bytes from which `advice` may differ from the call's default protocol.
     pub large: u64,
     /// Its present load.
-    pub figures: LinkFigures,
+    pub metrics: LinkMetrics,
     /// A word that belongs to the policy, kept for this link between questions; 0 at first.
     pub word: u64,
 }

@@ -79,13 +79,13 @@ impl<T: Ord + Copy> Band<T> {
         if was { self.low.min(self.high) } else { self.high }
     }
 
-    fn is_too_much(&self, was: bool, figure: T) -> bool {
-        figure > self.in_force(was)
+    fn is_too_much(&self, was: bool, metric: T) -> bool {
+        metric > self.in_force(was)
     }
 
     /// The limit that a figure exceeds that is too much.
-    fn limit(&self, figure: T) -> T {
-        self.in_force(figure <= self.high)
+    fn limit(&self, metric: T) -> T {
+        self.in_force(metric <= self.high)
     }
 }
 
@@ -203,44 +203,44 @@ impl Thresholds {
     fn look(&self, link: &LinkView) -> u64 {
         let bit = |bit: u64, is_set: bool| if is_set { bit } else { 0 };
         let had = |bit: u64| link.word & bit != 0;
-        let figures = &link.figures;
+        let metrics = &link.metrics;
         let occupancy = self.occupancy.in_force(had(MEMORY));
-        // The same comparison as `LinkFigures::occupancy`, without its divisions.
+        // The same comparison as `LinkMetrics::occupancy`, without its divisions.
         let is_above =
             |used: u64, all: u64| all != 0 && used.min(all).saturating_mul(1000) >= all.saturating_mul(u64::from(occupancy) + 1);
-        let is_full = is_above(figures.bytes, figures.room) || is_above(figures.depth.into(), figures.places.into());
+        let is_full = is_above(metrics.bytes, metrics.room) || is_above(metrics.depth.into(), metrics.places.into());
         // A slow reader takes what it can. Another link helps only if the reader has stopped.
-        let may = |bit: u64| had(bit) || figures.still >= self.stalled;
+        let may = |bit: u64| had(bit) || metrics.still >= self.stalled;
         (link.word & LATEST)
-            | bit(QUEUE, may(QUEUE) && self.depth_of(link).is_too_much(had(QUEUE), figures.depth))
+            | bit(QUEUE, may(QUEUE) && self.depth_of(link).is_too_much(had(QUEUE), metrics.depth))
             | bit(MEMORY, may(MEMORY) && is_full)
-            | bit(AT_WORK, figures.transfers > u32::from(!had(AT_WORK)))
-            | bit(TRANSFERS, may(TRANSFERS) && self.transfers.is_too_much(had(TRANSFERS), figures.transfers))
+            | bit(AT_WORK, metrics.transfers > u32::from(!had(AT_WORK)))
+            | bit(TRANSFERS, may(TRANSFERS) && self.transfers.is_too_much(had(TRANSFERS), metrics.transfers))
     }
 
     /// The limits for packets, raised above the number that may have been read without notice.
     fn depth_of(&self, link: &LinkView) -> Band<u32> {
-        let unseen = if link.fabric == Fabric::Shm { link.figures.places / 4 + 1 } else { 0 };
+        let unseen = if link.fabric == Fabric::Shm { link.metrics.places / 4 + 1 } else { 0 };
         Band { high: self.depth.high.max(unseen), low: self.depth.low.max(unseen) }
     }
 
     /// Why a protocol has too much to do on a link, if it has.
     fn crowded(&self, call: Call, link: &LinkView, protocol: Protocol) -> Option<Reason> {
-        let figures = &link.figures;
+        let metrics = &link.metrics;
         let had = |bit: u64| link.word & bit != 0;
         match protocol {
             Protocol::Transfer if had(QUEUE) => {
-                Some(Reason::Queue { depth: figures.depth, limit: self.depth_of(link).limit(figures.depth) })
+                Some(Reason::Queue { depth: metrics.depth, limit: self.depth_of(link).limit(metrics.depth) })
             }
             Protocol::Transfer if had(MEMORY) => {
-                let occupancy = figures.occupancy();
+                let occupancy = metrics.occupancy();
                 Some(Reason::Occupancy { occupancy, limit: self.occupancy.limit(occupancy) })
             }
             Protocol::Transfer => None,
             // The calling thread copies, so no queue is involved. Using the lane would wait for the target's engine.
             _ if call != Call::Send && link.fabric == Fabric::Shm && protocol == usual(call) => None,
             _ if had(TRANSFERS) => {
-                Some(Reason::Queue { depth: figures.transfers, limit: self.transfers.limit(figures.transfers) })
+                Some(Reason::Queue { depth: metrics.transfers, limit: self.transfers.limit(metrics.transfers) })
             }
             _ => None,
         }
@@ -330,7 +330,7 @@ impl Thresholds {
     /// Whether a message fits into a link's memory at any occupancy that is permitted. It does not use the present occupancy,
     /// since the choice would change with every packet.
     fn fits(&self, link: &LinkView, len: u64) -> bool {
-        let room = link.figures.room;
+        let room = link.metrics.room;
         room == 0 || len <= room / 1000 * u64::from(1000 - self.occupancy.high.min(1000))
     }
 
@@ -342,12 +342,12 @@ impl Thresholds {
             if links[at].word & LATEST != 0 && latest.is_none() {
                 latest = Some(at);
             }
-            if least.is_none_or(|least| links[at].figures.bytes < links[least].figures.bytes) {
+            if least.is_none_or(|least| links[at].metrics.bytes < links[least].metrics.bytes) {
                 least = Some(at);
             }
         }
         let (latest, least) = (latest.or(least)?, least?);
-        let [more, less] = [latest, least].map(|at| links[at].figures.bytes);
+        let [more, less] = [latest, least].map(|at| links[at].metrics.bytes);
         let is_clear = more > less.saturating_mul(2).saturating_add(self.balance);
         Some(if is_clear { least } else { latest })
     }
@@ -394,14 +394,14 @@ impl Thresholds {
 
 impl Policy for Thresholds {
     fn is_settled(&self, link: &LinkView, len: u64) -> bool {
-        let figures = &link.figures;
+        let metrics = &link.metrics;
         let dma = self.dma[link.fabric as usize].iter().map(|found| match found {
             Some(Dma::From(limit)) => *limit,
             Some(Dma::Never) => u64::MAX,
             None => link.large,
         });
         // Nothing is too much. A link that is at least half full is examined by `choose`.
-        link.word & (QUEUE | MEMORY | TRANSFERS) == 0 && figures.still == 0 && dma.min().is_some_and(|least| len < least / NEAR)
+        link.word & (QUEUE | MEMORY | TRANSFERS) == 0 && metrics.still == 0 && dma.min().is_some_and(|least| len < least / NEAR)
     }
 
     fn choose(&self, question: &mut Question<'_>) -> Decision {
@@ -424,7 +424,7 @@ impl Policy for Thresholds {
             let latest =
                 (first..question.links.len()).find(|at| of_kind(question, *at) && question.links[*at].word & LATEST != 0);
             home = self.pick(question, of_kind).unwrap_or(first);
-            let [bytes, instead] = [latest.unwrap_or(first), home].map(|at| question.links[at].figures.bytes);
+            let [bytes, instead] = [latest.unwrap_or(first), home].map(|at| question.links[at].metrics.bytes);
             balance = (bytes > instead).then_some(Reason::Balance { bytes, instead });
             take(question, home);
         }

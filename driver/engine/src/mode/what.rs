@@ -75,7 +75,7 @@ pub enum Call {
 
 /// The present load of a link, as the sending node sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct LinkFigures {
+pub struct LinkMetrics {
     /// Messages and other packets that the target has not taken yet, as far as is known. In shared memory the target may have
     /// taken up to a quarter of the lane since.
     pub depth: u32,
@@ -92,7 +92,7 @@ pub struct LinkFigures {
     pub still: u32,
 }
 
-impl LinkFigures {
+impl LinkMetrics {
     /// The part of the memory that is written and not yet read, in thousandths.
     pub fn occupancy(&self) -> u16 {
         let of = |used: u64, all: u64| (used.min(all) * 1000).checked_div(all).unwrap_or(0) as u16;

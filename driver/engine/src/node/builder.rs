@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::message::service::{Class, is_of_program};
 use crate::mode::{Call, ModeRequest, Modes, Policy};
 use crate::sync::wait::Wait;
-use crate::transfer::Copy;
+use crate::transfer::CopySide;
 use crate::turn::EngineSettings;
 use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Role};
@@ -42,7 +42,7 @@ pub struct NodeBuilder {
     loan_bytes: usize,
     bulk_bytes: usize,
     patience: Duration,
-    copy: Copy,
+    copy: CopySide,
     fifo_from_high: bool,
     faults: Option<Faults>,
     network: NetworkOptions,
@@ -78,7 +78,7 @@ impl NodeBuilder {
             loan_bytes: 64 << 20,
             bulk_bytes: 16 << 20,
             patience: Duration::from_secs(10),
-            copy: Copy::default(),
+            copy: CopySide::default(),
             fifo_from_high: false,
             faults: None,
             network: NetworkOptions::default(),
@@ -179,7 +179,7 @@ impl NodeBuilder {
     }
 
     /// Which side copies large messages: see [`enum@Copy`].
-    pub fn copy(mut self, copy: Copy) -> Self {
+    pub fn copy(mut self, copy: CopySide) -> Self {
         self.copy = copy;
         self
     }

@@ -27,7 +27,7 @@ impl<T: Send + 'static> Clerked<T> {
         let (op, answer) = (Op::new(), Arc::new(Mutex::new(None)));
         let this = Self { begun: Begun::new(&node.shared), op: op.clone(), answer: answer.clone() };
         let finish = Finish(op);
-        node.shared.movers().submit(Box::new(move || {
+        node.shared.copiers().submit(Box::new(move || {
             let _finish = finish;
             let found = job();
             *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);

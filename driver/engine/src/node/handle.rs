@@ -82,8 +82,8 @@ impl Node {
         } else {
             None
         };
-        let life = Life { shared: shared.clone(), poller: Mutex::new(handle), left: AtomicBool::new(false) };
-        Ok(Node { shared, _life: Arc::new(life) })
+        let incarnation = Life { shared: shared.clone(), poller: Mutex::new(handle), left: AtomicBool::new(false) };
+        Ok(Node { shared, _life: Arc::new(incarnation) })
     }
 
     /// This node's id.
@@ -243,19 +243,19 @@ impl Node {
     /// All metrics of this node by name. Also updates them on the node's board.
     ///
     /// ```
-    /// # use doorbell::{Figure, Node, Space};
+    /// # use doorbell::{Metric, Node, Space};
     /// # fn main() -> Result<(), doorbell::Error> {
     /// # let node = Node::builder("figures").space(Space::heap()).join()?;
-    /// assert_eq!(node.figures()?[Figure::MessagesIn], 0);
+    /// assert_eq!(node.metrics()?[Metric::MessagesIn], 0);
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Closed`], [`Error::Reentrant`].
-    pub fn figures(&self) -> Result<doorbell_shm::board::Figures> {
+    pub fn metrics(&self) -> Result<doorbell_shm::board::Metrics> {
         let me = self.shared.check()?;
-        Ok(self.shared.enter(me, "figures")?.show())
+        Ok(self.shared.enter(me, "metrics")?.show())
     }
 
     /// The present state of this node's links and the counts of its messages by mode. Also updates them on the board. For other

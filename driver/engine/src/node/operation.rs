@@ -214,7 +214,7 @@ impl<T> Operation<T> {
     ///
     /// # Panics
     /// As [`wait`](Self::wait).
-    pub fn wait_by(self, deadline: Instant) -> std::result::Result<T, Self> {
+    pub fn wait_until(self, deadline: Instant) -> std::result::Result<T, Self> {
         self.end(Some(deadline))
     }
 

@@ -44,7 +44,7 @@ unsafe impl<B: Send> Send for Receiving<B> {}
 pub(super) fn send<B: AsRef<[u8]> + Send + 'static>(
     node: Node,
     outbound: Arc<Outbound>,
-    life: Option<Incarnation>,
+    incarnation: Option<Incarnation>,
     tag: u64,
     buffer: B,
     asks: Option<ModeRequest>,
@@ -52,7 +52,7 @@ pub(super) fn send<B: AsRef<[u8]> + Send + 'static>(
     let me = node.shared.check()?;
     begin(node, Sending { buffer: UnsafeCell::new(buffer), outbound }, |node, work| {
         // SAFETY: the work is at its address until the op is over or removed.
-        unsafe { node.shared.start_send(me, &work.outbound, life, tag, (*work.buffer.get()).as_ref(), asks) }
+        unsafe { node.shared.start_send(me, &work.outbound, incarnation, tag, (*work.buffer.get()).as_ref(), asks) }
     })
 }
 

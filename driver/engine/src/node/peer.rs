@@ -40,14 +40,14 @@ use std::time::Instant;
 pub struct Peer {
     node: Node,
     outbound: Arc<Outbound>,
-    life: Incarnation,
+    incarnation: Incarnation,
     /// A RefCell makes the type Send, but not Sync.
     regions: RefCell<RegionCache>,
 }
 
 impl Peer {
-    pub(super) fn new(node: Node, outbound: Arc<Outbound>, life: Incarnation) -> Self {
-        Self { node, outbound, life, regions: RefCell::default() }
+    pub(super) fn new(node: Node, outbound: Arc<Outbound>, incarnation: Incarnation) -> Self {
+        Self { node, outbound, incarnation, regions: RefCell::default() }
     }
 
     /// The node at the other end.
@@ -57,7 +57,7 @@ impl Peer {
 
     /// The incarnation of the node at the other end.
     pub fn incarnation(&self) -> Incarnation {
-        self.life
+        self.incarnation
     }
 
     /// The node at this end.
@@ -94,12 +94,12 @@ impl Peer {
         self.send_with(tag, bytes, Patience::None)
     }
 
-    /// Sends a message, waiting until `deadline` at most: as [`Node::send_by`].
+    /// Sends a message, waiting until `deadline` at most: as [`Node::send_until`].
     ///
     /// # Errors
-    /// As [`Node::send_by`].
+    /// As [`Node::send_until`].
     #[inline]
-    pub fn send_by(&self, tag: u64, bytes: &[u8], deadline: Instant) -> Result<()> {
+    pub fn send_until(&self, tag: u64, bytes: &[u8], deadline: Instant) -> Result<()> {
         self.send_with(tag, bytes, Patience::Until(deadline))
     }
 
@@ -116,7 +116,7 @@ impl Peer {
     /// # Errors
     /// As [`Node::start_send`].
     pub fn start_send<B: AsRef<[u8]> + Send + 'static>(&self, tag: u64, buffer: B) -> Result<Operation<Completion<B>>> {
-        owned::send(self.node.clone(), self.outbound.clone(), Some(self.life), tag, buffer, None)
+        owned::send(self.node.clone(), self.outbound.clone(), Some(self.incarnation), tag, buffer, None)
     }
 
     /// Sends a message with the requested mode: as [`Node::send_as`].
@@ -138,7 +138,7 @@ impl Peer {
     /// As [`Node::send_as`].
     pub fn send_as(&self, tag: u64, bytes: &[u8], mode: ModeRequest) -> Result<Receipt> {
         let shared = &self.node.shared;
-        shared.send_as(shared.check()?, &self.outbound, Some(self.life), tag, bytes, mode)
+        shared.send_as(shared.check()?, &self.outbound, Some(self.incarnation), tag, bytes, mode)
     }
 
     /// Begins to send a message with the requested mode and returns at once. [`Operation::receipt`] tells which mode was used.
@@ -151,7 +151,7 @@ impl Peer {
         buffer: B,
         mode: ModeRequest,
     ) -> Result<Operation<Completion<B>>> {
-        owned::send(self.node.clone(), self.outbound.clone(), Some(self.life), tag, buffer, Some(mode))
+        owned::send(self.node.clone(), self.outbound.clone(), Some(self.incarnation), tag, buffer, Some(mode))
     }
 
     /// Receives a message from this incarnation of the node: as [`Node::recv`].
@@ -160,7 +160,7 @@ impl Peer {
     /// As [`Node::recv`].
     #[inline]
     pub fn recv(&self, accepts: Match, buf: &mut [u8]) -> Result<Envelope> {
-        self.node.recv(accepts.life(self.id(), self.life), buf)
+        self.node.recv(accepts.incarnation(self.id(), self.incarnation), buf)
     }
 
     /// Receives a message from this incarnation of the node, if one is there: as [`Node::try_recv`].
@@ -169,32 +169,32 @@ impl Peer {
     /// As [`Node::try_recv`].
     #[inline]
     pub fn try_recv(&self, accepts: Match, buf: &mut [u8]) -> Result<Option<Envelope>> {
-        self.node.try_recv(accepts.life(self.id(), self.life), buf)
+        self.node.try_recv(accepts.incarnation(self.id(), self.incarnation), buf)
     }
 
-    /// Receives a message from this incarnation of the node, waiting until `deadline` at most: as [`Node::recv_by`].
+    /// Receives a message from this incarnation of the node, waiting until `deadline` at most: as [`Node::recv_until`].
     ///
     /// # Errors
-    /// As [`Node::recv_by`].
+    /// As [`Node::recv_until`].
     #[inline]
-    pub fn recv_by(&self, accepts: Match, buf: &mut [u8], deadline: Instant) -> Result<Envelope> {
-        self.node.recv_by(accepts.life(self.id(), self.life), buf, deadline)
+    pub fn recv_until(&self, accepts: Match, buf: &mut [u8], deadline: Instant) -> Result<Envelope> {
+        self.node.recv_until(accepts.incarnation(self.id(), self.incarnation), buf, deadline)
     }
 
     #[inline(always)]
     fn send_with(&self, tag: u64, bytes: &[u8], patience: Patience) -> Result<()> {
         let shared = &self.node.shared;
         let me = shared.check()?;
-        if shared.send_now(me, &self.outbound, Some(self.life), tag, bytes)? {
+        if shared.send_now(me, &self.outbound, Some(self.incarnation), tag, bytes)? {
             return Ok(());
         }
-        shared.send_slow(me, &self.outbound, Some(self.life), tag, bytes, patience)
+        shared.send_slow(me, &self.outbound, Some(self.incarnation), tag, bytes, patience)
     }
 }
 
 impl std::fmt::Debug for Peer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Peer").field("id", &self.id()).field("incarnation", &self.life).finish_non_exhaustive()
+        f.debug_struct("Peer").field("id", &self.id()).field("incarnation", &self.incarnation).finish_non_exhaustive()
     }
 }
 

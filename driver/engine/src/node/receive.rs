@@ -151,7 +151,7 @@ impl Shared {
     #[inline(never)]
     fn receive_slow(&self, me: Token, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
         let mut direct = IntoBuffer { accepts, buf, got: None, long: None, patient: deadline.is_none() };
-        let mut gear = self.gear(deadline);
+        let mut backoff = self.backoff(deadline);
         let rounds = if self.wait() == Wait::Park { 0 } else { SPIN_ROUNDS };
         while self.progress() != Progress::Poller {
             {
@@ -177,7 +177,7 @@ impl Shared {
                     None => {}
                 }
             }
-            match gear.step() {
+            match backoff.step() {
                 Step::Again => {}
                 Step::Check => self.check_peers(me),
                 Step::Expired => return Err(Error::Timeout { operation: "recv", node: accepts.bound_to() }),
@@ -255,8 +255,8 @@ impl Shared {
         mut hot: impl FnMut(&mut Engine, &mut D),
     ) -> Result<()> {
         let me = self.check()?;
-        let mut gear = self.gear(deadline);
-        let mut helm = self.helm_hold();
+        let mut backoff = self.backoff(deadline);
+        let mut parking = self.parking_hold();
         loop {
             {
                 let mut engine = self.enter(me, operation)?;
@@ -300,7 +300,7 @@ impl Shared {
                     return Err(error);
                 }
             }
-            match gear.step() {
+            match backoff.step() {
                 Step::Again => {}
                 Step::Check => self.check_peers(me),
                 Step::Expired => return Err(Error::Timeout { operation, node: accepts.bound_to() }),
@@ -311,12 +311,12 @@ impl Shared {
                         engine.watch(accepts, op.clone());
                         !engine.has_whole(&accepts)
                     };
-                    let parked = if watching { self.park(me, &op, timeout, &mut helm) } else { Ok(()) };
+                    let parked = if watching { self.park(me, &op, timeout, &mut parking) } else { Ok(()) };
                     let mut engine = self.enter(me, operation)?;
                     engine.unwatch(&op);
                     engine.check_peers();
                     parked?;
-                    gear.slept();
+                    backoff.slept();
                 }
             }
         }
@@ -430,7 +430,7 @@ impl Node {
     /// # Errors
     /// [`Error::Timeout`]; otherwise as [`recv`](Self::recv).
     #[inline]
-    pub fn recv_by(&self, accepts: Match, buf: &mut [u8], deadline: Instant) -> Result<Envelope> {
+    pub fn recv_until(&self, accepts: Match, buf: &mut [u8], deadline: Instant) -> Result<Envelope> {
         self.shared.receive(accepts, buf, Some(deadline))
     }
 
@@ -482,7 +482,7 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::Timeout`]; otherwise as [`recv_with`](Self::recv_with).
-    pub fn recv_with_by<R>(
+    pub fn recv_with_until<R>(
         &self,
         accepts: Match,
         deadline: Instant,

@@ -38,7 +38,7 @@ impl Shared {
         &self,
         me: Token,
         outbound: &Outbound,
-        life: Option<Incarnation>,
+        incarnation: Option<Incarnation>,
         tag: u64,
         bytes: &[u8],
     ) -> Result<bool> {
@@ -46,7 +46,7 @@ impl Shared {
             return Ok(false);
         }
         let Some(mut state) = outbound.state.enter(me) else { return Err(Error::Reentrant { operation: "send" }) };
-        if state.is_held() || life.is_some_and(|life| life != state.incarnation) {
+        if state.is_held() || incarnation.is_some_and(|incarnation| incarnation != state.incarnation) {
             return Ok(false);
         }
         match state.send_whole(tag, bytes) {
@@ -62,12 +62,12 @@ impl Shared {
         &self,
         me: Token,
         outbound: &Arc<Outbound>,
-        life: Option<Incarnation>,
+        incarnation: Option<Incarnation>,
         tag: u64,
         bytes: &[u8],
         patience: Patience,
     ) -> Result<()> {
-        self.send_asking(me, outbound, life, tag, bytes, None, patience).map(drop)
+        self.send_asking(me, outbound, incarnation, tag, bytes, None, patience).map(drop)
     }
 
     /// As `send_slow`, with an optional mode. Returns the receipt.
@@ -76,7 +76,7 @@ impl Shared {
         &self,
         me: Token,
         outbound: &Arc<Outbound>,
-        life: Option<Incarnation>,
+        incarnation: Option<Incarnation>,
         tag: u64,
         bytes: &[u8],
         asks: Option<ModeRequest>,
@@ -85,7 +85,7 @@ impl Shared {
         let node = outbound.target;
         let waits = !matches!(patience, Patience::None);
         let began = if waits && self.modes().steers(asks) { self.modes().begin_sample() } else { None };
-        let op = match self.begin_send(me, outbound, life, tag, bytes, asks, patience)? {
+        let op = match self.begin_send(me, outbound, incarnation, tag, bytes, asks, patience)? {
             Begun::Sent(op) => return Ok(self.sent(began, &op)),
             Begun::Queued(op) => op,
         };
@@ -127,13 +127,13 @@ impl Shared {
         &self,
         me: Token,
         outbound: &Arc<Outbound>,
-        life: Option<Incarnation>,
+        incarnation: Option<Incarnation>,
         tag: u64,
         bytes: &[u8],
         mode: ModeRequest,
     ) -> Result<Receipt> {
-        let receipt = self.send_asking(me, outbound, life, tag, bytes, Some(mode), Patience::Forever)?;
-        receipt.ok_or(Error::PeerLeft { node: outbound.target, incarnation: life.unwrap_or_default() })
+        let receipt = self.send_asking(me, outbound, incarnation, tag, bytes, Some(mode), Patience::Forever)?;
+        receipt.ok_or(Error::PeerLeft { node: outbound.target, incarnation: incarnation.unwrap_or_default() })
     }
 
     /// Sends a copy of a message that could not be lent.
@@ -141,12 +141,12 @@ impl Shared {
         &self,
         me: Token,
         outbound: &Arc<Outbound>,
-        life: Option<Incarnation>,
+        incarnation: Option<Incarnation>,
         tag: u64,
         bytes: &[u8],
         deadline: Option<Instant>,
     ) -> Result<()> {
-        self.send_slow(me, outbound, life, tag, bytes, deadline.map_or(Patience::Forever, Patience::Until))
+        self.send_slow(me, outbound, incarnation, tag, bytes, deadline.map_or(Patience::Forever, Patience::Until))
     }
 
     /// Sends at once, or queues the send.
@@ -155,7 +155,7 @@ impl Shared {
         &self,
         me: Token,
         outbound: &Arc<Outbound>,
-        life: Option<Incarnation>,
+        incarnation: Option<Incarnation>,
         tag: u64,
         bytes: &[u8],
         asks: Option<ModeRequest>,
@@ -170,8 +170,8 @@ impl Shared {
         // Leaving clears the flag first, and then ends queued sends under the baton. So nothing is queued after that.
         self.check()?;
         let mut state = outbound.state.enter(me).ok_or(Error::Reentrant { operation: "send" })?;
-        let wanted = match life {
-            Some(life) => life,
+        let wanted = match incarnation {
+            Some(incarnation) => incarnation,
             None => engine.fabric().live(node).ok_or_else(|| engine.unreachable(node, None))?,
         };
         engine.connect(outbound, &mut state, wanted)?;
@@ -228,7 +228,8 @@ impl Shared {
             return Ok(());
         }
         drop(state);
-        let lives = |node, life| self.enter(me, "send").is_ok_and(|mut engine| engine.fabric().live(node) == Some(life));
+        let lives =
+            |node, incarnation| self.enter(me, "send").is_ok_and(|mut engine| engine.fabric().live(node) == Some(incarnation));
         let ring = self.ways().rings().take(self.membership(), || self.regions().next_number(), lives);
         if let (Some(ring), Some(mut state)) = (ring, outbound.state.enter(me)) {
             state.set_bulk(ring);
@@ -262,17 +263,17 @@ impl Shared {
         &self,
         me: Token,
         outbound: &Arc<Outbound>,
-        life: Option<Incarnation>,
+        incarnation: Option<Incarnation>,
         tag: u64,
         bytes: &[u8],
         asks: Option<ModeRequest>,
     ) -> Result<Arc<Op>> {
-        if asks.is_none() && self.send_now(me, outbound, life, tag, bytes)? {
+        if asks.is_none() && self.send_now(me, outbound, incarnation, tag, bytes)? {
             let op = Op::new();
             op.finish(Outcome::Sent);
             return Ok(op);
         }
-        match self.begin_send(me, outbound, life, tag, bytes, asks, Patience::Forever)? {
+        match self.begin_send(me, outbound, incarnation, tag, bytes, asks, Patience::Forever)? {
             Begun::Queued(op) => Ok(op),
             Begun::Sent(op) => {
                 op.finish(Outcome::Sent);
@@ -357,7 +358,7 @@ impl Node {
     /// # Errors
     /// [`Error::Timeout`]: the message was not delivered, and will not be. Otherwise as [`send`](Self::send).
     #[inline]
-    pub fn send_by(&self, node: NodeId, tag: u64, bytes: &[u8], deadline: Instant) -> Result<()> {
+    pub fn send_until(&self, node: NodeId, tag: u64, bytes: &[u8], deadline: Instant) -> Result<()> {
         self.send_to(node, tag, bytes, Patience::Until(deadline))
     }
 

@@ -80,7 +80,7 @@ impl Shared {
         // Within a callback the engine can't be entered. Assume shared memory; a later step reports it if that is wrong.
         let Ok(mut engine) = self.enter(me, act.name) else { return Ok(None) };
         if !engine.is_remote(node, incarnation) {
-            engine.glance();
+            engine.refresh_peers();
         }
         if !engine.is_remote(node, incarnation) {
             return Ok(None);

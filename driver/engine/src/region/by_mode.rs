@@ -8,7 +8,7 @@ use crate::memory::cache::{Act, GET, PUT};
 use crate::memory::copy;
 use crate::memory::key::{Access, Key, Place, ReadWrite};
 use crate::mode::{
-    Call, Decision, Fabric, LINKS_MAX, LinkFigures, LinkView, Links, Mode, ModeRequest, MovedBytes, Protocol, Question, Reason,
+    Call, Decision, Fabric, LINKS_MAX, LinkMetrics, LinkView, Links, Mode, ModeRequest, MovedBytes, Protocol, Question, Reason,
     Receipt,
 };
 use crate::region::Plain;
@@ -31,7 +31,7 @@ impl Shared {
         asks: Option<ModeRequest>,
     ) -> Result<Receipt> {
         let me = self.check()?;
-        let Place { node, incarnation: life, number, offset, secret, .. } = *place;
+        let Place { node, incarnation, number, offset, secret, .. } = *place;
         if bytes as u64 > place.bytes {
             return Err(fault(act, place, KeyFault::OutOfRange));
         }
@@ -46,8 +46,8 @@ impl Shared {
         let mut views = Vec::with_capacity(LINKS_MAX);
         {
             let mut state = outbound.state.enter(me).ok_or(Error::Reentrant { operation: act.name })?;
-            if engine.connect(&outbound, &mut state, life).is_err() {
-                let error = engine.unreachable(node, Some(life));
+            if engine.connect(&outbound, &mut state, incarnation).is_err() {
+                let error = engine.unreachable(node, Some(incarnation));
                 drop((state, engine));
                 // `find` knows best what is wrong with the key.
                 return self.find(place, bytes, act).and(Err(error));
@@ -58,7 +58,7 @@ impl Shared {
             for by in 0..LINKS_MAX as u8 {
                 let word = state.words[usize::from(by)];
                 let is_near = by == 0 && engine.fabric().peer(node).is_some();
-                let Some(figures) = state.figures(by, engine.transfers_by(node, by)).or(is_near.then(LinkFigures::default))
+                let Some(metrics) = state.metrics(by, engine.transfers_by(node, by)).or(is_near.then(LinkMetrics::default))
                 else {
                     continue;
                 };
@@ -75,11 +75,11 @@ impl Shared {
                     () => Protocol::Transfer,
                 };
                 let (fabric, link) = if is_near { (Fabric::Shm, 0) } else { (Fabric::Udp, by - u8::from(is_near_first)) };
-                views.push((by, LinkView { fabric, link, protocols, advice, large: 0, figures, word }));
+                views.push((by, LinkView { fabric, link, protocols, advice, large: 0, metrics, word }));
             }
             if views.is_empty() {
                 // The node went meanwhile.
-                let error = engine.unreachable(node, Some(life));
+                let error = engine.unreachable(node, Some(incarnation));
                 drop((state, engine));
                 return self.find(place, bytes, act).and(Err(error));
             }
@@ -124,7 +124,7 @@ impl Shared {
             }
             // Leaving clears the flag first, and then ends pending operations under the baton. So nothing is begun after that.
             self.check()?;
-            let request = Request { incarnation: life, number, offset, bytes: bytes as u64, secret };
+            let request = Request { incarnation, number, offset, bytes: bytes as u64, secret };
             let how = AccessBy {
                 operation: act.name,
                 writes: act.writes,

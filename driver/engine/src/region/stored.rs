@@ -11,7 +11,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
     number: u32,
-    life: Incarnation,
+    incarnation: Incarnation,
     offset: u64,
     bytes: u64,
 }
@@ -24,12 +24,12 @@ impl Stored {
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let words: &[u8; Self::BYTES] = bytes.try_into().ok()?;
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| words[8 * at + byte]));
-        Some(Self { number: word(0) as u32, life: Incarnation((word(0) >> 32) as u32), offset: word(1), bytes: word(2) })
+        Some(Self { number: word(0) as u32, incarnation: Incarnation((word(0) >> 32) as u32), offset: word(1), bytes: word(2) })
     }
 
     fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        let words = [u64::from(self.number) | u64::from(self.life.0) << 32, self.offset, self.bytes];
+        let words = [u64::from(self.number) | u64::from(self.incarnation.0) << 32, self.offset, self.bytes];
         for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
@@ -43,7 +43,7 @@ impl<T: Plain> Region<T> {
     pub fn range_of(&self, stored: &Stored) -> Option<Range<usize>> {
         let (place, size) = (self.inner.place, size_of::<T>() as u64);
         let end = stored.offset.checked_add(stored.bytes)?;
-        let is_its = stored.number == place.number && stored.life == place.incarnation && end <= place.bytes;
+        let is_its = stored.number == place.number && stored.incarnation == place.incarnation && end <= place.bytes;
         let is_whole = stored.offset.is_multiple_of(size) && stored.bytes.is_multiple_of(size);
         (is_its && is_whole).then(|| (stored.offset / size) as usize..(end / size) as usize)
     }
@@ -81,7 +81,7 @@ impl Peer {
         let receipt = self.put_as(from, to, mode)?;
         let place = to.place;
         let bytes = size_of_val(from) as u64;
-        let stored = Stored { number: place.number, life: place.incarnation, offset: place.offset, bytes };
+        let stored = Stored { number: place.number, incarnation: place.incarnation, offset: place.offset, bytes };
         let by = ModeRequest::fabric(receipt.used.fabric).link(receipt.used.link);
         match self.send_as(tag, &stored.to_bytes(), by) {
             // The link went meanwhile; the elements that it carried have arrived.

@@ -40,7 +40,7 @@ impl Customer {
 
 /// The blocking pool. Threads start when there is work, and end after a while without any.
 #[derive(Default)]
-pub struct Clerks {
+pub struct BlockingPool {
     state: Mutex<State>,
     bell: Condvar,
 }
@@ -84,7 +84,7 @@ impl State {
     }
 }
 
-impl Clerks {
+impl BlockingPool {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -108,8 +108,8 @@ impl Clerks {
         }
         state.all += 1;
         drop(state);
-        let clerks = self.clone();
-        let spawned = world::spawn("doorbell-clerk", move || clerks.work());
+        let blocking = self.clone();
+        let spawned = world::spawn("doorbell-clerk", move || blocking.work());
         if let Err(error) = spawned {
             tracing::warn!(%error, "could not start a thread of the blocking pool; the job waits for a running one");
             let mut state = self.state();
@@ -163,7 +163,7 @@ mod tests {
     fn one_node_has_so_many_threads_and_keeps_none_from_others() {
         const JOBS: usize = 600;
         const MOST: usize = WAITS_MAX;
-        let (clerks, gate) = (Arc::<Clerks>::default(), Arc::new((Mutex::new(false), Condvar::new())));
+        let (blocking, gate) = (Arc::<BlockingPool>::default(), Arc::new((Mutex::new(false), Condvar::new())));
         let (began, begins) = mpsc::channel();
         let waits = |customer: Customer| {
             let (gate, began) = (gate.clone(), began.clone());
@@ -172,7 +172,7 @@ mod tests {
                 let open = gate.0.lock().unwrap();
                 drop(gate.1.wait_while(open, |open| !*open).unwrap());
             };
-            clerks.submit_for(customer, Box::new(job));
+            blocking.submit_for(customer, Box::new(job));
         };
         let greedy = Customer::Waits(NodeId(5), Incarnation(1));
         (0..JOBS).for_each(|_| waits(greedy));
@@ -184,7 +184,7 @@ mod tests {
             waits(customer);
             assert_eq!(begins.recv_timeout(PATIENCE), Ok(customer));
         }
-        assert_eq!(clerks.threads(), MOST + 3);
+        assert_eq!(blocking.threads(), MOST + 3);
         *gate.0.lock().unwrap() = true;
         gate.1.notify_all();
         for _ in MOST..JOBS {
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "too many threads")]
     fn what_one_node_wants_done_is_done_one_after_the_other() {
-        let clerks = Arc::<Clerks>::default();
+        let blocking = Arc::<BlockingPool>::default();
         let (under_way, (told, tells)) = (Arc::new(AtomicBool::new(false)), mpsc::channel());
         for job in 0..100 {
             let (under_way, told) = (under_way.clone(), told.clone());
@@ -207,7 +207,7 @@ mod tests {
                 // The next job is done all the same.
                 std::panic::resume_unwind(Box::new("on purpose"));
             };
-            clerks.submit_for(Customer::Chores(NodeId(1), Incarnation(1)), Box::new(job));
+            blocking.submit_for(Customer::Chores(NodeId(1), Incarnation(1)), Box::new(job));
         }
         for job in 0..100 {
             assert_eq!(tells.recv_timeout(PATIENCE), Ok((job, true)));

@@ -82,7 +82,7 @@ pub enum Step {
 }
 
 /// The backoff of one wait: decides what to do after each look that found nothing.
-pub struct Gear {
+pub struct Backoff {
     wait: Wait,
     deadline: Option<Instant>,
     began: Option<Instant>,
@@ -102,7 +102,7 @@ pub struct Gear {
     gives_way: bool,
 }
 
-impl Gear {
+impl Backoff {
     /// A wait that begins now.
     #[inline(always)]
     pub fn new(wait: Wait, deadline: Option<Instant>) -> Self {
@@ -254,13 +254,13 @@ mod tests {
 
     #[test]
     fn each_way_takes_its_steps() {
-        assert!(matches!(Gear::new(Wait::Park, None).step(), Step::Park(PARK_MOST)));
-        let mut spin = Gear::new(Wait::Spin, None);
+        assert!(matches!(Backoff::new(Wait::Park, None).step(), Step::Park(PARK_MOST)));
+        let mut spin = Backoff::new(Wait::Spin, None);
         assert!((0..1000).all(|_| matches!(spin.step(), Step::Again | Step::Check)));
-        let mut auto = Gear::new(Wait::Auto, None);
+        let mut auto = Backoff::new(Wait::Auto, None);
         assert_eq!(auto.step(), Step::Again);
         while !matches!(auto.step(), Step::Park(_)) {}
         let past = Instant::now();
-        assert_eq!(Gear::new(Wait::Spin, Some(past)).step(), Step::Expired);
+        assert_eq!(Backoff::new(Wait::Spin, Some(past)).step(), Step::Expired);
     }
 }

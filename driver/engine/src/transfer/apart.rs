@@ -10,7 +10,7 @@ use super::descriptor::Names;
 use crate::links::{BytesIn, BytesOut};
 use crate::mode::Links;
 use crate::sync::op::Op;
-use doorbell_shm::meeting::Meeting;
+use doorbell_shm::meeting::RendezvousBlock;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,7 +21,7 @@ fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The origin's half: a message lent to the network.
 pub struct Lending {
     /// The claimed chunks, and how the transfer ended. Only this node uses it.
-    pub meeting: Meeting,
+    pub meeting: RendezvousBlock,
     generation: u64,
     state: Mutex<Lent>,
 }
@@ -62,7 +62,7 @@ impl Lending {
     /// It stays readable until `let_go` or `take_back` has returned.
     pub unsafe fn new(bytes: *const u8, generation: u64) -> Self {
         let state = Lent { bytes: Bytes::Lent(bytes), parts: Vec::new(), piece: false };
-        let meeting = Meeting::default();
+        let meeting = RendezvousBlock::default();
         meeting.open(generation);
         Self { meeting, generation, state: Mutex::new(state) }
     }
@@ -171,7 +171,7 @@ impl BytesOut for LentPart {
 /// The target's half: the destination of what the network brings. After its drop, nothing is stored.
 pub struct Landing {
     /// How the transfer ended. Only this node uses it.
-    pub meeting: Meeting,
+    pub meeting: RendezvousBlock,
     place: Arc<Place>,
     /// The names of the message in each link's session, once they were requested.
     names: Option<Names>,
@@ -197,7 +197,7 @@ impl Landing {
     /// A landing for a message of `len` bytes, without a buffer yet.
     pub fn new(len: u64, generation: u64) -> Self {
         let state = Mutex::new(Room { at: std::ptr::null_mut(), op: None, stored: 0 });
-        let meeting = Meeting::default();
+        let meeting = RendezvousBlock::default();
         meeting.open(generation);
         Self { meeting, place: Arc::new(Place { len, state }), names: None }
     }

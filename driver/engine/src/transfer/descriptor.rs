@@ -12,14 +12,14 @@ pub const CHUNK_MOST: u64 = 128 << 10;
 
 /// The id of a transfer between two nodes: a slot of their rendezvous blocks, and its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket {
+pub struct TransferId {
     /// The slot.
     pub slot: u16,
     /// The number of the use.
     pub generation: u16,
 }
 
-impl Ticket {
+impl TransferId {
     /// Encodes it as the tag of a memory-FIFO packet.
     pub fn word(self) -> u64 {
         u64::from(self.slot) | u64::from(self.generation) << 16
@@ -77,7 +77,7 @@ impl Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectPut {
     /// The id of the transfer.
-    pub ticket: Ticket,
+    pub ticket: TransferId,
     /// The size of the chunks, and the end at which the memory FIFO begins.
     pub ends: Ends,
     /// The place of the message.
@@ -119,7 +119,7 @@ impl DirectPut {
         let apart = (ticket & APART != 0).then_some(((ticket & LINK_MASK) >> LINK_SHIFT) as u8);
         let flags = if apart.is_some() { APART | LINK_MASK | BESIDE_MASK } else { 0 };
         let beside = Links::of_bits(((ticket & flags & BESIDE_MASK) >> BESIDE_SHIFT) as u8);
-        let (ticket, source) = (Ticket::from_word(ticket & !flags)?, Place::from_words([kind, value])?);
+        let (ticket, source) = (TransferId::from_word(ticket & !flags)?, Place::from_words([kind, value])?);
         let is_beside = apart.is_none_or(|link| !beside.has(link));
         (is_cut && is_beside).then_some(Self { ticket, ends, source, apart, beside })
     }
@@ -131,7 +131,7 @@ impl DirectPut {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteGet {
     /// The id of the transfer.
-    pub ticket: Ticket,
+    pub ticket: TransferId,
     /// The destination of the message. `Nowhere` if the origin can't or must not put.
     pub target: Place,
     /// Whether the target copies, too.
@@ -171,7 +171,7 @@ impl RemoteGet {
         if head & !(PULLS | NAMES_MASK) & !0xffff_ffff != REMOTE_GET {
             return None;
         }
-        let (ticket, target) = (Ticket::from_word(head & 0xffff_ffff)?, Place::from_words([word(1)?, word(2)?])?);
+        let (ticket, target) = (TransferId::from_word(head & 0xffff_ffff)?, Place::from_words([word(1)?, word(2)?])?);
         let links = Links::of_bits(((head & NAMES_MASK) >> NAMES_SHIFT) as u8);
         let mut beside = Names::default();
         for (at, link) in (3..).zip(links.iter()) {
@@ -228,14 +228,14 @@ impl Over {
     const WORDS: [(Over, u64); 3] = [(Over::Finished, 3 << 32), (Over::Refused, 4 << 32), (Over::GivenUp, 5 << 32)];
 
     /// Encodes it.
-    pub fn encode(self, ticket: Ticket) -> [u8; WORD_BYTES] {
+    pub fn encode(self, ticket: TransferId) -> [u8; WORD_BYTES] {
         let word = Self::WORDS.iter().find(|(over, _)| *over == self).map_or(0, |(_, word)| *word);
         bytes([ticket.word() | word, 0, 0])
     }
 
-    fn decode(head: u64) -> Option<(Self, Ticket)> {
+    fn decode(head: u64) -> Option<(Self, TransferId)> {
         let (over, _) = Self::WORDS.into_iter().find(|(_, word)| word >> 32 == head >> 32)?;
-        Some((over, Ticket::from_word(head & 0xffff_ffff)?))
+        Some((over, TransferId::from_word(head & 0xffff_ffff)?))
     }
 }
 
@@ -247,7 +247,7 @@ pub enum Control {
     /// A counter is to be lowered.
     Lower(Lower),
     /// A transfer is over.
-    Over(Over, Ticket),
+    Over(Over, TransferId),
 }
 
 impl Control {
@@ -295,8 +295,8 @@ mod tests {
         ]
     }
 
-    fn ticket() -> impl Strategy<Value = Ticket> {
-        (0..MEETINGS as u16, any::<u16>()).prop_map(|(slot, generation)| Ticket { slot, generation })
+    fn ticket() -> impl Strategy<Value = TransferId> {
+        (0..MEETINGS as u16, any::<u16>()).prop_map(|(slot, generation)| TransferId { slot, generation })
     }
 
     proptest! {

@@ -2,10 +2,10 @@
 //! put, and the target pulls others itself.
 
 use super::apart::Landing;
-use super::descriptor::{CHUNK_MOST, DirectPut, Names, Over, RemoteGet, Ticket};
+use super::descriptor::{CHUNK_MOST, DirectPut, Names, Over, RemoteGet, TransferId};
 use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
-use super::{Copy, Place};
+use super::{CopySide, Place};
 use crate::board::monitor::Monitor;
 use crate::error::Error;
 use crate::links::BytesIn;
@@ -13,9 +13,9 @@ use crate::message::receive::RecvOp;
 use crate::sync::op::Outcome;
 use doorbell_fabric::world;
 use doorbell_fabric::{Envelope, NodeId, PRIORITIES, Payload};
-use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::board::{Metric, Record, RecordKind};
 use doorbell_shm::domain::{Membership, PeerInbox};
-use doorbell_shm::meeting::{Claim, End, Meeting, Meetings, Moved, Refusal};
+use doorbell_shm::meeting::{Claim, End, Meetings, Moved, Refusal, RendezvousBlock};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -131,7 +131,7 @@ pub struct GivenUp(HashMap<(NodeId, u16), u16>);
 impl GivenUp {
     /// Notes a notice that arrived without its RTS. The RTS comes later, or the transfer is already over by another notice on
     /// the way.
-    pub fn note(&mut self, source: NodeId, ticket: Ticket) {
+    pub fn note(&mut self, source: NodeId, ticket: TransferId) {
         let known = self.0.entry((source, ticket.slot)).or_insert(ticket.generation);
         // A notice of an earlier use may be late.
         if (ticket.generation.wrapping_sub(*known) & GENERATION_MASK) < GENERATION_MASK / 2 {
@@ -140,7 +140,7 @@ impl GivenUp {
     }
 
     /// Whether an RTS came too late. Removes the entry of its slot, which is of this use or an earlier one.
-    pub fn take(&mut self, source: NodeId, ticket: Ticket) -> bool {
+    pub fn take(&mut self, source: NodeId, ticket: TransferId) -> bool {
         self.0.remove(&(source, ticket.slot)) == Some(ticket.generation)
     }
 
@@ -164,7 +164,7 @@ pub enum Look {
 }
 
 impl Origin {
-    fn meeting(&self, ticket: Ticket) -> Option<&Meeting> {
+    fn meeting(&self, ticket: TransferId) -> Option<&RendezvousBlock> {
         match self {
             Origin::Near(meetings) => meetings.get(usize::from(ticket.slot)),
             Origin::Apart(landing) => Some(&landing.meeting),
@@ -206,7 +206,7 @@ impl Incoming {
     }
 
     /// Whether this is the transfer that a node without shared memory names.
-    pub fn is_apart(&self, source: NodeId, ticket: Ticket) -> bool {
+    pub fn is_apart(&self, source: NodeId, ticket: TransferId) -> bool {
         self.envelope.source == source && self.put.ticket == ticket && self.landing().is_some()
     }
 
@@ -216,12 +216,12 @@ impl Incoming {
     }
 
     /// Whether a memory-FIFO packet of this lane belongs to it.
-    pub fn is(&self, lane: usize, ticket: Ticket) -> bool {
+    pub fn is(&self, lane: usize, ticket: TransferId) -> bool {
         self.lane == lane && self.put.ticket == ticket
     }
 
     /// Whether a transfer of this lane's node uses the same slot: one of two such transfers is over.
-    pub fn shares_slot(&self, lane: usize, ticket: Ticket) -> bool {
+    pub fn shares_slot(&self, lane: usize, ticket: TransferId) -> bool {
         self.lane / PRIORITIES == lane / PRIORITIES && self.put.ticket.slot == ticket.slot
     }
 
@@ -232,7 +232,7 @@ impl Incoming {
         progress.is_none_or(|progress| progress.closed)
     }
 
-    fn meeting(&self) -> Option<&Meeting> {
+    fn meeting(&self) -> Option<&RendezvousBlock> {
         self.origin.meeting(self.put.ticket)
     }
 
@@ -245,7 +245,7 @@ impl Incoming {
     }
 
     /// The notice that tells the origin of the end, if the origin can't see it.
-    pub fn farewell(&self, look: Look) -> Option<(Ticket, Over)> {
+    pub fn farewell(&self, look: Look) -> Option<(TransferId, Over)> {
         self.landing()?;
         match look {
             Look::Complete => Some((self.put.ticket, Over::Finished)),
@@ -260,14 +260,14 @@ impl Incoming {
 
     /// The same for an origin that shares no memory. `name` asks a link of the network to store the message, and returns the
     /// session's name for it.
-    pub fn answer_apart(&mut self, copy: Copy, name: impl FnMut(u8, &Arc<dyn BytesIn>) -> Option<u64>) -> Option<RemoteGet> {
+    pub fn answer_apart(&mut self, copy: CopySide, name: impl FnMut(u8, &Arc<dyn BytesIn>) -> Option<u64>) -> Option<RemoteGet> {
         let (Sink::Receive(receive), Origin::Apart(landing)) = (&self.sink, &mut self.origin) else { return None };
         let link = self.put.apart?;
         if self.acknowledged || receive.op.is_done() || self.report.fifo.bytes == self.put.ends.len {
             return None;
         }
         let mut beside = match copy {
-            Copy::Target => Names::default(),
+            CopySide::Target => Names::default(),
             // SAFETY: the message fits (Sink). `detach` and the drop of this make the landing let go before other code uses the
             // receive's buffer.
             _ => unsafe { landing.open(receive.ptr, &receive.op, self.put.beside.with(link), name) },
@@ -283,19 +283,19 @@ impl Incoming {
     }
 
     /// The answer to the origin, once there is a receive.
-    pub fn answer(&mut self, peer: &Arc<PeerInbox>, local: &Local, copy: Copy) -> Option<RemoteGet> {
+    pub fn answer(&mut self, peer: &Arc<PeerInbox>, local: &Local, copy: CopySide) -> Option<RemoteGet> {
         let Sink::Receive(receive) = &self.sink else { return None };
         if self.acknowledged {
             return None;
         }
         let len = self.envelope.len;
         self.source = match copy {
-            Copy::Origin => None,
+            CopySide::Origin => None,
             // Bytes that can't be read go through the lane.
             _ => Remote::of(self.put.source, len as u64, peer, local, false).filter(|source| source.is_readable(len as u64)),
         };
         let target = match copy {
-            Copy::Target => Place::Nowhere,
+            CopySide::Target => Place::Nowhere,
             _ if receive.patient => local.place(receive.ptr, len),
             _ => Place::Nowhere,
         };
@@ -310,7 +310,7 @@ impl Incoming {
     /// Notes that the answer was sent.
     pub fn answered(&mut self, get: RemoteGet, monitor: &Monitor) {
         self.note(monitor, RecordKind::RemoteGet, 0, self.put.ends.len);
-        monitor.tallies.add(Figure::RemoteGets, 1);
+        monitor.tallies.add(Metric::RemoteGets, 1);
         self.acknowledged = true;
         self.granted = !matches!(get.target, Place::Nowhere | Place::Session(_));
         self.report.execute(Descriptor::RemoteGet, 0);
@@ -417,7 +417,7 @@ impl Incoming {
         self.report.execute(Descriptor::Pull, len);
         meeting.set_pulled(u64::from(self.put.ticket.generation), self.report.pulled.bytes);
         self.note(monitor, RecordKind::Pull, at, len);
-        monitor.tallies.add(Figure::BytesPulled, len);
+        monitor.tallies.add(Metric::BytesPulled, len);
         Ok(true)
     }
 

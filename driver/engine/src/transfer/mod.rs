@@ -47,7 +47,7 @@ pub(crate) const LEAST_SHARE: u32 = 16;
 
 /// Which side copies the bytes of a large message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Copy {
+pub enum CopySide {
     /// Chosen for each message. Usually both sides copy, as far as their threads turn the engine: two processors if both
     /// processes wait. With several pending messages to one node, the target copies alone. Messages in private memory take the
     /// lane where it is faster than a copy by the kernel: below 1 MiB, when several are pending, and where the kernel's copy is
@@ -63,18 +63,18 @@ pub enum Copy {
     Both,
 }
 
-impl Copy {
-    const WORDS: [(Copy, &str); 4] =
-        [(Copy::Auto, "auto"), (Copy::Origin, "origin"), (Copy::Target, "target"), (Copy::Both, "both")];
+impl CopySide {
+    const WORDS: [(CopySide, &str); 4] =
+        [(CopySide::Auto, "auto"), (CopySide::Origin, "origin"), (CopySide::Target, "target"), (CopySide::Both, "both")];
 }
 
-impl fmt::Display for Copy {
+impl fmt::Display for CopySide {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(Self::WORDS.iter().find(|(copy, _)| copy == self).map_or("", |(_, word)| word))
     }
 }
 
-impl FromStr for Copy {
+impl FromStr for CopySide {
     type Err = doorbell_fabric::ParseIdError;
 
     fn from_str(word: &str) -> Result<Self, Self::Err> {

@@ -4,11 +4,11 @@
 mod transfer;
 
 use super::apart::Lending;
-use super::descriptor::{CHUNK_LEAST, CHUNK_MOST, DirectPut, Over, RemoteGet, Ticket};
+use super::descriptor::{CHUNK_LEAST, CHUNK_MOST, DirectPut, Over, RemoteGet, TransferId};
 use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
 use super::way::Way;
-use super::{APART_LEAST, Copy, LEAST_SHARE, Place};
+use super::{APART_LEAST, CopySide, LEAST_SHARE, Place};
 use crate::board::monitor::Monitor;
 use crate::error::Error;
 use crate::message::order::{Begun, Order};
@@ -18,10 +18,10 @@ use crate::sync::baton::Token;
 use crate::sync::op::{Op, Outcome};
 use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Push};
-use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::board::{Metric, Record, RecordKind};
 use doorbell_shm::cma;
 use doorbell_shm::domain::PeerInbox;
-use doorbell_shm::meeting::{Ends, MEETINGS, Meeting, Meetings, Moved};
+use doorbell_shm::meeting::{Ends, MEETINGS, Meetings, Moved, RendezvousBlock};
 use std::sync::Arc;
 use std::time::Duration;
 use transfer::{Partner, Transfer};
@@ -34,7 +34,7 @@ pub struct Outgoing {
     transfers: Vec<Transfer>,
     /// Slots in use, and their latest generations, by target.
     slots: Vec<Option<Box<Slots>>>,
-    copy: Copy,
+    copy: CopySide,
     from_high: bool,
     turns: u32,
     /// The number of transfers for which a thread waits.
@@ -67,9 +67,9 @@ pub struct Farewell {
     /// The send queue that carried its RTS.
     pub out: Arc<Outbound>,
     /// The target's incarnation.
-    pub life: Incarnation,
+    pub incarnation: Incarnation,
     /// The id of the transfer.
-    pub ticket: Ticket,
+    pub ticket: TransferId,
     /// Whether the target has taken its RTS.
     pub was_taken: bool,
 }
@@ -84,7 +84,7 @@ pub struct Route {
     /// Further links of that network that may carry parts of it.
     pub beside: Links,
     /// Which side copies.
-    pub copy: Copy,
+    pub copy: CopySide,
     /// Whether the memory FIFO leaves the target more time to request the message.
     pub patient: bool,
     /// Whether this node has an engine that puts.
@@ -93,7 +93,7 @@ pub struct Route {
 
 impl Outgoing {
     /// No transfers yet, to any of `nodes` nodes.
-    pub fn new(nodes: usize, copy: Copy, from_high: bool, monitor: Arc<Monitor>, modes: Arc<Modes>) -> Self {
+    pub fn new(nodes: usize, copy: CopySide, from_high: bool, monitor: Arc<Monitor>, modes: Arc<Modes>) -> Self {
         Self {
             transfers: Vec::new(),
             slots: vec![None; nodes],
@@ -147,7 +147,7 @@ impl Outgoing {
     }
 
     /// Which side copies by default.
-    pub fn copy(&self) -> Copy {
+    pub fn copy(&self) -> CopySide {
         self.copy
     }
 
@@ -175,7 +175,7 @@ impl Outgoing {
         // A block announced by an earlier incarnation of this node must stay as it is until its target has seen it.
         let is_free = |slot: &usize| {
             let is_known = slots.met & 1 << slot != 0 || peer.is_none();
-            let is_over = || meetings.as_ref().and_then(|meetings| meetings.get(*slot)).is_some_and(Meeting::is_over);
+            let is_over = || meetings.as_ref().and_then(|meetings| meetings.get(*slot)).is_some_and(RendezvousBlock::is_over);
             slots.used & 1 << slot == 0 && (is_known || is_over())
         };
         let Some(slot) = (0..MEETINGS).find(is_free) else { return Begun::NoSlot };
@@ -183,13 +183,13 @@ impl Outgoing {
         let generation = match &meetings {
             // An earlier incarnation of this node may have used it, and its target may still use it.
             Some(meetings) if slots.met & 1 << slot == 0 => {
-                let next = Meeting::next_generation(meetings.get(slot).map_or(0, Meeting::generation));
+                let next = RendezvousBlock::next_generation(meetings.get(slot).map_or(0, RendezvousBlock::generation));
                 // The same for a transfer of this incarnation that took the network.
-                if next == latest { Meeting::next_generation(next) } else { next }
+                if next == latest { RendezvousBlock::next_generation(next) } else { next }
             }
-            _ => Meeting::next_generation(latest),
+            _ => RendezvousBlock::next_generation(latest),
         };
-        let ticket = Ticket { slot: slot as u16, generation: generation as u16 };
+        let ticket = TransferId { slot: slot as u16, generation: generation as u16 };
         let ends = Ends { len: order.len as u64, chunk: chunk_for(order.len as u64), from_high: self.from_high };
         let partner = match (peer, meetings) {
             (Some(peer), Some(meetings)) => Partner::Near(peer.clone(), meetings),
@@ -204,7 +204,7 @@ impl Outgoing {
             meeting.open(generation);
         }
         debug_assert_eq!(peer.is_none(), route.apart.is_some());
-        let hides = route.copy == Copy::Origin || route.apart.is_some();
+        let hides = route.copy == CopySide::Origin || route.apart.is_some();
         let source = if hides { Place::Nowhere } else { local.place(order.bytes, order.len) };
         let rts = DirectPut { ticket, ends, source, apart: route.apart, beside: route.beside }.encode();
         match state.push_rts(route.by, order.tag, order.len, &rts) {
@@ -253,7 +253,7 @@ impl Outgoing {
         self.active += 1;
         let record = Record::new(RecordKind::Rts).peer(out.target).priority(out.priority);
         self.monitor.record(&record.transfer(ticket.word()).bytes(order.len as u64));
-        self.monitor.tallies.add(Figure::Rts, 1);
+        self.monitor.tallies.add(Metric::Rts, 1);
         Begun::Yes
     }
 
@@ -281,7 +281,7 @@ impl Outgoing {
     }
 
     /// A target that shares no memory reports how a transfer ended. Ignored if no such transfer is pending.
-    pub fn end(&mut self, source: NodeId, ticket: Ticket, over: Over) {
+    pub fn end(&mut self, source: NodeId, ticket: TransferId, over: Over) {
         let is_its = |transfer: &&mut Transfer| transfer.out.target == source && transfer.ticket == ticket;
         let Some(transfer) = self.transfers.iter_mut().find(is_its) else { return };
         let Partner::Apart(_, lending) = &transfer.partner else { return };
@@ -402,7 +402,9 @@ impl Outgoing {
     pub fn fail(&mut self, target: Option<(NodeId, Incarnation)>, error: impl Fn() -> Error) {
         let mut at = 0;
         while let Some(transfer) = self.transfers.get(at) {
-            let concerned = |(node, life): (NodeId, Incarnation)| transfer.out.target == node && transfer.partner.life() == life;
+            let concerned = |(node, incarnation): (NodeId, Incarnation)| {
+                transfer.out.target == node && transfer.partner.incarnation() == incarnation
+            };
             if !target.is_none_or(concerned) {
                 at += 1;
                 continue;
@@ -428,7 +430,7 @@ impl Outgoing {
 
     /// Whether a transfer is worth it to a target that shares no memory and so copies nothing itself.
     pub fn is_worth_apart(&self, len: usize) -> bool {
-        self.copy != Copy::Auto || len >= APART_LEAST
+        self.copy != CopySide::Auto || len >= APART_LEAST
     }
 
     /// Whether another transfer to a node is pending.
@@ -443,7 +445,7 @@ impl Outgoing {
             return true;
         }
         let Some(reach) = peer.reach() else { return false };
-        if self.copy != Copy::Auto || reach.is_here() {
+        if self.copy != CopySide::Auto || reach.is_here() {
             return true;
         }
         let alone = first && !self.has_any(peer.id());

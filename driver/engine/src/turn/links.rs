@@ -86,14 +86,14 @@ impl Engine {
         let mut all = [Seen::Nothing; LINKS_MAX];
         for way in ways {
             let mut state = way.state.enter(me)?;
-            let life = state.incarnation;
-            if state.link.is_none() || self.fabric.live(node) != Some(life) {
+            let incarnation = state.incarnation;
+            if state.link.is_none() || self.fabric.live(node) != Some(incarnation) {
                 continue;
             }
             let is_remote = state.is_remote();
             for (by, seen) in (0..).zip(&mut all) {
                 let Some(link) = state.by(by) else { continue };
-                let Some(figures) = link.figures() else {
+                let Some(metrics) = link.metrics() else {
                     *seen = Seen::Busy;
                     continue;
                 };
@@ -101,15 +101,15 @@ impl Engine {
                 let (messages, bytes_sent) = state.sent_by(by);
                 let row = LinkRow {
                     node,
-                    incarnation: life,
+                    incarnation,
                     fabric: if is_near { Fabric::Shm } else { Fabric::Udp } as u8,
                     link: if is_near || is_remote { by } else { by - 1 },
-                    depth: figures.depth,
+                    depth: metrics.depth,
                     queued: state.queued_by(by) as u32,
-                    bytes: figures.bytes,
-                    room: figures.room,
+                    bytes: metrics.bytes,
+                    room: metrics.room,
                     transfers: self.outgoing.count_by(node, by).0,
-                    occupancy: figures.occupancy(),
+                    occupancy: metrics.occupancy(),
                     messages,
                     bytes_sent,
                 };

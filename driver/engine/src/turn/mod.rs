@@ -28,7 +28,7 @@ use crate::mode::Modes;
 use crate::sync::baton::Token;
 use crate::sync::op::{Op, Outcome};
 use crate::sync::wait::{CHECK_EVERY, PARK_MOST};
-use crate::transfer::Copy;
+use crate::transfer::CopySide;
 use crate::transfer::memory::Local;
 use crate::transfer::outgoing::{Outgoing, TRY_AGAIN};
 use crate::turn::later::Later;
@@ -36,7 +36,7 @@ use crossbeam_utils::CachePadded;
 use doorbell_fabric::Incarnation;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::world;
-use doorbell_shm::board::{Figure, Figures};
+use doorbell_shm::board::{Metric, Metrics};
 use events::Event;
 use links::LinksShown;
 use state::{End, Notice};
@@ -63,7 +63,7 @@ pub struct EngineSettings {
     /// Whether threads of the application and the poller take turns.
     pub adaptive: bool,
     /// Which side copies large messages.
-    pub copy: Copy,
+    pub copy: CopySide,
     /// Whether memory FIFOs begin at the high end of a buffer.
     pub fifo_from_high: bool,
     /// The most bytes of memory for loans.
@@ -84,7 +84,7 @@ pub struct Engine {
     /// Operations deferred by closures that the engine calls.
     later: Arc<Later>,
     local: Local,
-    copy: Copy,
+    copy: CopySide,
     /// Settings for modes, by which messages choose links and protocols.
     modes: Arc<Modes>,
     /// Whether the poller thread turns the engine just now.
@@ -204,7 +204,7 @@ impl Engine {
     }
 
     /// Publishes everything on the board, and returns the metrics.
-    pub fn show(&mut self) -> Figures {
+    pub fn show(&mut self) -> Metrics {
         self.show_now(world::now(), true)
     }
 
@@ -214,35 +214,35 @@ impl Engine {
         self.show_now(now, self.links.is_due(now));
     }
 
-    fn show_now(&mut self, now: Instant, all: bool) -> Figures {
+    fn show_now(&mut self, now: Instant, all: bool) -> Metrics {
         let (tally, pool) = (self.inbound.tally, &self.inbound.pool);
         let (pooled_bytes, pooled_bytes_most) = pool.bytes();
-        let mut figures = self.monitor.tallies.read();
+        let mut metrics = self.monitor.tallies.read();
         for way in self.ways.iter() {
             let (messages, bytes) = way.carried.read();
-            figures[Figure::MessagesOut] += messages;
-            figures[Figure::BytesOut] += bytes;
+            metrics[Metric::MessagesOut] += messages;
+            metrics[Metric::BytesOut] += bytes;
         }
-        for (figure, value) in [
-            (Figure::MessagesIn, tally.messages),
-            (Figure::BytesIn, tally.bytes),
-            (Figure::ByPoller, tally.by_poller),
-            (Figure::Unexpected, tally.unexpected),
-            (Figure::Pooled, pool.len() as u64),
-            (Figure::PooledBytes, pooled_bytes as u64),
-            (Figure::PooledBytesMost, pooled_bytes_most as u64),
-            (Figure::BytesLoaned, self.lender.lent()),
-            (Figure::Turns, self.turns.load(Ordering::Relaxed)),
-            (Figure::CountersUsed, self.monitor.counters.register().used() as u64),
+        for (metric, value) in [
+            (Metric::MessagesIn, tally.messages),
+            (Metric::BytesIn, tally.bytes),
+            (Metric::ByPoller, tally.by_poller),
+            (Metric::Unexpected, tally.unexpected),
+            (Metric::Pooled, pool.len() as u64),
+            (Metric::PooledBytes, pooled_bytes as u64),
+            (Metric::PooledBytesMost, pooled_bytes_most as u64),
+            (Metric::BytesLoaned, self.lender.lent()),
+            (Metric::Turns, self.turns.load(Ordering::Relaxed)),
+            (Metric::CountersUsed, self.monitor.counters.register().used() as u64),
         ] {
-            figures[figure] = value;
+            metrics[metric] = value;
         }
-        self.inbound.services.count(&mut figures);
-        self.monitor.show(&figures, self.fabric.latencies());
+        self.inbound.services.count(&mut metrics);
+        self.monitor.show(&metrics, self.fabric.latencies());
         self.show_links(now, all);
         self.modes.show();
         self.shown = now;
-        figures
+        metrics
     }
 
     /// Wakes the thread that sleeps on the bell if its operation is done.
@@ -279,7 +279,7 @@ impl Engine {
             self.fabric.bell().disarm();
         }
         if !self.inbound.news.is_empty() {
-            self.obey();
+            self.handle_control();
         }
         while let Some(change) = self.fabric.next_change() {
             self.on_change(change);

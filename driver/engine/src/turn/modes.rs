@@ -10,7 +10,7 @@ use crate::mode::{
 use crate::transfer::memory::Local;
 use crate::transfer::outgoing::{Outgoing, Route};
 use crate::transfer::way::KERNEL_LEAST;
-use crate::transfer::{APART_LEAST, Copy, RENDEZVOUS_BYTES};
+use crate::transfer::{APART_LEAST, CopySide, RENDEZVOUS_BYTES};
 use doorbell_fabric::NodeId;
 use doorbell_fabric::sync::Ordering;
 use doorbell_shm::domain::PeerInbox;
@@ -31,13 +31,14 @@ pub(super) struct Planner<'a> {
 impl Engine {
     /// Opens further links to the target of a send queue, if something may be sent over them.
     pub fn open_links(&mut self, outbound: &Outbound, state: &mut OutState) {
-        let life = state.incarnation;
-        let (is_near, remote) = self.fabric.links(outbound.target, life);
+        let incarnation = state.incarnation;
+        let (is_near, remote) = self.fabric.links(outbound.target, incarnation);
         // With several links of a network, each of them may be used.
         let most = if remote > 1 { LINKS_MAX } else { usize::from(is_near) + remote };
         for by in 1..most as u8 {
             if !state.has(by)
-                && let Some(link) = self.fabric.connect_by(outbound.target, life, by - u8::from(is_near), outbound.priority)
+                && let Some(link) =
+                    self.fabric.connect_by(outbound.target, incarnation, by - u8::from(is_near), outbound.priority)
             {
                 state.add(by, link);
             }
@@ -99,11 +100,11 @@ impl Planner<'_> {
             Some(peer) if self.outgoing.is_worth(peer, self.local, order.bytes, order.len, state.is_idle()) => {
                 match self.outgoing.copy() {
                     _ if !self.modes.has_engine => Protocol::Get,
-                    Copy::Origin => Protocol::Put,
-                    Copy::Target => Protocol::Get,
+                    CopySide::Origin => Protocol::Put,
+                    CopySide::Target => Protocol::Get,
                     // With several messages, the target copies one while this end writes the next.
-                    Copy::Auto if self.outgoing.has_any(peer.id()) => Protocol::Get,
-                    Copy::Auto | Copy::Both => Protocol::Both,
+                    CopySide::Auto if self.outgoing.has_any(peer.id()) => Protocol::Get,
+                    CopySide::Auto | CopySide::Both => Protocol::Both,
                 }
             }
             _ => Protocol::Transfer,
@@ -113,8 +114,8 @@ impl Planner<'_> {
     /// The length below which the advice is always transfer.
     fn large(&self, is_near: bool, order: &Order<'_>) -> usize {
         match self.outgoing.copy() {
-            Copy::Auto if !is_near => APART_LEAST,
-            Copy::Auto if !self.local.is_in_region(order.bytes, order.len) => KERNEL_LEAST,
+            CopySide::Auto if !is_near => APART_LEAST,
+            CopySide::Auto if !self.local.is_in_region(order.bytes, order.len) => KERNEL_LEAST,
             _ => RENDEZVOUS_BYTES,
         }
     }
@@ -125,7 +126,7 @@ impl Planner<'_> {
         let is_near = by == 0 && is_near_first;
         let advice = self.advice(state, by, order);
         let word = state.words[usize::from(by)];
-        let figures = state.figures(by, self.outgoing.count_by(outbound.target, by))?;
+        let metrics = state.metrics(by, self.outgoing.count_by(outbound.target, by))?;
         let can_move = order.len > 0 && order.waits;
         let is_reached = can_move
             && is_near
@@ -140,7 +141,7 @@ impl Planner<'_> {
             protocols,
             advice,
             large: self.large(is_near, order) as u64,
-            figures,
+            metrics,
             word,
         })
     }
@@ -244,9 +245,9 @@ impl Planner<'_> {
                 return Plan::Lane(by);
             }
             // A put requested by name gives the target time to answer where to.
-            Protocol::Put => (Copy::Origin, receipt.requested.protocol == Some(Protocol::Put) && mode.fabric == Fabric::Shm),
-            Protocol::Get => (Copy::Target, true),
-            Protocol::Both => (Copy::Both, false),
+            Protocol::Put => (CopySide::Origin, receipt.requested.protocol == Some(Protocol::Put) && mode.fabric == Fabric::Shm),
+            Protocol::Get => (CopySide::Target, true),
+            Protocol::Both => (CopySide::Both, false),
         };
         let apart = (mode.fabric == Fabric::Udp).then_some(mode.link);
         let route = Route { by, apart, beside: receipt.beside, copy, patient, has_engine: self.modes.has_engine };

@@ -12,7 +12,7 @@ use crate::transfer::incoming::Look;
 use crate::turn::events::Event;
 use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Priority};
-use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::board::{Metric, Record, RecordKind};
 use doorbell_shm::fabric::Change;
 
 /// The most events kept for the program. Beyond that, the oldest are dropped and counted.
@@ -37,8 +37,8 @@ impl Engine {
     }
 
     /// Refreshes the peers, if the directory changed.
-    pub fn glance(&mut self) {
-        self.fabric.glance();
+    pub fn refresh_peers(&mut self) {
+        self.fabric.refresh_peers();
         self.on_changes();
     }
 
@@ -58,15 +58,15 @@ impl Engine {
         if state.link.is_some() && state.incarnation == wanted {
             return Ok(());
         }
-        self.glance();
+        self.refresh_peers();
         if self.severed {
             state.fail(|| self.severed());
             return Err(self.severed());
         }
-        let life = state.incarnation;
-        if self.fabric.live(outbound.target) != Some(life) {
+        let incarnation = state.incarnation;
+        if self.fabric.live(outbound.target) != Some(incarnation) {
             // The caller holds this queue, so it was passed over when that incarnation's end was noticed.
-            state.fail(|| self.unreachable(outbound.target, Some(life)));
+            state.fail(|| self.unreachable(outbound.target, Some(incarnation)));
         }
         if self.fabric.live(outbound.target) != Some(wanted) {
             return Err(self.unreachable(outbound.target, Some(wanted)));
@@ -88,7 +88,7 @@ impl Engine {
     pub fn never(&mut self, accepts: &Match) -> Option<Error> {
         self.never_as_seen(accepts)?;
         // It may have joined just now.
-        self.glance();
+        self.refresh_peers();
         self.never_as_seen(accepts)
     }
 
@@ -165,9 +165,9 @@ impl Engine {
         // All its lanes are closed: it may break the rules elsewhere, too.
         self.fabric.close_lanes(node);
         self.tell(Event::Damaged { node, reason });
-        if let Some(life) = self.fabric.live(node) {
+        if let Some(incarnation) = self.fabric.live(node) {
             // Its acknowledgements are not trusted any more, so nothing may continue to wait for them.
-            self.peer_gone((node, life).into(), Gone::Damaged);
+            self.peer_gone((node, incarnation).into(), Gone::Damaged);
         }
         self.drop_inbound_of(node);
         self.fail_posted(|receive| (receive.accepts.bound_to() == Some(node)).then_some(Error::Damaged { node }));
@@ -192,12 +192,12 @@ impl Engine {
                 let died = matches!(change, Change::Died(..));
                 let why = if died { Gone::Died } else { Gone::Left };
                 self.monitor.record_peer(if died { RecordKind::PeerDied } else { RecordKind::Left }, node, incarnation);
-                self.monitor.tallies.add(Figure::PeersDied, died.into());
+                self.monitor.tallies.add(Metric::PeersDied, died.into());
                 self.ends[node.index()] = Some(End { incarnation, why });
                 self.peer_gone((node, incarnation).into(), why);
                 self.tell(if died { Event::Died { node, incarnation } } else { Event::Left { node, incarnation } });
             }
-            Change::Parted(node, life) => {
+            Change::Parted(node, incarnation) => {
                 // Neither end knows whether the other one sent something over this session that is lost.
                 let used = Priority::ALL.into_iter().filter_map(|priority| self.ways.known(node, priority).cloned());
                 let mut used = used.filter_map(|way| {
@@ -211,7 +211,7 @@ impl Engine {
                 // The other end may be sending data to a name that only the lost session knew.
                 let is_fed =
                     self.inbound.incoming.iter().any(|incoming| incoming.envelope.source == node && incoming.comes_apart());
-                if (is_fed || used.any(|used| used)) && self.fabric.live(node) == Some(life) {
+                if (is_fed || used.any(|used| used)) && self.fabric.live(node) == Some(incarnation) {
                     self.on_broken(node, "its network session failed while it carried messages in addition to shared memory");
                 }
             }
@@ -228,7 +228,7 @@ impl Engine {
                     self.inbound.services.peer_gone((node, incarnation).into(), end.why);
                 }
                 // The next incarnation may have joined already. Receives bound to the node id wait for it.
-                self.fabric.glance();
+                self.fabric.refresh_peers();
                 let is_succeeded = self.fabric.live(node).is_some();
                 self.fail_posted(|receive| {
                     let ended = receive.accepts.bound_to_life().map_or(!is_succeeded, |wanted| wanted == incarnation);
@@ -240,25 +240,25 @@ impl Engine {
     }
 
     /// Whether this incarnation of a node broke the rules.
-    fn is_damaged(&self, node: NodeId, life: Incarnation) -> bool {
-        self.damaged.get(node.index()).copied().flatten() == Some(life)
+    fn is_damaged(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        self.damaged.get(node.index()).copied().flatten() == Some(incarnation)
     }
 
     /// Why this incarnation of a node is gone or no longer trusted, if so.
-    pub fn gone(&self, node: NodeId, life: Incarnation) -> Option<Gone> {
-        let end = self.ends.get(node.index()).copied().flatten().filter(|end| end.incarnation == life);
-        end.map(|end| end.why).or_else(|| self.is_damaged(node, life).then_some(Gone::Damaged))
+    pub fn gone(&self, node: NodeId, incarnation: Incarnation) -> Option<Gone> {
+        let end = self.ends.get(node.index()).copied().flatten().filter(|end| end.incarnation == incarnation);
+        end.map(|end| end.why).or_else(|| self.is_damaged(node, incarnation).then_some(Gone::Damaged))
     }
 
     /// Tells all services that a peer is gone, ends everything with it, and cuts the send queues to it. A queue that this
     /// thread holds is left to [`connect`](Self::connect).
     fn peer_gone(&mut self, peer: PeerId, why: Gone) {
-        let (node, life) = peer.into();
+        let (node, incarnation) = peer.into();
         let error = || why.error(peer);
-        self.outgoing.fail(Some((node, life)), error);
+        self.outgoing.fail(Some((node, incarnation)), error);
         for way in Priority::ALL.into_iter().filter_map(|priority| self.ways.known(node, priority)) {
             if let Some(mut state) = way.state.enter(Token::current())
-                && state.incarnation == life
+                && state.incarnation == incarnation
             {
                 state.fail(error);
             }
@@ -269,9 +269,9 @@ impl Engine {
             return;
         }
         // After its send queues were cut, nothing more can be lent to it.
-        let (loans, bytes) = self.lender.drop_holds(node, life);
+        let (loans, bytes) = self.lender.drop_holds(node, incarnation);
         if loans > 0 {
-            let record = Record::new(RecordKind::LoanReturned).peer(node).incarnation(life);
+            let record = Record::new(RecordKind::LoanReturned).peer(node).incarnation(incarnation);
             self.monitor.record(&record.bytes(bytes));
         }
     }
@@ -317,8 +317,8 @@ impl Engine {
             } else if incoming.look() == Look::Complete {
                 self.inbound.complete_transfer(at, self.by_poller);
             } else {
-                let life = incoming.envelope.incarnation;
-                let origin = self.fabric.peer(node).filter(|peer| peer.incarnation() == life);
+                let incarnation = incoming.envelope.incarnation;
+                let origin = self.fabric.peer(node).filter(|peer| peer.incarnation() == incarnation);
                 self.inbound.give_up_transfer(at, origin);
             }
         }

@@ -18,8 +18,8 @@ impl Engine {
     }
 
     /// Whether this incarnation of a node is reached by a network.
-    pub fn is_remote(&self, node: NodeId, life: Incarnation) -> bool {
-        self.fabric.is_remote(node) && self.fabric.live(node) == Some(life)
+    pub fn is_remote(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        self.fabric.is_remote(node) && self.fabric.live(node) == Some(incarnation)
     }
 
     /// Makes sure that a lane leads to a peer, or will do so.

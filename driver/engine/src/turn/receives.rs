@@ -81,7 +81,7 @@ impl Engine {
         match self.inbound.posted.iter().position(fits).and_then(|at| self.inbound.posted.remove(at)) {
             Some(receive) => receive.complete(message.envelope, Payload::private(&message.bytes)),
             None => {
-                self.inbound.sight(&message.envelope);
+                self.inbound.notify_probe(&message.envelope);
                 self.inbound.pool.put_back(message);
             }
         }
@@ -94,7 +94,10 @@ impl Engine {
             return true;
         }
         let fabric = &self.fabric;
-        if self.inbound.detach(op, |node, life| fabric.peer(node).filter(|peer| peer.incarnation() == life).cloned()) {
+        if self
+            .inbound
+            .detach(op, |node, incarnation| fabric.peer(node).filter(|peer| peer.incarnation() == incarnation).cloned())
+        {
             return true;
         }
         for assembly in &mut self.inbound.assemblies {

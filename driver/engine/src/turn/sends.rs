@@ -10,10 +10,10 @@ use crate::sync::baton::Token;
 use crate::transfer::descriptor::{Control, Over, WORD_BYTES};
 use crate::transfer::incoming::Look;
 use crate::transfer::outgoing::{Farewell, Outgoing};
-use crate::transfer::{Copy, TransferReport};
+use crate::transfer::{CopySide, TransferReport};
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, Priority, Push};
-use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::board::{Metric, Record, RecordKind};
 use doorbell_shm::meeting::MEETINGS;
 use std::sync::Arc;
 
@@ -77,8 +77,8 @@ impl Engine {
             if bytes_now != bytes || messages_now != messages {
                 let record = Record::new(RecordKind::MemoryFifo).peer(outbound.target).priority(outbound.priority);
                 self.monitor.record(&record.at(bytes).bytes(bytes_now - bytes));
-                self.monitor.tallies.add(Figure::MemoryFifos, messages_now - messages);
-                self.monitor.tallies.add(Figure::BytesFifo, bytes_now - bytes);
+                self.monitor.tallies.add(Metric::MemoryFifos, messages_now - messages);
+                self.monitor.tallies.add(Metric::BytesFifo, bytes_now - bytes);
             }
             depths[outbound.priority.index()] += state.queued();
             if !state.is_queued() {
@@ -86,9 +86,9 @@ impl Engine {
                 at -= 1;
                 self.sending.swap_remove(at);
             }
-            let (life, broken) = (state.incarnation, std::mem::take(&mut state.damaged));
+            let (incarnation, broken) = (state.incarnation, std::mem::take(&mut state.damaged));
             drop(state);
-            if broken && self.fabric.live(outbound.target) == Some(life) {
+            if broken && self.fabric.live(outbound.target) == Some(incarnation) {
                 self.on_broken(outbound.target, "it acknowledged data that it was not sent");
             }
         }
@@ -113,13 +113,13 @@ impl Engine {
     /// Handles notices of other engines: injects direct-put descriptors, and lowers counters. Also handles reports that a node
     /// broke the rules.
     #[cold]
-    pub(super) fn obey(&mut self) {
+    pub(super) fn handle_control(&mut self) {
         for (source, news) in std::mem::take(&mut self.inbound.news) {
             match news {
                 News::Broken(reason) => self.on_broken(source, reason),
                 News::TooLate(ticket) => {
-                    if let Some(life) = self.fabric.live(source) {
-                        self.say((source, life), Priority::High, Over::Refused.encode(ticket));
+                    if let Some(incarnation) = self.fabric.live(source) {
+                        self.say((source, incarnation), Priority::High, Over::Refused.encode(ticket));
                     }
                 }
                 News::Control(Control::RemoteGet(get)) => match self.outgoing.acknowledge(source, get, &self.local) {
@@ -200,22 +200,24 @@ impl Engine {
 
     /// Sends notices that other engines need. One without room waits, and so do those behind it to the same node and priority.
     pub fn send_words(&mut self, me: Token) -> usize {
-        for Farewell { out, life, ticket, was_taken } in self.outgoing.take_farewells() {
+        for Farewell { out, incarnation, ticket, was_taken } in self.outgoing.take_farewells() {
             // If the target may not have taken the RTS yet, use another lane: the RTS blocks its own lane until it is taken.
             let priority = match out.priority {
                 own if was_taken => own,
                 Priority::High => Priority::Normal,
                 _ => Priority::High,
             };
-            self.say((out.target, life), priority, Over::GivenUp.encode(ticket));
+            self.say((out.target, incarnation), priority, Over::GivenUp.encode(ticket));
         }
         let mut work = 0;
         let mut full: Vec<(NodeId, Priority)> = Vec::new();
         for _ in 0..self.words.len() {
             let Some(word) = self.words.pop_front() else { break };
-            let ((node, life), priority) = (word.to, word.priority);
+            let ((node, incarnation), priority) = (word.to, word.priority);
             // A node that is gone or damaged needs no notice.
-            if full.contains(&(node, priority)) || matches!(self.send_control(me, node, priority, life, &word.word), Ok(false)) {
+            if full.contains(&(node, priority))
+                || matches!(self.send_control(me, node, priority, incarnation, &word.word), Ok(false))
+            {
                 full.push((node, priority));
                 self.words.push_back(word);
             } else {
@@ -238,7 +240,7 @@ impl Engine {
             } else {
                 let peer = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation);
                 // A node without a DMA engine fetches nothing.
-                let copy = if self.modes.has_engine { self.copy } else { Copy::Origin };
+                let copy = if self.modes.has_engine { self.copy } else { CopySide::Origin };
                 peer.and_then(|peer| incoming.answer(peer, &self.local, copy))
             };
             if let Some(get) = get
@@ -260,12 +262,12 @@ impl Engine {
         me: Token,
         node: NodeId,
         priority: Priority,
-        life: Incarnation,
+        incarnation: Incarnation,
         word: &[u8],
     ) -> Result<bool, Error> {
         let Some(outbound) = self.ways.get(node, priority).cloned() else { return Err(Error::NoSuchNode { node }) };
         let Some(mut state) = outbound.state.enter(me) else { return Ok(false) };
-        self.connect(&outbound, &mut state, life)?;
+        self.connect(&outbound, &mut state, incarnation)?;
         if state.is_started() {
             return Ok(false);
         }

@@ -138,7 +138,7 @@ impl Updater for Member<'_> {
     }
 
     fn lives(&self, owner: OwnerId) -> bool {
-        self.shared.membership().is_living(owner.node(), owner.life())
+        self.shared.membership().is_living(owner.node(), owner.incarnation())
     }
 
     fn go_on(&self) -> Result<()> {

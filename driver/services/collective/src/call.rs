@@ -235,7 +235,7 @@ impl Core {
     #[inline]
     fn look(&self, me: Token, deadline: Option<Instant>, mut look: impl FnMut(&mut bool) -> Looked) -> Looked {
         let looks = if self.apart().is_some() { 1 } else { LOOKS };
-        let mut gear = None;
+        let mut backoff = None;
         let mut rounds = 0_u32;
         loop {
             let mut did = false;
@@ -246,10 +246,10 @@ impl Core {
                 }
                 std::hint::spin_loop();
             }
-            let gear = gear.get_or_insert_with(|| self.shared.gear(deadline));
+            let backoff = backoff.get_or_insert_with(|| self.shared.backoff(deadline));
             if did {
                 // A long operation is many short waits.
-                gear.awake();
+                backoff.awake();
                 rounds = 0;
             }
             if self.shared.progress() == Progress::Poller {
@@ -264,9 +264,9 @@ impl Core {
                     continue;
                 }
             } else if (self.apart().is_some() || is_due) && self.shared.turn(me) > 0 {
-                gear.awake();
+                backoff.awake();
             }
-            match gear.step() {
+            match backoff.step() {
                 Step::Again => {}
                 Step::Check => self.shared.check_peers(me),
                 Step::Park(_) | Step::Expired => return None,

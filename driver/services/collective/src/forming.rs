@@ -27,7 +27,7 @@ impl TeamBuilder {
     /// Forms the team: waits until all members do, without a deadline.
     ///
     /// # Errors
-    /// As [`form_by`](Self::form_by).
+    /// As [`form_until`](Self::form_until).
     pub fn form(self) -> Result<Team> {
         self.build(None)
     }
@@ -39,7 +39,7 @@ impl TeamBuilder {
     /// divides the memory differently; [`Error::Invalid`] for a list without this node, with a node twice, or numbers out of range;
     /// [`Error::Shm`] if there is no room; [`Error::Closed`],
     /// [`Error::Forked`], [`Error::Severed`], [`Error::Reentrant`].
-    pub fn form_by(self, deadline: Instant) -> Result<Team> {
+    pub fn form_until(self, deadline: Instant) -> Result<Team> {
         self.build(Some(deadline))
     }
 
@@ -99,7 +99,7 @@ impl Team {
     /// A team of the living members, in the same order. All of them call it, as after an error, and agree on which members live. The old team can't be used after that.
     ///
     /// # Errors
-    /// As [`TeamBuilder::form_by`].
+    /// As [`TeamBuilder::form_until`].
     pub fn shrink(&self) -> Result<Team> {
         self.shrink_within(None)
     }
@@ -107,8 +107,8 @@ impl Team {
     /// As [`shrink`](Self::shrink), until `deadline` at most.
     ///
     /// # Errors
-    /// As [`TeamBuilder::form_by`].
-    pub fn shrink_by(&self, deadline: Instant) -> Result<Team> {
+    /// As [`TeamBuilder::form_until`].
+    pub fn shrink_until(&self, deadline: Instant) -> Result<Team> {
         self.shrink_within(Some(deadline))
     }
 

@@ -6,7 +6,7 @@ use super::table::{PRIORITY, Teams};
 use doorbell_engine::drive::install::Install;
 use doorbell_engine::message::service::{Class, CloseReason, Gone, Outbox, PeerId, Pushed, Service, Wants};
 use doorbell_fabric::{NodeId, PacketKind, Payload, Priority, Verdict};
-use doorbell_shm::board::{Figure, Figures};
+use doorbell_shm::board::{Metric, Metrics};
 use std::sync::Arc;
 
 /// The tag of a note. No packet of a team has the kind 4 (`net/streams.rs`).
@@ -77,13 +77,13 @@ impl Service for Teams {
         self.end();
     }
 
-    fn count(&self, figures: &mut Figures) {
+    fn count(&self, metrics: &mut Metrics) {
         let stats = self.stats();
-        figures[Figure::Collectives] += stats.operations;
-        figures[Figure::TurnsAcquired] += stats.acquired;
-        figures[Figure::TurnsQueued] += stats.queued;
-        figures[Figure::TurnsSynchronised] += stats.synchronised;
-        figures[Figure::TurnsForeseen] += stats.foreseen;
+        metrics[Metric::Collectives] += stats.operations;
+        metrics[Metric::TurnsAcquired] += stats.acquired;
+        metrics[Metric::TurnsQueued] += stats.queued;
+        metrics[Metric::TurnsSynchronised] += stats.synchronised;
+        metrics[Metric::TurnsForeseen] += stats.foreseen;
     }
 }
 

@@ -84,7 +84,7 @@ impl DeviceSender {
     }
 
     /// As [`send`](Self::send), but fails with [`Error::Timeout`] at `deadline`. The message was not sent then.
-    pub fn send_by(&self, thread: u32, tag: u64, bytes: &[u8], deadline: Instant) -> Result<()> {
+    pub fn send_until(&self, thread: u32, tag: u64, bytes: &[u8], deadline: Instant) -> Result<()> {
         self.send_parts(thread, tag, &[bytes], Some(deadline))
     }
 
@@ -118,7 +118,7 @@ impl DeviceSender {
 
     /// Waits until all sent messages are in the device, and fails with [`Error::Timeout`] at `deadline`. Returns at once in
     /// shared memory, where a sent message is in the device already.
-    pub fn flush_by(&self, deadline: Instant) -> Result<()> {
+    pub fn flush_until(&self, deadline: Instant) -> Result<()> {
         self.shared.check()?;
         self.way.far().map_or(Ok(()), |lane| lane.flush(deadline))
     }
@@ -172,7 +172,7 @@ impl DeviceSender {
     ) -> Result<()> {
         let (shared, len) = (&self.shared, length(message.2));
         let (mut why, mut anew) = (Some(why), false);
-        shared.wait_for(me, shared.gear(deadline), TURN_EVERY, |moment| {
+        shared.wait_for(me, shared.backoff(deadline), TURN_EVERY, |moment| {
             match moment {
                 Moment::Look => {
                     // The first attempt was made by the caller.
@@ -205,7 +205,7 @@ impl DeviceSender {
     fn care(&self, me: Token, lane: &Lane) -> Result<()> {
         self.shared.check_long_wait(me)?;
         let membership = self.shared.membership();
-        if lane.segment.view().attached().any(|(node, life)| membership.is_living(node, life)) {
+        if lane.segment.view().attached().any(|(node, incarnation)| membership.is_living(node, incarnation)) {
             return Ok(());
         }
         Err(fault(SEND, self.name(), DeviceFault::Absent))
@@ -226,11 +226,13 @@ impl DeviceSender {
 fn claim(shared: &Shared, segment: &DeviceSegment) -> Result<Writer> {
     let _updating = shared.begin_update()?;
     let membership = shared.membership();
-    Writer::claim(&segment.view(), PeerId::from(membership).into(), None, |node, life| membership.is_living(node, life))
-        .ok_or_else(|| {
-            let senders = segment.geometry().senders;
-            fault(SEND, segment.name(), DeviceFault::NoLane { senders })
-        })
+    Writer::claim(&segment.view(), PeerId::from(membership).into(), None, |node, incarnation| {
+        membership.is_living(node, incarnation)
+    })
+    .ok_or_else(|| {
+        let senders = segment.geometry().senders;
+        fault(SEND, segment.name(), DeviceFault::NoLane { senders })
+    })
 }
 
 impl Drop for DeviceSender {

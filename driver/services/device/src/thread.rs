@@ -86,7 +86,7 @@ impl DeviceThread {
         let attached = {
             let locked = inner.lock(caller, OPERATION)?;
             locked.held.sweep(clock::now_ns(), inner.limit(), &dead);
-            locked.held.attach(id, (caller.node(), caller.life()), tid)
+            locked.held.attach(id, (caller.node(), caller.incarnation()), tid)
         };
         match attached {
             Some(Ok(slot)) => Ok(slot),
@@ -119,7 +119,7 @@ impl DeviceThread {
     }
 
     /// As [`receive`](Self::receive), but fails with [`Error::Timeout`] at `deadline`.
-    pub fn receive_by(&mut self, buf: &mut [u8], deadline: Instant) -> Result<DeviceEnvelope> {
+    pub fn receive_until(&mut self, buf: &mut [u8], deadline: Instant) -> Result<DeviceEnvelope> {
         self.wait(buf, Some(deadline))
     }
 
@@ -270,8 +270,8 @@ impl DeviceThread {
         if shared.has_network() && shared.is_within(me) {
             return Err(Error::Reentrant { operation: RECEIVE });
         }
-        let gear = shared.gear(deadline).yielding_for(YIELD).spinning_for(self.spin);
-        shared.wait_for(me, gear, TURN_EVERY, |moment| {
+        let backoff = shared.backoff(deadline).yielding_for(YIELD).spinning_for(self.spin);
+        shared.wait_for(me, backoff, TURN_EVERY, |moment| {
             match moment {
                 Moment::Look => return look(self),
                 Moment::Check => self.care(me)?,
@@ -351,8 +351,8 @@ impl Inner {
         let view = self.segment.view();
         let mut seen = view.lock_seen();
         let inherit = |seen: Seen| seen.owner().filter(|owner| !self.lives(*owner)).and_then(|_| Held::inherit(view, me, seen));
-        let gear = self.shared.gear(Some(world::now() + Duration::from_secs(2)));
-        let held = self.shared.wait_for(Token::current(), gear, 0, |moment| match moment {
+        let backoff = self.shared.backoff(Some(world::now() + Duration::from_secs(2)));
+        let held = self.shared.wait_for(Token::current(), backoff, 0, |moment| match moment {
             Moment::Look => match Held::try_lock(view, me) {
                 Ok(held) => Ok(Some(held)),
                 Err(now) => {

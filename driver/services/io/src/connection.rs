@@ -336,7 +336,7 @@ impl Connection {
         let (mut asked, mut ping) = (0_u32, None);
         loop {
             let ask = world::now() + ASK;
-            match self.mailbox.receive_by(&mut self.room, deadline.map_or(ask, |deadline| deadline.min(ask))) {
+            match self.mailbox.receive_until(&mut self.room, deadline.map_or(ask, |deadline| deadline.min(ask))) {
                 Ok(Some(letter)) if ping == Some(letter.tag as u32) => {
                     ping = None;
                     self.heard_of_requests(reply(&self.room).result.get())?;

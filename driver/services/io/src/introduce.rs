@@ -3,7 +3,7 @@
 
 use super::clients::Name;
 use super::way::Outlet;
-use doorbell_engine::kit::{Clerks, Node, NodeId, Region, world};
+use doorbell_engine::kit::{BlockingPool, Node, NodeId, Region, world};
 use rustix::io::Errno;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -36,7 +36,7 @@ pub(super) struct Introductions {
     node: Node,
     waiting: Vec<(Newcomer, Found)>,
     /// The threads that handle newcomers and end former clients.
-    clerks: Arc<Clerks>,
+    blocking: Arc<BlockingPool>,
     /// The nodes for which something still has to be dropped.
     ending: Vec<(NodeId, Weak<()>)>,
     /// The server ends, and no client waits any more.
@@ -45,7 +45,7 @@ pub(super) struct Introductions {
 
 impl Introductions {
     pub(super) fn new(node: &Node) -> Self {
-        Self { node: node.clone(), waiting: Vec::new(), clerks: Arc::default(), ending: Vec::new(), over: false }
+        Self { node: node.clone(), waiting: Vec::new(), blocking: Arc::default(), ending: Vec::new(), over: false }
     }
 
     /// Whether one more newcomer can be handled. A node may have as many underway as it leaves for others. What still has to be
@@ -85,7 +85,7 @@ impl Introductions {
         let (name, bytes, has_way) = (newcomer.name, newcomer.answer.unwrap_or(0), newcomer.outlet.is_some());
         self.waiting.push((newcomer, found.clone()));
         // If no thread can be started, nothing is found, and the newcomer asks again.
-        self.clerks.submit(Box::new(move || {
+        self.blocking.submit(Box::new(move || {
             let outlet = if has_way { None } else { Outlet::to_client(&node, name.who).ok() };
             let staging = if bytes > 0 && (has_way || outlet.is_some()) { staging(&node, bytes) } else { None };
             *found.lock().unwrap_or_else(PoisonError::into_inner) = (outlet, staging);
@@ -127,7 +127,7 @@ impl Introductions {
         self.ending.retain(|(_, token)| token.strong_count() > 0);
         self.ending.push((name.who.node, Arc::downgrade(&token)));
         // The token is dropped last. If no thread can be started, everything is dropped here, which may take a while.
-        self.clerks.submit(Box::new(move || drop((outlet, staging, token))));
+        self.blocking.submit(Box::new(move || drop((outlet, staging, token))));
     }
 }
 

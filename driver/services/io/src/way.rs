@@ -59,9 +59,9 @@ impl Mailbox {
     /// Waits for the next message until `deadline`, at most. Messages of other nodes, and messages that are too short or too
     /// long to be valid, are dropped.
     #[inline]
-    pub(super) fn receive_by(&mut self, buf: &mut [u8], deadline: Instant) -> Result<Option<Letter>> {
+    pub(super) fn receive_until(&mut self, buf: &mut [u8], deadline: Instant) -> Result<Option<Letter>> {
         loop {
-            let got = self.thread.receive_by(buf, deadline).map(Some);
+            let got = self.thread.receive_until(buf, deadline).map(Some);
             if let Some(letter) = self.valid(got)? {
                 return Ok(Some(letter));
             }
@@ -151,7 +151,7 @@ impl Outlet {
 
     /// Sends a request that gets no reply. Waits for room for a few seconds at most.
     pub(super) fn tell(&self, tag: u64, bytes: &[u8]) -> Result<()> {
-        self.sender.send_by(self.thread(tag), tag, bytes, world::now() + TELL)
+        self.sender.send_until(self.thread(tag), tag, bytes, world::now() + TELL)
     }
 
     /// Sends if there is room now, and returns false if there is not.

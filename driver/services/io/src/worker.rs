@@ -128,8 +128,8 @@ impl Worker {
             };
             let room = &mut self.jobs[job].room[..ROOM];
             let got = match (self.files.under_way(), self.stuck.is_empty() && self.introductions.is_idle()) {
-                (0, true) => mailbox.receive_by(room, sweep_at),
-                (0, false) => mailbox.receive_by(room, world::now() + RESEND),
+                (0, true) => mailbox.receive_until(room, sweep_at),
+                (0, false) => mailbox.receive_until(room, world::now() + RESEND),
                 _ => mailbox.try_receive(room),
             };
             match got {

@@ -273,7 +273,7 @@ fn find_home(shared: &Shared, deadline: Option<Instant>, patient: bool) -> Resul
         }
     }
     let mut engine = shared.enter(shared.check()?, FIND)?;
-    engine.glance();
+    engine.refresh_peers();
     match choose(&said, |peer| engine.fabric().live(peer.node) == Some(peer.incarnation)) {
         Choice::Nobody => {}
         Choice::Unclear => return Ok(None),
@@ -319,7 +319,7 @@ fn claim(shared: &Shared, others: &[PeerId], deadline: Option<Instant>) -> Resul
         match shared.membership().found_registry(term, &known, world::now() + FOUNDING) {
             Ok(true) => {
                 for owner in known.iter().filter_map(|key| key.owner) {
-                    shared.membership().serve(owner.node(), owner.life(), true);
+                    shared.membership().serve(owner.node(), owner.incarnation(), true);
                 }
                 engine.service::<Locks>().announces = Some(term);
                 engine.push(me);
@@ -430,8 +430,8 @@ fn unite(entries: &[Entry], last: Option<Home>, left: Option<&[Entry]>, lives: i
     let mut known: Vec<Restored> = Vec::new();
     for entry in entries.iter().chain(left.unwrap_or_default()) {
         let at = known.iter().position(|key| key.name == entry.name).unwrap_or_else(|| {
-            let (owner, dead, barred) = (None, None, false);
-            known.push(Restored { name: entry.name.clone(), resource: Resource::Unnamed, owner, dead, barred });
+            let (owner, dead, frozen) = (None, None, false);
+            known.push(Restored { name: entry.name.clone(), resource: Resource::Unnamed, owner, dead, frozen });
             known.len() - 1
         });
         let key = &mut known[at];
@@ -439,7 +439,7 @@ fn unite(entries: &[Entry], last: Option<Home>, left: Option<&[Entry]>, lives: i
             key.resource = Resource::from_words(entry.resource);
         }
         key.dead = key.dead.or(OwnerId::from_bits(entry.dead));
-        key.barred |= entry.barred;
+        key.frozen |= entry.frozen;
     }
     for key in &mut known {
         let of = |entries: &[Entry]| {

@@ -1,7 +1,7 @@
 //! The guard of a held lock.
 
 use super::fault::fault;
-use super::key::LockKey;
+use super::key::Lock;
 use doorbell_engine::kit::{Error, LockFault, Result};
 use doorbell_shm::keys::{OwnerId, Value};
 use std::marker::PhantomData;
@@ -9,18 +9,18 @@ use std::marker::PhantomData;
 /// The right to use a lock's resource. Dropping it unlocks. It can't be sent to another thread, since the lock bears this
 /// thread's identification.
 #[must_use = "dropping the guard unlocks"]
-pub struct KeyGuard<'a> {
-    key: &'a LockKey,
+pub struct LockGuard<'a> {
+    key: &'a Lock,
     me: OwnerId,
     /// The identification of the owner that died, or 0.
     dead: u64,
     _stays: PhantomData<*const ()>,
 }
 
-impl<'a> KeyGuard<'a> {
+impl<'a> LockGuard<'a> {
     /// The guard of a lock that was just taken. `dead` names the former owner if it died.
     #[inline(always)]
-    pub(super) fn new(key: &'a LockKey, me: OwnerId, dead: u64) -> Self {
+    pub(super) fn new(key: &'a Lock, me: OwnerId, dead: u64) -> Self {
         Self { key, me, dead, _stays: PhantomData }
     }
 
@@ -55,7 +55,7 @@ impl<'a> KeyGuard<'a> {
         unlocked
     }
 
-    /// Keeps the lock beyond this guard, until the same thread calls [`LockKey::unlock`].
+    /// Keeps the lock beyond this guard, until the same thread calls [`Lock::unlock`].
     pub fn keep(self) -> OwnerId {
         let me = self.me;
         std::mem::forget(self);
@@ -63,7 +63,7 @@ impl<'a> KeyGuard<'a> {
     }
 }
 
-impl Drop for KeyGuard<'_> {
+impl Drop for LockGuard<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         if !self.key.release_unmarked(self.me) {
@@ -74,7 +74,7 @@ impl Drop for KeyGuard<'_> {
 
 #[cold]
 #[inline(never)]
-pub(super) fn drop_slowly(key: &LockKey, me: OwnerId) {
+pub(super) fn drop_slowly(key: &Lock, me: OwnerId) {
     match key.give_up(me) {
         // Inside `recv_with` no request can be sent.
         Err(Error::Reentrant { .. }) => key.give_up_later(me),
@@ -84,7 +84,7 @@ pub(super) fn drop_slowly(key: &LockKey, me: OwnerId) {
 }
 
 #[cold]
-fn complain(key: &LockKey, error: &Error) {
+fn complain(key: &Lock, error: &Error) {
     // Leaving the domain and destroying the lock end the ownership anyway.
     if !matches!(error, Error::Lock { why, .. } if **why == LockFault::Destroyed)
         && !matches!(error, Error::Closed | Error::Forked)
@@ -94,7 +94,7 @@ fn complain(key: &LockKey, error: &Error) {
 }
 
 /// The error for a lock that the caller does not own.
-pub(super) fn not_yours(key: &LockKey, seen: doorbell_shm::keys::Seen) -> Error {
+pub(super) fn not_yours(key: &Lock, seen: doorbell_shm::keys::Seen) -> Error {
     fault("unlock", key.name(), LockFault::NotYours(seen.value()))
 }
 
@@ -102,14 +102,14 @@ pub(super) fn not_yours(key: &LockKey, seen: doorbell_shm::keys::Seen) -> Error 
 #[must_use]
 pub enum TryLock<'a> {
     /// The caller owns the lock.
-    Locked(KeyGuard<'a>),
+    Locked(LockGuard<'a>),
     /// The lock's value. If the value is unlocked, the lock is reserved for a waiter that has waited long.
     Busy(Value),
 }
 
 impl<'a> TryLock<'a> {
     /// The guard, if the caller got the lock.
-    pub fn guard(self) -> Option<KeyGuard<'a>> {
+    pub fn guard(self) -> Option<LockGuard<'a>> {
         match self {
             TryLock::Locked(guard) => Some(guard),
             TryLock::Busy(_) => None,

@@ -15,10 +15,10 @@ use super::fault::PATIENCE;
 use super::mail::{Mail, Received};
 use super::wait::Want;
 use super::wire::{self, Answer, Ask, At, Deed, ENTRIES_MAX, Entry, Facts, Home, Tell, Trouble};
-use doorbell_engine::kit::{Clerks, Customer, Error, LockFault, PeerId, Shared, world};
+use doorbell_engine::kit::{BlockingPool, Customer, Error, LockFault, PeerId, Shared, world};
 use doorbell_shm::domain::{Key, Membership, OpenKey};
 use doorbell_shm::error::ShmError;
-use doorbell_shm::keys::{KEYS_MAX, KeyFacts, OwnerId, Resource, Seen, waiting};
+use doorbell_shm::keys::{KEYS_MAX, LockFacts, OwnerId, Resource, Seen, waiting};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -32,7 +32,7 @@ pub struct Registry {
     membership: Arc<Membership>,
     me: PeerId,
     shared: Weak<Shared>,
-    clerks: Arc<Clerks>,
+    blocking: Arc<BlockingPool>,
     /// The coordinator, if the registry is elsewhere: found by asking all others.
     pub known: Option<Home>,
     /// The node that this node last agreed to as coordinator, and when. That node may still fail to become it.
@@ -93,12 +93,12 @@ fn in_parts<T: Clone>(all: &[T], tell: impl Fn(Vec<T>, bool) -> Tell) -> Vec<Tel
 
 impl Registry {
     /// The state of a node that knows of no lock yet.
-    pub fn new(membership: Arc<Membership>, shared: Weak<Shared>, clerks: Arc<Clerks>) -> Self {
+    pub fn new(membership: Arc<Membership>, shared: Weak<Shared>, blocking: Arc<BlockingPool>) -> Self {
         Self {
             me: (&*membership).into(),
             membership,
             shared,
-            clerks,
+            blocking,
             known: None,
             agreed: None,
             heralds: Vec::new(),
@@ -265,15 +265,15 @@ impl Registry {
         if !self.is_home() || self.membership.has_other_heir() {
             return Vec::new();
         }
-        let entry = |facts: KeyFacts| Entry {
+        let entry = |facts: LockFacts| Entry {
             name: facts.name,
             resource: facts.resource.to_words(),
             owner: facts.seen.owner().map_or(0, OwnerId::bits),
             dead: facts.dead.map_or(0, OwnerId::bits),
-            barred: facts.seen.is_barred(),
+            frozen: facts.seen.is_frozen(),
         };
         let entries = self.membership.keys().into_iter().map(entry);
-        let left: Vec<_> = entries.filter(|entry| entry.owner != 0 || entry.dead != 0 || entry.barred).collect();
+        let left: Vec<_> = entries.filter(|entry| entry.owner != 0 || entry.dead != 0 || entry.frozen).collect();
         in_parts(&left, |left, more| Tell::Farewell { left, more })
     }
 
@@ -395,7 +395,7 @@ impl Registry {
 
     fn submit(&self, customer: Customer, job: impl FnOnce(&Shared) + Send + 'static) {
         let Some(shared) = self.shared.upgrade() else { return };
-        self.clerks.submit_for(customer, Box::new(move || job(&shared)));
+        self.blocking.submit_for(customer, Box::new(move || job(&shared)));
     }
 
     /// The term of the registry, if it is here.
@@ -461,7 +461,7 @@ impl Registry {
         self.membership.serve(node, incarnation, false);
         for facts in self.membership.keys() {
             let Some(key) = self.membership.key(facts.key) else { continue };
-            if facts.seen.owner().is_some_and(|owner| (owner.node(), owner.life()) == (node, incarnation)) {
+            if facts.seen.owner().is_some_and(|owner| (owner.node(), owner.incarnation()) == (node, incarnation)) {
                 key.bury(facts.seen);
             }
             if !self.membership.is_living(node, incarnation) && facts.users.contains(&node) {
@@ -524,9 +524,9 @@ pub fn perform(key: Key<'_>, peer: PeerId, deed: Deed) -> Result<Answer, OwnerId
         }
         Deed::Unlock { me } => done(own(peer, me).map(|me| words.release(me))),
         Deed::Repair { me } => done(own(peer, me).map(|me| words.repair(me))),
-        Deed::Bar => Answer::Barred { first: words.bar().1 },
-        Deed::Unbar if words.unbar() => Answer::Done,
-        Deed::Unbar => foreign(),
+        Deed::Bar => Answer::Frozen { first: words.freeze().1 },
+        Deed::Thaw if words.thaw() => Answer::Done,
+        Deed::Thaw => foreign(),
         Deed::Release => {
             key.set_user(peer.node, false);
             Answer::Done

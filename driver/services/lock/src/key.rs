@@ -2,14 +2,14 @@
 
 use super::far::{FarKey, Opened, error_of};
 use super::fault::{PATIENCE, fault, odd};
-use super::guard::{KeyGuard, TryLock, not_yours};
+use super::guard::{LockGuard, TryLock, not_yours};
 use super::home::{destroy, perform};
 use super::service::locks;
 use super::wait::{Want, lives};
 use super::wire::{Answer, Deed, Entry};
 use doorbell_engine::kit::{Error, Locality, LockFault, Node, NodeId, PeerId, Result, Shared, Token, shared_of, world};
 use doorbell_shm::domain::Key;
-use doorbell_shm::keys::{KeyFacts, OwnerId, Resource, Seen, Taken, Value, waiting};
+use doorbell_shm::keys::{LockFacts, OwnerId, Resource, Seen, Taken, Value, waiting};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// A lock of the domain, as one node uses it. Clones refer to the same lock. Any thread may call any method.
 #[derive(Clone)]
-pub struct LockKey {
+pub struct Lock {
     node: Node,
     opened: Opened,
     name: Arc<str>,
@@ -39,17 +39,17 @@ const NAMING: Duration = Duration::from_millis(20);
 /// Tells the locks that a node knows apart: by the address of the lock's words, or by its name.
 pub(super) type Which = Locality<usize, Arc<str>>;
 
-impl fmt::Debug for LockKey {
+impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockKey").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-impl LockKey {
+impl Lock {
     /// The handle of an opened lock, for use by this node.
-    pub(super) fn of(node: &Node, name: &str, opened: Opened) -> Result<LockKey> {
+    pub(super) fn of(node: &Node, name: &str, opened: Opened) -> Result<Lock> {
         let base = OwnerId::thread(node.id(), node.incarnation(), 0).bits();
-        Ok(LockKey { node: node.clone(), opened, name: name.into(), base, threads: u32::MAX })
+        Ok(Lock { node: node.clone(), opened, name: name.into(), base, threads: u32::MAX })
     }
 
     /// The lock's name.
@@ -63,12 +63,12 @@ impl LockKey {
     ///
     /// Two threads that use one number still exclude each other: the second gets [`LockFault::AlreadyYours`].
     ///
-    /// Each number is an owner of its own, which limits the search for [deadlocks](LockFault::Circle). A deadlock is found only
+    /// Each number is an owner of its own, which limits the search for [deadlocks](LockFault::Deadlock). A deadlock is found only
     /// if each owner in it holds a lock and waits for the next one under the same number. A thread that holds one lock under
     /// its thread's number and waits for another under a number of the program counts as two owners.
-    pub fn with_id(&self, number: u32) -> LockKey {
+    pub fn with_id(&self, number: u32) -> Lock {
         let base = OwnerId::user(self.node.id(), self.node.incarnation(), number).bits();
-        LockKey { base, threads: 0, ..self.clone() }
+        Lock { base, threads: 0, ..self.clone() }
     }
 
     /// The value that the lock has while the calling thread owns it.
@@ -149,7 +149,7 @@ impl LockKey {
     ///
     /// # Errors
     /// [`Error::Lock`] if the lock was destroyed; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
-    pub fn facts(&self) -> Result<KeyFacts> {
+    pub fn facts(&self) -> Result<LockFacts> {
         match self.reach("look at")? {
             Locality::Near(key) => key.facts().ok_or_else(|| self.gone("look at")),
             Locality::Far(far) => match self.deed("look at", Deed::Facts, None)? {
@@ -201,7 +201,7 @@ impl LockKey {
         let me = self.my_id();
         // A thread that could reset another thread's lock would let a third thread in beside the second. A number of the
         // program belongs to any thread that names it.
-        let is_of_node = |id: OwnerId| (id.node(), id.life()) == (me.node(), me.life());
+        let is_of_node = |id: OwnerId| (id.node(), id.incarnation()) == (me.node(), me.incarnation());
         let is_mine = |id: OwnerId| id == me || id.is_users() && is_of_node(id);
         let foreign = expected.filter(|id| !is_mine(*id)).or(new.filter(|id| !is_of_node(*id)));
         if let Some(foreign) = foreign {
@@ -233,7 +233,7 @@ impl LockKey {
     #[inline(always)]
     pub fn try_lock(&self) -> Result<TryLock<'_>> {
         let me = self.my_id();
-        if self.take_free(me) { Ok(TryLock::Locked(KeyGuard::new(self, me, 0))) } else { self.try_slowly(me) }
+        if self.take_free(me) { Ok(TryLock::Locked(LockGuard::new(self, me, 0))) } else { self.try_slowly(me) }
     }
 
     #[cold]
@@ -259,12 +259,12 @@ impl LockKey {
     /// wait for a message.
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::Circle`]: a deadlock, since the owners that this caller would wait for wait for this
+    /// [`Error::Lock`] with [`LockFault::Deadlock`]: a deadlock, since the owners that this caller would wait for wait for this
     /// caller; with [`LockFault::AlreadyYours`]; with [`LockFault::Destroyed`]. [`Error::Closed`], [`Error::Forked`],
     /// [`Error::Reentrant`].
     #[inline(always)]
-    pub fn lock(&self) -> Result<KeyGuard<'_>> {
-        self.lock_until(None)
+    pub fn lock(&self) -> Result<LockGuard<'_>> {
+        self.lock_at_most(None)
     }
 
     /// As [`lock`](Self::lock), but waits until `deadline` at most.
@@ -272,19 +272,19 @@ impl LockKey {
     /// # Errors
     /// As [`lock`](Self::lock). [`Error::Timeout`] names the node that owns the lock, or the coordinator that did not reply.
     #[inline(always)]
-    pub fn lock_by(&self, deadline: Instant) -> Result<KeyGuard<'_>> {
-        self.lock_until(Some(deadline))
+    pub fn lock_until(&self, deadline: Instant) -> Result<LockGuard<'_>> {
+        self.lock_at_most(Some(deadline))
     }
 
     #[inline(always)]
-    fn lock_until(&self, deadline: Option<Instant>) -> Result<KeyGuard<'_>> {
+    fn lock_at_most(&self, deadline: Option<Instant>) -> Result<LockGuard<'_>> {
         let me = self.my_id();
-        if self.take_free(me) { Ok(KeyGuard::new(self, me, 0)) } else { self.lock_slowly(me, deadline) }
+        if self.take_free(me) { Ok(LockGuard::new(self, me, 0)) } else { self.lock_slowly(me, deadline) }
     }
 
     #[cold]
     #[inline(never)]
-    fn lock_slowly(&self, me: OwnerId, deadline: Option<Instant>) -> Result<KeyGuard<'_>> {
+    fn lock_slowly(&self, me: OwnerId, deadline: Option<Instant>) -> Result<LockGuard<'_>> {
         let key = match self.reach("lock")? {
             Locality::Near(key) => key,
             Locality::Far(far) => return self.lock_far(far, me, deadline),
@@ -303,10 +303,10 @@ impl LockKey {
     /// As [`lock`](Self::lock), for a pool thread that waits on behalf of tasks. Returns `None` once `withdrawn` says that no
     /// task wants the lock. If the registry is on another node, the thread checks this from time to time, and goes to the end
     /// of the queue each time.
-    pub(super) fn lock_unless(&self, withdrawn: &AtomicBool) -> Result<Option<KeyGuard<'_>>> {
+    pub(super) fn lock_unless(&self, withdrawn: &AtomicBool) -> Result<Option<LockGuard<'_>>> {
         let me = self.my_id();
         if self.take_free(me) {
-            return Ok(Some(KeyGuard::new(self, me, 0)));
+            return Ok(Some(LockGuard::new(self, me, 0)));
         }
         match self.reach("lock")? {
             Locality::Near(key) => match self.want(key, me, Some(withdrawn)).wait(None) {
@@ -332,7 +332,7 @@ impl LockKey {
     }
 
     #[cold]
-    fn lock_far(&self, far: &FarKey, me: OwnerId, deadline: Option<Instant>) -> Result<KeyGuard<'_>> {
+    fn lock_far(&self, far: &FarKey, me: OwnerId, deadline: Option<Instant>) -> Result<LockGuard<'_>> {
         if self.has_far(far, me)? {
             return Err(fault("lock", &self.name, LockFault::AlreadyYours));
         }
@@ -358,8 +358,8 @@ impl LockKey {
     /// that do can pass it for ever.
     ///
     /// # Errors
-    /// As [`lock_by`](Self::lock_by), but deadlocks are not found.
-    pub fn lock_every(&self, pause: Duration, deadline: Instant) -> Result<KeyGuard<'_>> {
+    /// As [`lock_until`](Self::lock_until), but deadlocks are not found.
+    pub fn lock_every(&self, pause: Duration, deadline: Instant) -> Result<LockGuard<'_>> {
         self.poll(pause, deadline, || {
             let value = match self.try_lock()? {
                 TryLock::Locked(guard) => return Ok(Ok(guard)),
@@ -397,25 +397,25 @@ impl LockKey {
     }
 
     /// The guard of a lock that was just taken, or an error if the lock was destroyed at the same moment.
-    fn taken(&self, key: Key<'_>, me: OwnerId, taken: Taken) -> Result<KeyGuard<'_>> {
+    fn taken(&self, key: Key<'_>, me: OwnerId, taken: Taken) -> Result<LockGuard<'_>> {
         if !key.is_current() {
             let _ = key.words().release(me);
             return Err(self.gone("lock"));
         }
         let dead = if taken.damaged { key.dead().map_or(0, OwnerId::bits) } else { 0 };
-        Ok(KeyGuard::new(self, me, dead))
+        Ok(LockGuard::new(self, me, dead))
     }
 
     /// The guard of a lock of another node's registry, if that is the answer.
-    fn taken_far(&self, me: OwnerId, answer: Answer) -> Result<KeyGuard<'_>> {
+    fn taken_far(&self, me: OwnerId, answer: Answer) -> Result<LockGuard<'_>> {
         let Answer::Taken { damaged, dead } = answer else { return Err(odd(&self.name)) };
         let dead = if damaged { dead } else { 0 };
         // The note may exist already: the answer's arrival writes it too.
         self.note(|entry| (entry.owner, entry.dead) = (me.bits(), dead))?;
-        Ok(KeyGuard::new(self, me, dead))
+        Ok(LockGuard::new(self, me, dead))
     }
 
-    /// Releases a lock that the caller's identification owns, by [`set`](Self::set) or [`keep`](KeyGuard::keep).
+    /// Releases a lock that the caller's identification owns, by [`set`](Self::set) or [`keep`](LockGuard::keep).
     ///
     /// # Errors
     /// [`Error::Lock`] with [`LockFault::NotYours`]: the lock has another value, and nothing changed.
@@ -443,7 +443,7 @@ impl LockKey {
     pub(super) fn give_up_later(&self, me: OwnerId) {
         let key = self.clone();
         // Not on the threads that wait for locks: all of them may be busy until this is done.
-        self.shared().movers().submit(Box::new(move || drop(key.give_up(me))));
+        self.shared().copiers().submit(Box::new(move || drop(key.give_up(me))));
     }
 
     fn release_near(&self, key: Key<'_>, me: OwnerId) -> Result<()> {
@@ -471,11 +471,11 @@ impl LockKey {
     /// [`LockFault::Barred`]: it was frozen already; with [`LockFault::Otherwise`]: a thread called `unlock_all` before this
     /// call returned.
     pub fn lock_all(&self, deadline: Instant) -> Result<()> {
-        let Answer::Barred { first } = self.deed("lock_all", Deed::Bar, Some(deadline))? else { return Err(odd(&self.name)) };
+        let Answer::Frozen { first } = self.deed("lock_all", Deed::Bar, Some(deadline))? else { return Err(odd(&self.name)) };
         if !first {
-            return Err(fault("lock_all", &self.name, LockFault::Barred));
+            return Err(fault("lock_all", &self.name, LockFault::Frozen));
         }
-        self.note(|entry| entry.barred = true)?;
+        self.note(|entry| entry.frozen = true)?;
         let waited = match self.reach("lock_all")? {
             Locality::Near(key) => self.want(key, self.my_id(), None).wait_empty(deadline),
             Locality::Far(_) => self.poll_empty(deadline),
@@ -492,7 +492,7 @@ impl LockKey {
     fn poll_empty(&self, deadline: Instant) -> Result<()> {
         self.poll(POLL, deadline, || {
             let seen = self.seen()?;
-            if !seen.is_barred() {
+            if !seen.is_frozen() {
                 return Err(fault("lock_all", &self.name, LockFault::Otherwise(seen.value())));
             }
             let late = |owner: OwnerId| Err(Error::Timeout { operation: "lock_all", node: Some(owner.node()) });
@@ -505,8 +505,8 @@ impl LockKey {
     /// # Errors
     /// [`Error::Lock`] with [`LockFault::NotYours`]: the lock was not frozen, and nothing changed.
     pub fn unlock_all(&self) -> Result<()> {
-        self.deed("unlock_all", Deed::Unbar, None)?;
-        self.note(|entry| entry.barred = false)
+        self.deed("unlock_all", Deed::Thaw, None)?;
+        self.note(|entry| entry.frozen = false)
     }
 
     /// Ends this node's use of the lock, so that another node may [destroy](Self::destroy) it. Other handles on this node stay

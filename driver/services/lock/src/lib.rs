@@ -1,6 +1,6 @@
 //! The lock service: locks with a name that the processes of a domain share, and that know their owner. One program calls
-//! [`LockKey::init`] to create a lock and [`LockKey::offer`] to send it to other nodes, which call [`LockKey::accept`]; a node
-//! that knows the name calls [`LockKey::find`] instead. Then any of them calls [`LockKey::lock`], and drops the guard to
+//! [`Lock::init`] to create a lock and [`Lock::offer`] to send it to other nodes, which call [`Lock::accept`]; a node
+//! that knows the name calls [`Lock::find`] instead. Then any of them calls [`Lock::lock`], and drops the guard to
 //! unlock.
 //!
 //! A lock stands for a resource. Its value is one of three things: unlocked, the identification of its owner, or *frozen* (no
@@ -8,7 +8,7 @@
 //! back.
 //!
 //! ```
-//! use doorbell::{LockKey, Node, Resource, Space, Value};
+//! use doorbell::{Lock, Node, Resource, Space, Value};
 //! use std::time::{Duration, Instant};
 //!
 //! # fn main() -> Result<(), doorbell::Error> {
@@ -17,16 +17,16 @@
 //! let accelerator = Node::builder("locks").space(space).join()?;
 //! let patience = Instant::now() + Duration::from_secs(5);
 //!
-//! let key = LockKey::init(&host, "frame", Resource::memory(0x100..0x1000))?;
+//! let key = Lock::init(&host, "frame", Resource::memory(0x100..0x1000))?;
 //! let offer = key.offer(&[accelerator.id()])?;
-//! let theirs = LockKey::accept(&accelerator, patience)?;
+//! let theirs = Lock::accept(&accelerator, patience)?;
 //! assert_eq!(offer.wait(patience)?[0].node, accelerator.id());
 //!
 //! let guard = key.lock()?;
 //! assert_eq!(theirs.get()?, Value::Owner(guard.owner()));
 //! assert!(theirs.try_lock()?.guard().is_none());
 //! guard.unlock()?;
-//! assert!(theirs.lock_by(patience)?.inherited_from().is_none());
+//! assert!(theirs.lock_until(patience)?.inherited_from().is_none());
 //! # Ok(())
 //! # }
 //! ```
@@ -40,8 +40,8 @@
 //!   notices.
 //!
 //! **If the owner dies**, the waiters find out, within 100 ms over shared memory. The lock passes to the next waiter. That
-//! waiter learns of the death from [`KeyGuard::inherited_from`], and so does each later owner, until one of them reports that
-//! the resource is [sound](KeyGuard::mark_repaired). A node that leaves while it holds a lock counts as dead here.
+//! waiter learns of the death from [`LockGuard::inherited_from`], and so does each later owner, until one of them reports that
+//! the resource is [sound](LockGuard::mark_repaired). A node that leaves while it holds a lock counts as dead here.
 //!
 //! **Fair**: a thread may unlock and lock again at once while others wait. When a waiter has waited for a millisecond, and the
 //! last turn of a waiter is as long ago, nobody but the first waiter gets the lock. So a lock that many threads want goes
@@ -64,10 +64,10 @@ mod tests;
 mod wait;
 mod wire;
 
-pub use guard::{KeyGuard, TryLock};
-pub use key::LockKey;
+pub use guard::{LockGuard, TryLock};
+pub use key::Lock;
 pub use share::{Accepted, Offer};
 pub use shared::{Shared, SharedGuard};
 pub use task::TaskGuard;
 
-pub use doorbell_engine::error::{Circle, LockFault};
+pub use doorbell_engine::error::{Deadlock, LockFault};

@@ -34,8 +34,8 @@ pub fn locks<T>(shared: &Shared, operation: &'static str, act: impl FnOnce(&mut 
 impl Locks {
     /// The state of a node that knows of no lock yet.
     pub fn new(shared: &Arc<Shared>) -> Self {
-        let clerks = shared.kept::<Tasks>().clerks.clone();
-        let registry = Registry::new(shared.membership_arc(), Arc::downgrade(shared), clerks);
+        let blocking = shared.kept::<Tasks>().blocking.clone();
+        let registry = Registry::new(shared.membership_arc(), Arc::downgrade(shared), blocking);
         Self { mail: Mail::default(), registry, announces: None, closed: None }
     }
 

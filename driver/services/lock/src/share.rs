@@ -2,7 +2,7 @@
 
 use super::far::{begin, error_of, send_answer};
 use super::home::Arrived;
-use super::key::LockKey;
+use super::key::Lock;
 use super::service::Locks;
 use super::wire::{self, Answer, Ask, WITH_MAX};
 use doorbell_engine::kit::{Error, Incarnation, Node, NodeId, Op, Outcome, PeerId, Result, shared_of};
@@ -58,8 +58,8 @@ impl Offer {
     }
 }
 
-impl LockKey {
-    /// Offers the lock to some nodes, which [accept](LockKey::accept) it. Does not wait for them; [`Offer::wait`] does.
+impl Lock {
+    /// Offers the lock to some nodes, which [accept](Lock::accept) it. Does not wait for them; [`Offer::wait`] does.
     ///
     /// # Errors
     /// [`Error::NoSuchNode`], [`Error::PeerDied`], [`Error::PeerLeft`]: a node is not attached; the nodes named after it got no
@@ -97,7 +97,7 @@ impl LockKey {
         for &node in nodes {
             let peer = {
                 let mut engine = shared.enter(me, "offer")?;
-                engine.glance();
+                engine.refresh_peers();
                 let Some(incarnation) = engine.fabric().live(node) else { return Err(engine.unreachable(node, None)) };
                 PeerId { node, incarnation }
             };
@@ -107,12 +107,12 @@ impl LockKey {
         Ok(offer)
     }
 
-    /// Accepts the next lock that another node [offers](LockKey::offer); waits for an offer until `deadline`. The offering node
+    /// Accepts the next lock that another node [offers](Lock::offer); waits for an offer until `deadline`. The offering node
     /// learns this node's id, process and module.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
-    pub fn accept(node: &Node, deadline: Instant) -> Result<LockKey> {
+    pub fn accept(node: &Node, deadline: Instant) -> Result<Lock> {
         Ok(Self::accept_with(node, deadline)?.0)
     }
 
@@ -120,7 +120,7 @@ impl LockKey {
     ///
     /// # Errors
     /// As [`accept`](Self::accept).
-    pub fn accept_with(node: &Node, deadline: Instant) -> Result<(LockKey, Vec<u8>)> {
+    pub fn accept_with(node: &Node, deadline: Instant) -> Result<(Lock, Vec<u8>)> {
         let shared = shared_of(node);
         let arrived = |locks: &mut Locks| {
             let closed = locks.closed.map(|why| Err(why.error()));

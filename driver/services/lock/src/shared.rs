@@ -1,7 +1,7 @@
 //! Memory behind a lock: only the owner of the lock reads and writes it.
 
-use super::guard::KeyGuard;
-use super::key::LockKey;
+use super::guard::LockGuard;
+use super::key::Lock;
 use super::share::Offer;
 use doorbell_engine::kit::{Error, Key, Node, NodeId, Plain, ReadWrite, Region, Result};
 use doorbell_shm::keys::{OwnerId, Resource};
@@ -33,7 +33,7 @@ use zerocopy::FromZeros;
 /// # }
 /// ```
 pub struct Shared<T> {
-    lock: LockKey,
+    lock: Lock,
     place: Key<T, ReadWrite>,
     /// Only in the value that created the region: dropping it withdraws the region.
     _region: Option<Region<T>>,
@@ -44,40 +44,40 @@ impl<T: Plain> Shared<T> {
     /// dropped or the node leaves.
     ///
     /// # Errors
-    /// As [`Node::region`] and [`LockKey::init`].
+    /// As [`Node::region`] and [`Lock::init`].
     pub fn new(node: &Node, name: &str, elements: &[T]) -> Result<Self> {
         let region = node.region::<T>(elements.len())?;
         region.write(0, elements)?;
         let place = region.key();
         let resource = Resource::Region {
             node: node.id(),
-            life: node.incarnation(),
+            incarnation: node.incarnation(),
             number: place.number().into(),
             bytes: size_of_val(elements) as u64,
         };
-        Ok(Self { lock: LockKey::init(node, name, resource)?, place, _region: Some(region) })
+        Ok(Self { lock: Lock::init(node, name, resource)?, place, _region: Some(region) })
     }
 
     /// Accepts the next shared elements that another node [offers](Self::offer); waits for them until `deadline`.
     ///
     /// # Errors
-    /// As [`LockKey::accept`]. [`Error::Key`](doorbell_engine::Error::Key) if the bytes sent with the lock are not the key of a
+    /// As [`Lock::accept`]. [`Error::Key`](doorbell_engine::Error::Key) if the bytes sent with the lock are not the key of a
     /// region of such elements.
     pub fn accept(node: &Node, deadline: Instant) -> Result<Self> {
-        let (lock, with) = LockKey::accept_with(node, deadline)?;
+        let (lock, with) = Lock::accept_with(node, deadline)?;
         Ok(Self { lock, place: Key::from_bytes(&with)?, _region: None })
     }
 
     /// Offers the elements to some nodes, which [accept](Self::accept) them.
     ///
     /// # Errors
-    /// As [`LockKey::offer`].
+    /// As [`Lock::offer`].
     pub fn offer(&self, nodes: &[NodeId]) -> Result<Offer> {
         self.lock.offer_with(nodes, &self.place.to_bytes())
     }
 
     /// The lock that guards the elements.
-    pub fn key(&self) -> &LockKey {
+    pub fn key(&self) -> &Lock {
         &self.lock
     }
 
@@ -94,7 +94,7 @@ impl<T: Plain> Shared<T> {
     /// Locks, and reads the elements into newly allocated memory. Waits for the lock as long as it takes.
     ///
     /// # Errors
-    /// As [`LockKey::lock`] and [`Node::get`].
+    /// As [`Lock::lock`] and [`Node::get`].
     pub fn lock(&self) -> Result<SharedGuard<'_, T>> {
         self.read(self.lock.lock()?)
     }
@@ -102,12 +102,12 @@ impl<T: Plain> Shared<T> {
     /// As [`lock`](Self::lock), but waits for the lock until `deadline` at most.
     ///
     /// # Errors
-    /// As [`LockKey::lock_by`] and [`Node::get`].
-    pub fn lock_by(&self, deadline: Instant) -> Result<SharedGuard<'_, T>> {
-        self.read(self.lock.lock_by(deadline)?)
+    /// As [`Lock::lock_until`] and [`Node::get`].
+    pub fn lock_until(&self, deadline: Instant) -> Result<SharedGuard<'_, T>> {
+        self.read(self.lock.lock_until(deadline)?)
     }
 
-    fn read<'a>(&'a self, key: KeyGuard<'a>) -> Result<SharedGuard<'a, T>> {
+    fn read<'a>(&'a self, key: LockGuard<'a>) -> Result<SharedGuard<'a, T>> {
         let mut elements = <T as FromZeros>::new_vec_zeroed(self.len())
             .map_err(|_| Error::Invalid { what: format!("there is no memory for {} elements", self.len()) })?;
         self.lock.node().get(self.place, &mut elements)?;
@@ -121,19 +121,19 @@ pub struct SharedGuard<'a, T: Plain> {
     shared: &'a Shared<T>,
     elements: Vec<T>,
     changed: bool,
-    key: KeyGuard<'a>,
+    key: LockGuard<'a>,
 }
 
 impl<T: Plain> SharedGuard<'_, T> {
-    /// As [`KeyGuard::inherited_from`].
+    /// As [`LockGuard::inherited_from`].
     pub fn inherited_from(&self) -> Option<OwnerId> {
         self.key.inherited_from()
     }
 
-    /// As [`KeyGuard::mark_repaired`].
+    /// As [`LockGuard::mark_repaired`].
     ///
     /// # Errors
-    /// As [`KeyGuard::mark_repaired`].
+    /// As [`LockGuard::mark_repaired`].
     pub fn mark_repaired(&mut self) -> Result<()> {
         self.key.mark_repaired()
     }

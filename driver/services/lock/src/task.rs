@@ -1,9 +1,9 @@
 //! Locks for async tasks. The tasks of one node that wait for a lock stand in a queue, and one thread of the node waits for all
 //! of them. So however many tasks wait, threads remain for the task that owns the lock.
 
-use super::guard::{KeyGuard, TryLock, drop_slowly};
-use super::key::{LockKey, Which};
-use doorbell_engine::kit::{Begun, Clerks, Error, LockFault, Op, Outcome, Result};
+use super::guard::{LockGuard, TryLock, drop_slowly};
+use super::key::{Lock, Which};
+use doorbell_engine::kit::{Begun, BlockingPool, Error, LockFault, Op, Outcome, Result};
 use doorbell_shm::keys::OwnerId;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
@@ -15,16 +15,16 @@ use std::task::Poll;
 const NUMBERS: u32 = 1 << 18;
 
 /// The right to use a lock's resource, for tasks: it may move from thread to thread. Dropping it unlocks. Made by
-/// [`LockKey::lock_async`].
+/// [`Lock::lock_async`].
 #[must_use = "dropping the guard unlocks"]
 pub struct TaskGuard {
-    key: LockKey,
+    key: Lock,
     inherited: Option<OwnerId>,
     held: bool,
 }
 
 impl TaskGuard {
-    fn of(key: &LockKey, guard: KeyGuard<'_>) -> Self {
+    fn of(key: &Lock, guard: LockGuard<'_>) -> Self {
         let inherited = guard.inherited_from();
         guard.keep();
         Self { key: key.clone(), inherited, held: true }
@@ -35,25 +35,25 @@ impl TaskGuard {
         self.key.my_id()
     }
 
-    /// As [`KeyGuard::inherited_from`].
+    /// As [`LockGuard::inherited_from`].
     pub fn inherited_from(&self) -> Option<OwnerId> {
         self.inherited
     }
 
-    /// As [`KeyGuard::mark_repaired`].
+    /// As [`LockGuard::mark_repaired`].
     ///
     /// # Errors
-    /// As [`KeyGuard::mark_repaired`].
+    /// As [`LockGuard::mark_repaired`].
     pub fn mark_repaired(&mut self) -> Result<()> {
         self.key.repair(self.key.my_id())?;
         self.inherited = None;
         Ok(())
     }
 
-    /// As [`KeyGuard::unlock`].
+    /// As [`LockGuard::unlock`].
     ///
     /// # Errors
-    /// As [`KeyGuard::unlock`].
+    /// As [`LockGuard::unlock`].
     pub fn unlock(mut self) -> Result<()> {
         self.held = false;
         self.key.unlock()
@@ -75,7 +75,7 @@ impl std::fmt::Debug for TaskGuard {
     }
 }
 
-impl LockKey {
+impl Lock {
     /// As [`lock`](Self::lock), for tasks. Takes the lock at once if it is free; else a thread of the node waits for it on
     /// behalf of the task. If the future is dropped, the lock is not taken, or is released at once.
     ///
@@ -87,11 +87,11 @@ impl LockKey {
     /// limit the wait: dropping the future (`tokio::time::timeout`) ends it.
     ///
     /// ```
-    /// # use doorbell::{LockKey, Node, Resource, Space};
+    /// # use doorbell::{Lock, Node, Resource, Space};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), doorbell::Error> {
     /// # let node = Node::builder("tasks").space(Space::heap()).join()?;
-    /// let key = LockKey::init(&node, "table", Resource::Unnamed)?;
+    /// let key = Lock::init(&node, "table", Resource::Unnamed)?;
     /// let guard = key.lock_async().await?;
     /// assert!(key.try_lock()?.guard().is_none());
     /// guard.unlock()?;
@@ -125,7 +125,7 @@ impl LockKey {
     }
 
     /// The same lock, under a number that no other task uses at present.
-    fn numbered(&self) -> LockKey {
+    fn numbered(&self) -> Lock {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         self.with_id(NUMBERS + NEXT.fetch_add(1, Ordering::Relaxed) % NUMBERS)
     }
@@ -136,7 +136,7 @@ impl LockKey {
 pub struct Tasks {
     lines: Lines,
     /// Threads that wait for locks. The owner of a lock may have to move data before it can unlock, so these threads move none.
-    pub clerks: Arc<Clerks>,
+    pub blocking: Arc<BlockingPool>,
 }
 
 /// The queues of a node's tasks, one for each lock that tasks wait for.
@@ -192,7 +192,7 @@ struct Standing {
 }
 
 impl Standing {
-    fn join(key: &LockKey) -> Self {
+    fn join(key: &Lock) -> Self {
         let shared = key.shared();
         let (which, turn) = (key.which(), Arc::new(Turn { op: Op::new(), answer: Mutex::new(None) }));
         let is_over = {
@@ -206,7 +206,7 @@ impl Standing {
         };
         if let Some(is_over) = is_over {
             let serving = Serving { key: key.clone(), which: which.clone(), is_done: false };
-            shared.kept::<Tasks>().clerks.submit(Box::new(move || serving.serve(&is_over)));
+            shared.kept::<Tasks>().blocking.submit(Box::new(move || serving.serve(&is_over)));
         }
         Self { begun: Begun::new(shared), which, turn }
     }
@@ -232,7 +232,7 @@ impl Drop for Standing {
 
 /// The thread that waits for the tasks of one queue.
 struct Serving {
-    key: LockKey,
+    key: Lock,
     which: Which,
     /// The queue was removed.
     is_done: bool,

@@ -3,7 +3,7 @@
 use super::far::{Choice, Where, choose, find_coordinator, letter};
 use super::guard::TryLock;
 use super::home::Registry;
-use super::key::LockKey;
+use super::key::Lock;
 use super::mail::{Mail, Received, UNANSWERED_MAX};
 use super::service::Locks;
 use super::wire::{self, Ask, Home, Tell};
@@ -230,7 +230,7 @@ fn met<const N: usize>(domain: &str) -> [Node; N] {
     nodes
 }
 
-fn life(node: &Node) -> PeerId {
+fn incarnation(node: &Node) -> PeerId {
     shared_of(node).membership().into()
 }
 
@@ -240,21 +240,21 @@ fn lie(from: &Node, to: &Node, tells: &[Tell]) {
     let me = shared.check().unwrap();
     for tell in tells {
         let mut engine = shared.enter(me, "lie").unwrap();
-        engine.service::<Locks>().mail.tell(life(to), tell);
+        engine.service::<Locks>().mail.tell(incarnation(to), tell);
         engine.push(me);
     }
     // Packets are handled in their order.
-    letter(shared, "lie", life(to), &Ask::WhoIsHome, None, Some(soon())).unwrap();
+    letter(shared, "lie", incarnation(to), &Ask::WhoIsHome, None, Some(soon())).unwrap();
 }
 
 /// Makes a node the coordinator of a registry of its own, with a lock that is free.
 fn usurp(node: &Node, term: u64) {
-    let key = Restored { name: "key".into(), resource: Resource::Unnamed, owner: None, dead: None, barred: false };
+    let key = Restored { name: "key".into(), resource: Resource::Unnamed, owner: None, dead: None, frozen: false };
     assert!(shared_of(node).membership().found_registry(term, &[key], soon()).unwrap());
 }
 
 #[track_caller]
-fn assert_held_by(key: &LockKey, owner: OwnerId) {
+fn assert_held_by(key: &Lock, owner: OwnerId) {
     match key.try_lock().unwrap() {
         TryLock::Busy(value) => assert_eq!(value, Value::Owner(owner)),
         TryLock::Locked(_) => panic!("the lock was granted twice"),
@@ -264,10 +264,10 @@ fn assert_held_by(key: &LockKey, owner: OwnerId) {
 #[test]
 fn a_key_is_not_granted_twice_as_a_peer_says_that_it_is_home() {
     let [home, honest, hostile] = met::<3>("usurped");
-    let key = LockKey::init(&home, "key", Resource::Unnamed).unwrap();
-    let theirs = LockKey::find(&honest, "key").unwrap();
+    let key = Lock::init(&home, "key", Resource::Unnamed).unwrap();
+    let theirs = Lock::find(&honest, "key").unwrap();
     usurp(&hostile, 99);
-    let guard = key.lock_by(soon()).unwrap();
+    let guard = key.lock_until(soon()).unwrap();
     for term in [1, 2, 99, wire::TERMS_AHEAD_MAX, wire::TERM_MAX] {
         lie(&hostile, &honest, &[Tell::Here { term }]);
         assert_held_by(&theirs, guard.owner());
@@ -275,9 +275,9 @@ fn a_key_is_not_granted_twice_as_a_peer_says_that_it_is_home() {
         lie(&hostile, &honest, &[Tell::Abandon { term: 1 }, Tell::Abandon { term }, Tell::Here { term }]);
         assert_held_by(&theirs, guard.owner());
     }
-    assert_held_by(&LockKey::find(&honest, "key").unwrap(), guard.owner());
+    assert_held_by(&Lock::find(&honest, "key").unwrap(), guard.owner());
     guard.unlock().unwrap();
-    let guard = theirs.lock_by(soon()).unwrap();
+    let guard = theirs.lock_until(soon()).unwrap();
     assert_held_by(&key, guard.owner());
 }
 
@@ -285,9 +285,9 @@ fn a_key_is_not_granted_twice_as_a_peer_says_that_it_is_home() {
 #[test]
 fn a_key_is_not_granted_twice_to_one_that_has_just_come() {
     let [home, hostile] = met::<2>("lied-to");
-    let key = LockKey::init(&home, "key", Resource::Unnamed).unwrap();
+    let key = Lock::init(&home, "key", Resource::Unnamed).unwrap();
     usurp(&hostile, 99);
-    let guard = key.lock_by(soon()).unwrap();
+    let guard = key.lock_until(soon()).unwrap();
     let join = |id| {
         let node = far("lied-to").id(id).connect(home.address().unwrap()).join().unwrap();
         node.wait_for(1 + usize::from(id), soon()).unwrap();
@@ -296,24 +296,24 @@ fn a_key_is_not_granted_twice_to_one_that_has_just_come() {
     let honest = join(2);
     lie(&hostile, &honest, &[Tell::Here { term: 99 }]);
     let claim = Ask::Claim { term: 100, from: 0 };
-    letter(shared_of(&hostile), "lie", life(&honest), &claim, None, Some(soon())).unwrap();
+    letter(shared_of(&hostile), "lie", incarnation(&honest), &claim, None, Some(soon())).unwrap();
     lie(&hostile, &honest, &[Tell::Here { term: 100 }]);
     // If the hostile node's answer comes too late on a busy machine, the true coordinator is found.
     match find_coordinator(shared_of(&honest), Some(Instant::now() + Duration::from_millis(100))) {
         Err(Error::Timeout { .. }) => {}
-        Ok(Where::Far(found)) => assert_eq!(found.at, life(&home)),
+        Ok(Where::Far(found)) => assert_eq!(found.at, incarnation(&home)),
         found => panic!("{found:?}"),
     }
     hostile.leave().unwrap();
-    let theirs = LockKey::find(&honest, "key").unwrap();
+    let theirs = Lock::find(&honest, "key").unwrap();
     assert_held_by(&theirs, guard.owner());
     guard.unlock().unwrap();
-    assert!(theirs.lock_by(soon()).unwrap().inherited_from().is_none());
+    assert!(theirs.lock_until(soon()).unwrap().inherited_from().is_none());
     // When two nodes name the same coordinator, a third believes them.
     let hostile = join(1);
     usurp(&hostile, 99);
-    assert_held_by(&LockKey::find(&join(3), "key").unwrap(), {
-        let guard = key.lock_by(soon()).unwrap();
+    assert_held_by(&Lock::find(&join(3), "key").unwrap(), {
+        let guard = key.lock_until(soon()).unwrap();
         guard.keep()
     });
 }
@@ -330,7 +330,7 @@ fn being_asked_to_be_home_takes_one_thread() {
         engine.service::<Locks>().registry.deal(received, &mut mail, Vec::new).unwrap();
     }
     assert_eq!(mail.out.len(), 300);
-    assert_eq!(shared.kept::<super::task::Tasks>().clerks.threads(), 1);
+    assert_eq!(shared.kept::<super::task::Tasks>().blocking.threads(), 1);
     drop(engine);
     // And again, when that is over.
     while shared.membership().seat().is_none() {

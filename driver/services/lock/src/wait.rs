@@ -1,7 +1,7 @@
 //! How a thread waits for a lock in shared memory, for itself or for a node that has only the network.
 
 use super::fault::fault;
-use doorbell_engine::kit::{Circle, Error, Gear, LockFault, Moment, Progress, Result, Shared, Token, Wait};
+use doorbell_engine::kit::{Backoff, Deadlock, Error, LockFault, Moment, Progress, Result, Shared, Token, Wait};
 use doorbell_shm::domain::Key;
 use doorbell_shm::keys::{Look, OwnerId, Seen, Taken, Waiter};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +31,7 @@ impl Want<'_> {
             drop(self.shared.enter(Token::current(), "lock")?);
         }
         let (mut waiter, mut seen) = (self.key.wait(self.me), self.key.words().get());
-        self.shared.wait_for(Token::current(), self.gear(deadline), 0, |moment| match moment {
+        self.shared.wait_for(Token::current(), self.backoff(deadline), 0, |moment| match moment {
             Moment::Look => {
                 seen = match waiter.look() {
                     Look::Taken(taken) => return Ok(Some(taken)),
@@ -60,8 +60,8 @@ impl Want<'_> {
     }
 
     /// A pool thread sleeps at once: the processors of those it waits for are not its own.
-    fn gear(&self, deadline: Option<Instant>) -> Gear {
-        if self.withdrawn.is_some() { Gear::new(Wait::Park, deadline) } else { self.shared.gear(deadline).giving_way() }
+    fn backoff(&self, deadline: Option<Instant>) -> Backoff {
+        if self.withdrawn.is_some() { Backoff::new(Wait::Park, deadline) } else { self.shared.backoff(deadline).giving_way() }
     }
 
     /// The checks of a long wait: this node lives, the lock exists, its owner lives, and there is no deadlock.
@@ -80,7 +80,7 @@ impl Want<'_> {
         if let Some(circle) = membership.circle(waiter) {
             let name = |waiting| membership.name_of(waiting).unwrap_or_default();
             let waits = circle.iter().map(|waiting| (waiting.who, name(waiting))).collect();
-            return Err(fault("lock", self.name, LockFault::Circle(Circle { waits })));
+            return Err(fault("lock", self.name, LockFault::Deadlock(Deadlock { waits })));
         }
         Ok(None)
     }
@@ -89,10 +89,10 @@ impl Want<'_> {
     pub fn wait_empty(&self, deadline: Instant) -> Result<()> {
         let words = self.key.words();
         let (mut heard, mut seen) = (words.arm(), words.get());
-        self.shared.wait_for(Token::current(), self.gear(Some(deadline)), 0, |moment| {
+        self.shared.wait_for(Token::current(), self.backoff(Some(deadline)), 0, |moment| {
             if moment == Moment::Look {
                 (heard, seen) = (words.arm(), words.get());
-                if !seen.is_barred() {
+                if !seen.is_frozen() {
                     return Err(fault("lock_all", self.name, LockFault::Otherwise(seen.value())));
                 }
                 return Ok(seen.owner().is_none().then_some(()));
@@ -128,5 +128,5 @@ impl Want<'_> {
 
 /// Whether the incarnation that an owner belongs to lives.
 pub(super) fn lives(shared: &Shared, owner: OwnerId) -> bool {
-    shared.membership().is_living(owner.node(), owner.life())
+    shared.membership().is_living(owner.node(), owner.incarnation())
 }

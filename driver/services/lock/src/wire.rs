@@ -1,8 +1,8 @@
 //! The requests, replies and notices that nodes exchange about locks.
 
-use doorbell_engine::kit::{Circle, LockFault, NodeId, PeerId};
+use doorbell_engine::kit::{Deadlock, LockFault, NodeId, PeerId};
 use doorbell_shm::domain::Key;
-use doorbell_shm::keys::{KeyFacts, KeyRef, OwnerId, Resource, ResourceError, Seen};
+use doorbell_shm::keys::{KeyRef, LockFacts, OwnerId, Resource, ResourceError, Seen};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// The longest packet, in bytes: it fits in one packet of any fabric.
@@ -58,7 +58,7 @@ pub enum Deed {
     Unlock { me: u64 },
     Repair { me: u64 },
     Bar,
-    Unbar,
+    Thaw,
     Release,
     Destroy { me: u64 },
 }
@@ -123,7 +123,7 @@ pub struct Entry {
     /// The owner that died with the lock, as far as the node was told; 0 for none.
     pub dead: u64,
     /// The node has frozen the lock.
-    pub barred: bool,
+    pub frozen: bool,
 }
 
 /// A reply.
@@ -159,7 +159,7 @@ pub enum Answer {
         dead: u64,
     },
     Busy(u64),
-    Barred {
+    Frozen {
         first: bool,
     },
     Done,
@@ -185,7 +185,7 @@ impl Answer {
     }
 }
 
-/// [`KeyFacts`] in a reply.
+/// [`LockFacts`] in a reply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
     resource: [u64; 4],
@@ -197,7 +197,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    pub fn new(facts: &KeyFacts) -> Self {
+    pub fn new(facts: &LockFacts) -> Self {
         Self {
             resource: facts.resource.to_words(),
             creator: facts.creator.into(),
@@ -208,8 +208,8 @@ impl Facts {
         }
     }
 
-    pub fn of(self, key: KeyRef, name: &str) -> KeyFacts {
-        KeyFacts {
+    pub fn of(self, key: KeyRef, name: &str) -> LockFacts {
+        LockFacts {
             key,
             name: name.to_owned(),
             resource: Resource::from_words(self.resource),
@@ -230,8 +230,8 @@ pub enum Trouble {
     NotYours(u64),
     AlreadyYours,
     Otherwise(u64),
-    Barred,
-    Circle(Vec<(u64, String)>),
+    Frozen,
+    Deadlock(Vec<(u64, String)>),
     Exists,
     Full,
     Name,
@@ -246,9 +246,9 @@ impl From<&LockFault> for Trouble {
             LockFault::NotYours(value) => Trouble::NotYours(Seen::of(*value).bits()),
             LockFault::AlreadyYours => Trouble::AlreadyYours,
             LockFault::Otherwise(value) => Trouble::Otherwise(Seen::of(*value).bits()),
-            LockFault::Barred => Trouble::Barred,
-            LockFault::Circle(circle) => {
-                Trouble::Circle(circle.waits.iter().take(ENTRIES_MAX).map(|(who, key)| (who.bits(), key.clone())).collect())
+            LockFault::Frozen => Trouble::Frozen,
+            LockFault::Deadlock(circle) => {
+                Trouble::Deadlock(circle.waits.iter().take(ENTRIES_MAX).map(|(who, key)| (who.bits(), key.clone())).collect())
             }
             other => Trouble::other(other),
         }
@@ -280,10 +280,10 @@ impl Trouble {
             Trouble::NotYours(bits) => LockFault::NotYours(value(bits)),
             Trouble::AlreadyYours => LockFault::AlreadyYours,
             Trouble::Otherwise(bits) => LockFault::Otherwise(value(bits)),
-            Trouble::Barred => LockFault::Barred,
-            Trouble::Circle(waits) => {
+            Trouble::Frozen => LockFault::Frozen,
+            Trouble::Deadlock(waits) => {
                 let waits = waits.into_iter().filter_map(|(who, key)| Some((OwnerId::from_bits(who)?, key)));
-                LockFault::Circle(Circle { waits: waits.collect() })
+                LockFault::Deadlock(Deadlock { waits: waits.collect() })
             }
             Trouble::Exists => return Err(ResourceError::Exists { name: name.to_owned() }),
             Trouble::Full => return Err(ResourceError::Full),

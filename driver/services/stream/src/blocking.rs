@@ -36,8 +36,8 @@ impl Stream {
             return attempt(self, me, half).unwrap_or_else(|| Err(ErrorKind::WouldBlock.into()));
         }
         self.end.waits_at(side, half.at());
-        let gear = self.shared.gear(self.deadline(side));
-        self.shared.wait_for(me, gear, TURN_EVERY, |moment| {
+        let backoff = self.shared.backoff(self.deadline(side));
+        self.shared.wait_for(me, backoff, TURN_EVERY, |moment| {
             match moment {
                 Moment::Look => {
                     for _ in 0..LOOKS {

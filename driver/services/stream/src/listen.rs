@@ -80,15 +80,15 @@ impl Listener {
     /// # Errors
     /// The node has left, or the process is a forked child.
     pub fn accept(&self) -> io::Result<(Stream, NodeId)> {
-        self.accept_until(None)
+        self.accept_at_most(None)
     }
 
     /// As [`accept`](Self::accept), but fails with [`TimedOut`](io::ErrorKind::TimedOut) at `deadline`.
     ///
     /// # Errors
     /// As [`accept`](Self::accept).
-    pub fn accept_by(&self, deadline: Instant) -> io::Result<(Stream, NodeId)> {
-        self.accept_until(Some(deadline))
+    pub fn accept_until(&self, deadline: Instant) -> io::Result<(Stream, NodeId)> {
+        self.accept_at_most(Some(deadline))
     }
 
     /// As [`accept`](Self::accept), for tasks of any executor. Dropping the future loses no stream.
@@ -122,7 +122,7 @@ impl Listener {
         (stream, peer)
     }
 
-    fn accept_until(&self, deadline: Option<Instant>) -> io::Result<(Stream, NodeId)> {
+    fn accept_at_most(&self, deadline: Option<Instant>) -> io::Result<(Stream, NodeId)> {
         let mut is_late = false;
         loop {
             let me = shared_of(&self.node).check()?;

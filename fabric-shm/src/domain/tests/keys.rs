@@ -25,7 +25,7 @@ fn a_life_lives_until_it_ends() {
     each_space(|space| {
         let (a, b, c) = (join(space), join(space), join(space));
         let lives = [&a, &b, &c].map(|node| (node.id(), node.incarnation()));
-        let as_seen = |node: &Membership| lives.map(|(id, life)| node.is_living(id, life));
+        let as_seen = |node: &Membership| lives.map(|(id, incarnation)| node.is_living(id, incarnation));
         assert_eq!(as_seen(&a), [true; 3]);
         assert_eq!(as_seen(&b), [true; 3]);
         assert!(!a.is_living(b.id(), Incarnation(b.incarnation().0 + 1)), "an incarnation that has not begun");
@@ -61,7 +61,7 @@ fn keys_outlive_who_made_them() {
         assert!(matches!(a.init_key("other", Resource::Unnamed, soon()), Err(ShmError::Left { .. })));
         lock(&b, key);
         assert_eq!(b.key(key).unwrap().destroy(None, soon()).unwrap(), Some(id(&b)), "another owner has it");
-        assert!(!b.key(key).unwrap().words().get().is_barred(), "the lock is unchanged");
+        assert!(!b.key(key).unwrap().words().get().is_frozen(), "the lock is unchanged");
         assert_eq!(b.key(key).unwrap().destroy(Some(id(&b)), soon()).unwrap(), None);
         assert!(b.key(key).is_none() && b.find_key("key").is_none() && b.keys().is_empty());
     });
@@ -99,7 +99,7 @@ fn who_died_in_a_barred_key_is_told_later() {
             let dead = id(&b);
             b.abandon();
             let key = a.key(place).unwrap();
-            key.words().bar();
+            key.words().freeze();
             let seen = key.words().get();
             if bury {
                 assert!(key.bury(seen));
@@ -107,7 +107,7 @@ fn who_died_in_a_barred_key_is_told_later() {
                 let mut waiter = key.wait(id(&a));
                 assert!(matches!(key.inherit(&mut waiter, seen), Look::Not(seen) if seen.value() == Value::Module));
             }
-            key.words().unbar();
+            key.words().thaw();
             assert!(key.words().try_take(id(&a), 0).unwrap().damaged);
             assert_eq!(key.dead(), Some(dead), "{bury}");
             drop(b);
@@ -173,7 +173,7 @@ proptest! {
             let _ = (waiter.look(), a.circle(&mut waiter));
             waiter.sleep(Duration::from_micros(10));
             let seen = key.words().get();
-            if seen.owner().is_some_and(|owner| !a.is_living(owner.node(), owner.life())) {
+            if seen.owner().is_some_and(|owner| !a.is_living(owner.node(), owner.incarnation())) {
                 let _ = key.inherit(&mut waiter, seen);
             }
             drop(waiter);

@@ -4,7 +4,7 @@ use super::{FIRST, SECOND, Stage, patience, told, unlike};
 use crate::demo::{Contest, FRAME, Order, Overlap, SUMMED, TEAM, TURNS, now, tag};
 use crate::exit::Failure;
 use crate::text::{DIRECTORY, Table, bytes, counted};
-use doorbell::{Error, Event, Incarnation, LockKey, Match, NodeId, OwnerId, Resource, Space, Value};
+use doorbell::{Error, Event, Incarnation, Lock, Match, NodeId, OwnerId, Resource, Space, Value};
 use doorbell_shm::domain::files;
 use std::thread;
 use std::time::Duration;
@@ -49,7 +49,7 @@ pub fn leave(stage: &mut Stage<'_>) -> Result<(), Failure> {
 pub fn locks(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.say.title("A lock gives one node at a time the use of shared data");
     let region = stage.done(stage.cast.node.region::<u64>(2))?;
-    let key = stage.done(LockKey::init(&stage.cast.node, FRAME, Resource::Id(1)))?;
+    let key = stage.done(Lock::init(&stage.cast.node, FRAME, Resource::Id(1)))?;
     let value = stage.done(key.get())?;
     stage.line(format_args!("node 0: LockKey::init(\"{FRAME}\")  =>  a lock in the lock registry of the domain, {value}"));
     for node in [FIRST, SECOND] {
@@ -84,7 +84,7 @@ fn hold(stage: &mut Stage<'_>, node: NodeId) -> Result<OwnerId, Failure> {
 }
 
 fn holder(stage: &Stage<'_>) -> Result<Value, Failure> {
-    stage.done(LockKey::find(&stage.cast.node, FRAME).and_then(|key| key.get()))
+    stage.done(Lock::find(&stage.cast.node, FRAME).and_then(|key| key.get()))
 }
 
 /// The owner of the lock is dead. The next owner is told so, and the one after that is not.
@@ -98,8 +98,8 @@ fn inherit(stage: &mut Stage<'_>, dead: OwnerId) -> Result<(), Failure> {
     }
     stage.line(format_args!("node 1: key.lock()  =>  its own; inherited_from() says {heir}"));
     stage.line("node 1 repairs the data that the lock protects, and calls mark_repaired(): until then every owner would be told");
-    let key = stage.done(LockKey::find(&stage.cast.node, FRAME))?;
-    let guard = stage.done(key.lock_by(patience()))?;
+    let key = stage.done(Lock::find(&stage.cast.node, FRAME))?;
+    let guard = stage.done(key.lock_until(patience()))?;
     if let Some(dead) = guard.inherited_from() {
         return Err(unlike(format_args!("the lock was repaired, and node 0 inherited it from {dead}")));
     }
@@ -132,11 +132,11 @@ fn die(stage: &mut Stage<'_>) -> Result<Incarnation, Failure> {
         "node 2 gets SIGKILL while nodes 0 and 1 have something to do with it, and while it holds the lock of the last act",
     );
     let since = |told_at: u64| told(Duration::from_nanos(told_at.saturating_sub(killed)));
-    let envelope = stage.done(peer.recv_by(Match::any(), &mut buf, patience()))?;
+    let envelope = stage.done(peer.recv_until(Match::any(), &mut buf, patience()))?;
     let words = String::from_utf8_lossy(&buf[..envelope.len]).into_owned();
     stage
         .line(format_args!("node 0: recv(from(2))  =>  {words}: messages that were sent before a death arrive before the error"));
-    let (error, life) = match peer.recv_by(Match::any(), &mut buf, patience()) {
+    let (error, life) = match peer.recv_until(Match::any(), &mut buf, patience()) {
         Err(error @ Error::PeerDied { incarnation, .. }) => (error, incarnation),
         Err(error) => return Err(stage.cast.explain(error)),
         Ok(_) => return Err(unlike("a dead node sent a message")),

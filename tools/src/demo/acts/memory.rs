@@ -76,7 +76,7 @@ pub fn counters(stage: &mut Stage<'_>) -> Result<(), Failure> {
         stage.order(node, &Order::Fill { memory, counter })?;
     }
     stage.line("nodes 1 and 2 get a key to one half of a region each, and the counter's: put_notify, in four pieces each");
-    stage.done(counter.wait_by(patience()))?;
+    stage.done(counter.wait_until(patience()))?;
     let after = stage.cast.node.counter_status()[index / 64];
     let mut all = vec![0; WORDS];
     stage.done(region.read(0, &mut all))?;

@@ -130,7 +130,7 @@ pub fn full(stage: &mut Stage<'_>) -> Result<(), Failure> {
     };
     stage.line(format_args!("{sent} found room, then: {full}"));
     let start = Instant::now();
-    stage.done(stage.cast.node.send_by(FIRST, tag::FLOOD, &message, patience()))?;
+    stage.done(stage.cast.node.send_until(FIRST, tag::FLOOD, &message, patience()))?;
     stage.line(format_args!("send_by waits for room instead: {}", told(start.elapsed())));
     stage.send(FIRST, tag::FLOOD_ENDS, &[])?;
     let (sent, counted) = (sent + 2, stage.answer::<u64>(FIRST)?);

@@ -66,7 +66,7 @@ impl Stage<'_> {
 
     /// The host sends.
     fn send(&self, to: NodeId, tag: u64, bytes: &[u8]) -> Result<(), Failure> {
-        self.cast.node.send_by(to, tag, bytes, patience()).map_err(|error| self.cast.explain(error))
+        self.cast.node.send_until(to, tag, bytes, patience()).map_err(|error| self.cast.explain(error))
     }
 
     /// Gives an order to a node.
@@ -94,7 +94,7 @@ impl Stage<'_> {
 
     /// The host receives.
     fn recv(&mut self, accepts: Match) -> Result<(Envelope, &[u8]), Failure> {
-        let received = self.cast.node.recv_by(accepts, &mut self.buf, patience());
+        let received = self.cast.node.recv_until(accepts, &mut self.buf, patience());
         let envelope = received.map_err(|error| self.cast.explain(error))?;
         Ok((envelope, &self.buf[..envelope.len]))
     }

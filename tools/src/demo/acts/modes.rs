@@ -83,7 +83,7 @@ fn by_policy(stage: &Stage<'_>) -> Result<(), Failure> {
     stage.line(format_args!("number {sent}: {refused}"));
     let mut into = [0; BYTES];
     for expected in 0..sent {
-        let came = stage.done(reader.recv_by(Match::any(), &mut into, Instant::now() + super::PATIENCE))?;
+        let came = stage.done(reader.recv_until(Match::any(), &mut into, Instant::now() + super::PATIENCE))?;
         if came.tag != expected {
             return Err(unlike(format_args!("message {} came, and {expected} was expected", came.tag)));
         }

@@ -76,7 +76,7 @@ fn form(plan: &Plan, place: &Place, node: &Node) -> Result<Vec<Team>, Trouble> {
     let ids: Vec<NodeId> = (0..plan.nodes).map(|node| NodeId(node as u16)).collect();
     let form = |way: &super::Way| {
         let team = Team::builder(node).members(&ids).label(word(way)).channels(plan.channels).slot_bytes(plan.slot);
-        team.sync(way.sync()).form_by(Instant::now() + FORM)
+        team.sync(way.sync()).form_until(Instant::now() + FORM)
     };
     plan.ways.iter().map(form).collect::<Result<_, Error>>().map_err(|error| {
         let what = format!("could not form a team of {} with {} channels", plan.nodes, plan.channels);

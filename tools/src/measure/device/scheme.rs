@@ -59,7 +59,7 @@ pub trait Ear {
 impl Ear for DeviceThread {
     #[inline]
     fn receive(&mut self, buf: &mut [u8], deadline: Instant) -> Result<Option<u64>, Trouble> {
-        let received = self.receive_by(buf, deadline).map(|envelope| (envelope.tag, envelope.len));
+        let received = self.receive_until(buf, deadline).map(|envelope| (envelope.tag, envelope.len));
         read(received, buf)
     }
 }
@@ -70,7 +70,7 @@ pub struct Fifo<'a>(pub &'a Node);
 impl Ear for Fifo<'_> {
     #[inline]
     fn receive(&mut self, buf: &mut [u8], deadline: Instant) -> Result<Option<u64>, Trouble> {
-        let received = self.0.recv_by(Match::any(), buf, deadline).map(|envelope| (envelope.tag, envelope.len));
+        let received = self.0.recv_until(Match::any(), buf, deadline).map(|envelope| (envelope.tag, envelope.len));
         read(received, buf)
     }
 }
@@ -270,13 +270,13 @@ impl Dispatcher<'_> {
         let next = if self.bytes <= COPIED {
             let mut copy = [0; COPIED];
             let got = match deadline {
-                Some(deadline) => node.recv_by(any, &mut copy, deadline).map(Some),
+                Some(deadline) => node.recv_until(any, &mut copy, deadline).map(Some),
                 None => node.try_recv(any, &mut copy),
             };
             got.map(|got| got.map(|envelope| (envelope.tag, Handed::Copied(envelope.tag, envelope.len, copy))))
         } else {
             let got = match deadline {
-                Some(deadline) => node.take_by::<[u8]>(any, deadline).map(Some),
+                Some(deadline) => node.take_until::<[u8]>(any, deadline).map(Some),
                 None => node.try_take::<[u8]>(any),
             };
             got.map(|got| got.map(|taken| (taken.envelope().tag, Handed::Lent(taken))))

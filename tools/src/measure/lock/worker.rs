@@ -4,7 +4,7 @@ use super::{Kind, Plan, Task, What};
 use crate::exit::Explain;
 use crate::experiment::{Experiment, Place, Trouble, leave, unless_stopped};
 use crate::measure::receive;
-use doorbell::{Error, LaneGeometry, LockKey, Match, Node, NodeId, Resource};
+use doorbell::{Error, LaneGeometry, Lock, Match, Node, NodeId, Resource};
 use doorbell_benches::{Contended, Exclusive, PrivateWord, Samples, contend, ticks};
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
@@ -40,7 +40,7 @@ struct Prepared<'a> {
     plan: &'a Plan,
     place: &'a Place,
     node: Node,
-    key: LockKey,
+    key: Lock,
 }
 
 /// Joins the domain, and does a task.
@@ -51,7 +51,7 @@ pub fn work(task: &Task, place: &Place) -> Result<Found, Trouble> {
     if place.process > 0 {
         place.gate(nodes)?;
     }
-    let key = LockKey::open(&node, KEY, Resource::Unnamed).or_usage("could not open a lock", "")?;
+    let key = Lock::open(&node, KEY, Resource::Unnamed).or_usage("could not open a lock", "")?;
     if place.process == 0 {
         place.gate(nodes)?;
     }
@@ -141,7 +141,7 @@ fn measure(prepared: &Prepared<'_>) -> Result<Vec<(What, Samples)>, Trouble> {
 }
 
 /// A lock of the registry, as the exclusion that is measured.
-struct ByKey<'a>(&'a LockKey);
+struct ByKey<'a>(&'a Lock);
 
 impl Exclusive for ByKey<'_> {
     type Error = Error;

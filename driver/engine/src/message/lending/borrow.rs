@@ -96,7 +96,7 @@ pub struct Lenders {
 }
 
 struct Source {
-    life: Incarnation,
+    incarnation: Incarnation,
     inbox: Option<Arc<PeerInbox>>,
     arenas: Vec<Arc<Lending>>,
 }
@@ -109,30 +109,30 @@ impl Lenders {
 
     /// The arena of a lease, if it is mapped. Checks that the lease lies within it.
     #[inline(always)]
-    pub(crate) fn known(&self, node: NodeId, life: Incarnation, lease: &Lease) -> Option<Result<&Arc<Lending>, Miss>> {
-        let source = self.sources.get(node.index())?.as_ref().filter(|source| source.life == life)?;
+    pub(crate) fn known(&self, node: NodeId, incarnation: Incarnation, lease: &Lease) -> Option<Result<&Arc<Lending>, Miss>> {
+        let source = self.sources.get(node.index())?.as_ref().filter(|source| source.incarnation == incarnation)?;
         let lending = source.arenas.iter().find(|lending| lending.region.number() == lease.arena)?;
         let fits = lease.offset.checked_add(lease.len).is_some_and(|end| end <= lending.region.len() as u64);
         Some(if fits { Ok(lending) } else { Err(Miss::Broken("a loan lies outside its arena")) })
     }
 
     /// The same, and maps the arena if necessary, which makes system calls.
-    pub(crate) fn find(&mut self, node: NodeId, life: Incarnation, lease: &Lease) -> Result<&Arc<Lending>, Miss> {
-        if self.known(node, life, lease).is_none() {
-            self.map(node, life, lease.arena)?;
+    pub(crate) fn find(&mut self, node: NodeId, incarnation: Incarnation, lease: &Lease) -> Result<&Arc<Lending>, Miss> {
+        if self.known(node, incarnation, lease).is_none() {
+            self.map(node, incarnation, lease.arena)?;
         }
-        self.known(node, life, lease).unwrap_or(Err(Miss::Lost))
+        self.known(node, incarnation, lease).unwrap_or(Err(Miss::Lost))
     }
 
     #[cold]
-    fn map(&mut self, node: NodeId, life: Incarnation, number: u32) -> Result<(), Miss> {
+    fn map(&mut self, node: NodeId, incarnation: Incarnation, number: u32) -> Result<(), Miss> {
         let place = self.sources.get_mut(node.index()).ok_or(Miss::Broken("a loan of no node"))?;
-        if place.as_ref().is_none_or(|source| source.life != life) {
+        if place.as_ref().is_none_or(|source| source.incarnation != incarnation) {
             *place = None;
         }
-        let source = place.get_or_insert_with(|| Source { life, inbox: None, arenas: Vec::new() });
+        let source = place.get_or_insert_with(|| Source { incarnation, inbox: None, arenas: Vec::new() });
         if source.inbox.is_none() {
-            source.inbox = self.regions.inbox(&self.membership, node, life).ok();
+            source.inbox = self.regions.inbox(&self.membership, node, incarnation).ok();
         }
         if source.arenas.len() >= ARENAS_MAX {
             return Err(Miss::Broken("loans in more arenas than a node has"));
@@ -143,7 +143,7 @@ impl Lenders {
             inbox.as_ref().is_some_and(|inbox| inbox.is_alive() && !unsafe { Bell::at(inbox.header()) }.departed())
         };
         // The owner may be dead: its messages are still delivered while its memory exists.
-        let region = self.membership.open_region(node, life, number, false).map_err(|error| match error {
+        let region = self.membership.open_region(node, incarnation, number, false).map_err(|error| match error {
             _ if !lives(&source.inbox) => Miss::Lost,
             ShmError::Region { .. } => Miss::Broken("a loan in memory that does not exist"),
             error => {
@@ -157,9 +157,9 @@ impl Lenders {
     }
 
     /// Forgets an incarnation that is gone, after all its messages were delivered.
-    pub(crate) fn forget(&mut self, node: NodeId, life: Incarnation) {
+    pub(crate) fn forget(&mut self, node: NodeId, incarnation: Incarnation) {
         if let Some(place) = self.sources.get_mut(node.index()) {
-            place.take_if(|source| source.life == life);
+            place.take_if(|source| source.incarnation == incarnation);
         }
     }
 

@@ -50,7 +50,7 @@ struct Books {
 
 /// The loans of one reader.
 struct Reader {
-    life: Incarnation,
+    incarnation: Incarnation,
     returns: Returns,
     slots: Vec<Slot>,
     /// The free slots, and the slots in use: neither list ever grows.
@@ -224,11 +224,11 @@ impl Lender {
 
     /// An incarnation of a reader is gone and holds nothing any more. Returns how many loans it had, and the bytes of their
     /// blocks.
-    pub fn drop_holds(&self, node: NodeId, life: Incarnation) -> (usize, u64) {
+    pub fn drop_holds(&self, node: NodeId, incarnation: Incarnation) -> (usize, u64) {
         if let Ok(mut books) = self.enter(Token::current()) {
             let Books { arenas, readers, .. } = &mut *books;
             if let Some(Some(reader)) = readers.get_mut(node.index())
-                && reader.life == life
+                && reader.incarnation == incarnation
             {
                 reader.collect(arenas);
                 return reader.drop_all(arenas);
@@ -292,15 +292,21 @@ impl Books {
 
     /// Reserves a slot for a block at a reader. `None` if all are in use.
     #[inline(always)]
-    fn reserve(&mut self, membership: &Arc<Membership>, node: NodeId, life: Incarnation, block: BlockId) -> Option<(u16, u32)> {
+    fn reserve(
+        &mut self,
+        membership: &Arc<Membership>,
+        node: NodeId,
+        incarnation: Incarnation,
+        block: BlockId,
+    ) -> Option<(u16, u32)> {
         let place = self.readers.get_mut(node.index())?;
         let reader = match place {
             Some(reader) => reader,
-            None => place.insert(Box::new(Reader::new(membership, node, life))),
+            None => place.insert(Box::new(Reader::new(membership, node, incarnation))),
         };
-        if reader.life != life {
+        if reader.incarnation != incarnation {
             reader.drop_all(&mut self.arenas);
-            reader.life = life;
+            reader.incarnation = incarnation;
         }
         if reader.free.is_empty() {
             reader.collect(&mut self.arenas);
@@ -326,11 +332,11 @@ impl Books {
 
 impl Reader {
     #[cold]
-    fn new(membership: &Arc<Membership>, node: NodeId, life: Incarnation) -> Self {
+    fn new(membership: &Arc<Membership>, node: NodeId, incarnation: Incarnation) -> Self {
         let slots = vec![Slot { generation: 0, block: BlockId::NONE }; RETURNS];
         // The lowest slot comes first, so that few cache lines are in use.
         let free = (0..RETURNS as u16).rev().collect();
-        Self { life, returns: Returns::of_reader(membership, node), slots, free, out: Vec::with_capacity(RETURNS) }
+        Self { incarnation, returns: Returns::of_reader(membership, node), slots, free, out: Vec::with_capacity(RETURNS) }
     }
 
     fn collect(&mut self, arenas: &mut Arenas) {

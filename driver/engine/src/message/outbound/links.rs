@@ -3,7 +3,7 @@
 use super::OutState;
 use super::{LOOK_EVERY, MANY};
 use crate::links::AnyLink;
-use crate::mode::LinkFigures;
+use crate::mode::LinkMetrics;
 use doorbell_fabric::world;
 
 impl OutState {
@@ -37,10 +37,10 @@ impl OutState {
 
     /// The present figures of a link, or the latest ones if it can't be read now. `None`: there is no such link. `transfers`:
     /// how many use the link, and how many have ended.
-    pub fn figures(&mut self, by: u8, transfers: (u32, u32)) -> Option<LinkFigures> {
-        let seen = self.by(by)?.figures();
+    pub fn metrics(&mut self, by: u8, transfers: (u32, u32)) -> Option<LinkMetrics> {
+        let seen = self.by(by)?.metrics();
         let at = usize::from(by);
-        let (last, moved) = (self.figures.get_mut(at)?, self.moved.get_mut(at)?);
+        let (last, moved) = (self.metrics.get_mut(at)?, self.moved.get_mut(at)?);
         let Some(mut seen) = seen else { return Some(*last) };
         let (underway, ended) = transfers;
         seen.transfers = underway;

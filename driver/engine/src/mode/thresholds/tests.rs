@@ -1,4 +1,4 @@
-use super::super::{Found, LinkFigures, Machine, ModeRequest};
+use super::super::{Found, LinkMetrics, Machine, ModeRequest};
 use super::*;
 use doorbell_fabric::NodeId;
 use proptest::prelude::*;
@@ -6,12 +6,12 @@ use proptest::prelude::*;
 const ALL: [bool; 4] = [true; 4];
 const NEVER_TRANSFER: [bool; 4] = [false, true, true, true];
 const TRANSFER: [bool; 4] = [true, false, false, false];
-const SHM: LinkFigures = LinkFigures { depth: 0, bytes: 0, room: 131_072, places: 1024, transfers: 0, still: u32::MAX };
-const UDP: LinkFigures = LinkFigures { depth: 0, bytes: 0, room: 1 << 20, places: 0, transfers: 0, still: u32::MAX };
+const SHM: LinkMetrics = LinkMetrics { depth: 0, bytes: 0, room: 131_072, places: 1024, transfers: 0, still: u32::MAX };
+const UDP: LinkMetrics = LinkMetrics { depth: 0, bytes: 0, room: 1 << 20, places: 0, transfers: 0, still: u32::MAX };
 
 fn link(fabric: Fabric, link: u8) -> LinkView {
-    let figures = if fabric == Fabric::Shm { SHM } else { UDP };
-    LinkView { fabric, link, protocols: ALL, advice: Protocol::Transfer, large: LARGE, figures, word: 0 }
+    let metrics = if fabric == Fabric::Shm { SHM } else { UDP };
+    LinkView { fabric, link, protocols: ALL, advice: Protocol::Transfer, large: LARGE, metrics, word: 0 }
 }
 
 /// Shared memory, and two links of a network.
@@ -104,8 +104,8 @@ fn a_long_queue_sends_to_another_fabric_until_it_is_short() {
         (768, "shm/0/transfer"),
         (1024, "udp/0/transfer"),
     ] {
-        links[0].figures = LinkFigures { depth, places: 4096, ..SHM };
-        links[0].figures.places = 1024;
+        links[0].metrics = LinkMetrics { depth, places: 4096, ..SHM };
+        links[0].metrics.places = 1024;
         let (mode, reason) = told(&policy, &mut links, "shm", 8);
         let limit = if depth > 768 { 768 } else { 384 };
         // The occupancy of a lane follows from its depth, and 384 of 1024 is less than 40 %.
@@ -118,15 +118,15 @@ fn a_long_queue_sends_to_another_fabric_until_it_is_short() {
 fn a_queue_of_shared_memory_is_not_long_while_it_may_have_been_read() {
     let policy = Thresholds::new().depth_high(4).depth_low(2);
     let mut links = three();
-    links[0].figures.depth = 257;
+    links[0].metrics.depth = 257;
     assert_eq!(ask(&policy, &mut links, "shm", 8).reason, Reason::Requested);
-    links[0].figures.depth = 258;
+    links[0].metrics.depth = 258;
     assert_eq!(ask(&policy, &mut links, "shm", 8).reason, Reason::Queue { depth: 258, limit: 257 });
-    links[0].figures.depth = 257;
+    links[0].metrics.depth = 257;
     assert_eq!(ask(&policy, &mut links, "shm", 8).reason, Reason::Requested);
-    links[1].figures.depth = 5;
+    links[1].metrics.depth = 5;
     assert_eq!(told(&policy, &mut links, "udp/0", 8), ("udp/1/transfer".into(), Reason::Queue { depth: 5, limit: 4 }));
-    links[1].figures.depth = 3;
+    links[1].metrics.depth = 3;
     assert_eq!(ask(&policy, &mut links, "udp/0", 8).reason, Reason::Queue { depth: 3, limit: 2 });
 }
 
@@ -134,20 +134,20 @@ fn a_queue_of_shared_memory_is_not_long_while_it_may_have_been_read() {
 fn a_full_lane_sends_large_messages_by_dma_and_small_ones_elsewhere() {
     let policy = Thresholds::new();
     let mut links = three();
-    links[0].figures.bytes = 131_072 * 4 / 5;
+    links[0].metrics.bytes = 131_072 * 4 / 5;
     let why = Reason::Occupancy { occupancy: 799, limit: 750 };
     assert_eq!(told(&policy, &mut links, "shm/transfer", LARGE), ("shm/0/both".into(), why));
     assert_eq!(told(&policy, &mut links, "shm/transfer", LARGE - 1), ("udp/0/transfer".into(), why));
     links[0].advice = Protocol::Get;
     assert_eq!(told(&policy, &mut links, "shm/transfer", LARGE), ("shm/0/get".into(), why));
     // If too many transfers are pending as well, large messages go elsewhere, too.
-    links[0].figures.transfers = 17;
+    links[0].metrics.transfers = 17;
     assert_eq!(told(&policy, &mut links, "shm/transfer", LARGE), ("udp/0/transfer".into(), why));
-    links[0].figures.bytes = 131_072 / 2;
-    links[0].figures.transfers = 0;
+    links[0].metrics.bytes = 131_072 / 2;
+    links[0].metrics.transfers = 0;
     let why = Reason::Occupancy { occupancy: 500, limit: 400 };
     assert_eq!(told(&policy, &mut links, "shm/transfer", LARGE), ("shm/0/get".into(), why));
-    links[0].figures.bytes = 131_072 * 2 / 5;
+    links[0].metrics.bytes = 131_072 * 2 / 5;
     assert_eq!(told(&policy, &mut links, "shm/transfer", LARGE), ("shm/0/transfer".into(), Reason::Requested));
 }
 
@@ -155,16 +155,16 @@ fn a_full_lane_sends_large_messages_by_dma_and_small_ones_elsewhere() {
 fn a_queue_of_transfers_sends_what_fits_through_the_lane() {
     let policy = Thresholds::new();
     let mut links = three();
-    links[0].figures.transfers = 17;
+    links[0].metrics.transfers = 17;
     let why = Reason::Queue { depth: 17, limit: 16 };
     let fits = 131_072 / 1000 * 250;
     assert_eq!(told(&policy, &mut links, "shm/put", fits), ("shm/0/transfer".into(), why));
     assert_eq!(told(&policy, &mut links, "shm/put", fits + 1), ("udp/0/put".into(), why));
-    links[0].figures.bytes = 131_072;
+    links[0].metrics.bytes = 131_072;
     assert_eq!(told(&policy, &mut links, "shm/put", fits), ("udp/0/put".into(), why));
-    links[0].figures.transfers = 9;
+    links[0].metrics.transfers = 9;
     assert_eq!(told(&policy, &mut links, "shm/put", fits), ("udp/0/put".into(), Reason::Queue { depth: 9, limit: 8 }));
-    links[0].figures.transfers = 8;
+    links[0].metrics.transfers = 8;
     assert_eq!(told(&policy, &mut links, "shm/put", fits), ("shm/0/put".into(), Reason::Requested));
 }
 
@@ -172,19 +172,19 @@ fn a_queue_of_transfers_sends_what_fits_through_the_lane() {
 fn another_link_of_the_kind_comes_before_another_fabric() {
     let policy = Thresholds::new();
     let mut links = three();
-    links[1].figures.depth = 2000;
+    links[1].metrics.depth = 2000;
     let why = Reason::Queue { depth: 2000, limit: 768 };
     assert_eq!(told(&policy, &mut links, "udp/0", 8), ("udp/1/transfer".into(), why));
-    links[2].figures.depth = 1000;
+    links[2].metrics.depth = 1000;
     assert_eq!(told(&policy, &mut links, "udp/0", 8), ("shm/0/transfer".into(), why));
-    links[0].figures.depth = 1000;
+    links[0].metrics.depth = 1000;
     assert_eq!(told(&policy, &mut links, "udp/0", 8), ("udp/0/transfer".into(), Reason::AllBusy));
 }
 
 #[test]
 fn a_protocol_that_another_link_lacks_is_replaced_there() {
     let mut links = three();
-    links[0].figures.transfers = 100;
+    links[0].metrics.transfers = 100;
     links[0].protocols = NEVER_TRANSFER;
     links[1].protocols = TRANSFER;
     links[2].protocols = TRANSFER;
@@ -196,8 +196,8 @@ fn a_protocol_that_another_link_lacks_is_replaced_there() {
 fn who_is_strict_does_not_leave_what_has_a_name() {
     let policy = Thresholds::new().strict(true);
     let mut links = three();
-    links[0].figures.depth = 1024;
-    links[1].figures.depth = 2000;
+    links[0].metrics.depth = 1024;
+    links[1].metrics.depth = 2000;
     let shm = Reason::Queue { depth: 1024, limit: 768 };
     assert_eq!(told(&policy, &mut links, "shm/transfer", LARGE), ("shm/0/transfer".into(), Reason::AllBusy));
     assert_eq!(told(&policy, &mut links, "shm", LARGE), ("shm/0/both".into(), shm));
@@ -211,8 +211,8 @@ fn messages_stay_with_a_link_until_another_has_clearly_less() {
     let policy = Thresholds::new().balance(1000);
     let mut links = three();
     let mut by = |bytes: [u64; 2]| {
-        links[1].figures.bytes = bytes[0];
-        links[2].figures.bytes = bytes[1];
+        links[1].metrics.bytes = bytes[0];
+        links[2].metrics.bytes = bytes[1];
         told(&policy, &mut links, "udp", 8)
     };
     assert_eq!(by([0, 0]), ("udp/0/transfer".into(), Reason::Requested));
@@ -223,7 +223,7 @@ fn messages_stay_with_a_link_until_another_has_clearly_less() {
     assert_eq!(by([500, 2001]), ("udp/0/transfer".into(), Reason::Balance { bytes: 2001, instead: 500 }));
     assert_eq!(by([500, 400]), ("udp/0/transfer".into(), Reason::Requested));
     // A link requested by number is not left for this.
-    links[1].figures.bytes = 1 << 19;
+    links[1].metrics.bytes = 1 << 19;
     assert_eq!(told(&policy, &mut links, "udp/0", 8), ("udp/0/transfer".into(), Reason::Requested));
 }
 
@@ -316,7 +316,7 @@ fn one_message_of_so_many_is_a_trial_while_somebody_measures() {
         observe(&policy, "shm/0/transfer", len, 1000, 100);
     }
     assert_eq!((trials(&policy, LARGE, "any"), trials(&policy, LARGE, "transfer"), trials(&policy, 8, "any")), (10, 0, 0));
-    links[0].figures.transfers = 100;
+    links[0].metrics.transfers = 100;
     assert!((0..640).all(|_| !matches!(ask(&policy, &mut links, "any", LARGE).reason, Reason::Trial { .. })));
 }
 
@@ -337,21 +337,21 @@ fn what_a_full_link_sent_away_says_nothing_of_protocols() {
 #[derive(Clone, Copy, Debug)]
 struct Step {
     link: usize,
-    figure: usize,
+    metric: usize,
     by: i64,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let step = (0..3_usize, 0..3_usize, -1000..1000_i64).prop_map(|(link, figure, by)| Step { link, figure, by });
+    let step = (0..3_usize, 0..3_usize, -1000..1000_i64).prop_map(|(link, metric, by)| Step { link, metric, by });
     proptest::collection::vec(step, 1..400)
 }
 
-fn wander(figures: &mut LinkFigures, step: Step) {
+fn wander(metrics: &mut LinkMetrics, step: Step) {
     let moved = |value: u64, scale: i64, most: u64| value.saturating_add_signed(step.by * scale / 1000).min(most);
-    match step.figure {
-        0 => figures.depth = moved(figures.depth.into(), 600, 1024) as u32,
-        1 => figures.bytes = moved(figures.bytes, figures.room as i64 / 2, figures.room),
-        _ => figures.transfers = moved(figures.transfers.into(), 12, 30) as u32,
+    match step.metric {
+        0 => metrics.depth = moved(metrics.depth.into(), 600, 1024) as u32,
+        1 => metrics.bytes = moved(metrics.bytes, metrics.room as i64 / 2, metrics.room),
+        _ => metrics.transfers = moved(metrics.transfers.into(), 12, 30) as u32,
     }
 }
 
@@ -371,8 +371,8 @@ struct Crossings {
 }
 
 impl Crossings {
-    fn see(&mut self, figure: u64, high: u64, low: u64) {
-        if (self.is_above && figure <= low) || (!self.is_above && figure > high) {
+    fn see(&mut self, metric: u64, high: u64, low: u64) {
+        if (self.is_above && metric <= low) || (!self.is_above && metric > high) {
             self.is_above = !self.is_above;
             self.count += 1;
         }
@@ -397,22 +397,22 @@ proptest! {
         // Another test covers the balance.
         let policy = Thresholds::new().balance(u64::MAX);
         let mut links = three();
-        before.into_iter().for_each(|step| wander(&mut links[step.link].figures, step));
+        before.into_iter().for_each(|step| wander(&mut links[step.link].metrics, step));
         // The fewer figures move, the less can explain a switch.
         let steps = steps.into_iter().map(|step| {
-            let (link, figure) = moves[(3 * step.link + step.figure) % moves.len()];
-            Step { link, figure, by: step.by }
+            let (link, metric) = moves[(3 * step.link + step.metric) % moves.len()];
+            Step { link, metric, by: step.by }
         });
         let mut crossings = [[Crossings::default(); 4]; 3];
         let (mut last, mut switches) = (None, 0);
         for step in steps {
-            wander(&mut links[step.link].figures, step);
+            wander(&mut links[step.link].metrics, step);
             for (link, crossings) in links.iter().zip(&mut crossings) {
-                let figures = link.figures;
-                crossings[0].see(figures.depth.into(), 768, 384);
-                crossings[1].see(figures.occupancy().into(), 750, 400);
-                crossings[2].see(figures.transfers.into(), 16, 8);
-                crossings[3].see(figures.transfers.into(), 1, 0);
+                let metrics = link.metrics;
+                crossings[0].see(metrics.depth.into(), 768, 384);
+                crossings[1].see(metrics.occupancy().into(), 750, 400);
+                crossings[2].see(metrics.transfers.into(), 16, 8);
+                crossings[3].see(metrics.transfers.into(), 1, 0);
             }
             let mode = ask(&policy, &mut links, &asked, len).mode;
             switches += usize::from(last.replace(mode).is_some_and(|last| last != mode));
@@ -429,9 +429,9 @@ proptest! {
         let mut links = three();
         let (mut crossings, mut last, mut switches) = (Crossings { is_above: true, count: 0 }, None, 0);
         for (link, by) in steps {
-            let bytes = &mut links[1 + link].figures.bytes;
+            let bytes = &mut links[1 + link].metrics.bytes;
             *bytes = bytes.saturating_add_signed(by).min(10_000);
-            let [one, two] = [1, 2].map(|at| links[at].figures.bytes);
+            let [one, two] = [1, 2].map(|at| links[at].metrics.bytes);
             // The difference of the loads, offset by 10 000 so that it stays positive.
             crossings.see(10_000 + two - one.min(10_000 + two), 10_999, 8_999);
             let mode = ask(&policy, &mut links, "udp", 8).mode;
@@ -461,7 +461,7 @@ proptest! {
                 && Protocol::ALL.into_iter().any(|protocol| link.mode(protocol).is_some_and(|mode| request.allows(mode)))
         });
         for step in steps {
-            wander(&mut links[step.link].figures, step);
+            wander(&mut links[step.link].metrics, step);
             let Decision { mode, reason, .. } = ask(&policy, &mut links, &asked, len);
             let link = links.iter().find(|link| (link.fabric, link.link) == (mode.fabric, mode.link));
             let is_possible = link.is_some_and(|link| link.mode(mode.protocol) == Some(mode));
@@ -486,20 +486,20 @@ proptest! {
                 prop_assert!(reason == Reason::AllBusy || !is_crowded(link, mode), "{mode} for {asked}: {reason}");
             }
             let printed = reason.to_string();
-            let has = |is_there: &dyn Fn(&LinkFigures) -> bool| links.iter().any(|link| is_there(&link.figures));
+            let has = |is_there: &dyn Fn(&LinkMetrics) -> bool| links.iter().any(|link| is_there(&link.metrics));
             match reason {
                 Reason::Queue { depth, limit } => {
-                    prop_assert!(depth > limit && has(&|figures| depth == figures.depth || depth == figures.transfers));
+                    prop_assert!(depth > limit && has(&|metrics| depth == metrics.depth || depth == metrics.transfers));
                     prop_assert_eq!(printed, format!("queue: {depth} wait, {limit} may"));
                 }
                 Reason::Occupancy { occupancy, limit } => {
-                    prop_assert!(occupancy > limit && has(&|figures| occupancy == figures.occupancy()));
+                    prop_assert!(occupancy > limit && has(&|metrics| occupancy == metrics.occupancy()));
                     let [is, may] = [occupancy, limit].map(|permille| format!("{}.{} %", permille / 10, permille % 10));
                     prop_assert_eq!(printed, format!("occupancy: {is} is not read, {may} may be"));
                 }
                 Reason::Balance { bytes, instead } => {
-                    let is_of = |at: &LinkFigures, bytes| at.bytes == bytes;
-                    prop_assert!(bytes > instead && has(&|figures| is_of(figures, bytes)) && has(&|figures| is_of(figures, instead)));
+                    let is_of = |at: &LinkMetrics, bytes| at.bytes == bytes;
+                    prop_assert!(bytes > instead && has(&|metrics| is_of(metrics, bytes)) && has(&|metrics| is_of(metrics, instead)));
                     prop_assert_eq!(printed, format!("balance: {bytes} bytes wait there, {instead} here"));
                 }
                 Reason::Size { limit } => prop_assert!(len >= limit || limit == LARGE),
@@ -526,10 +526,10 @@ fn a_long_message_goes_by_all_links_of_its_network_that_are_free() {
     assert_eq!(beside("udp/transfer", 1 << 30), told("udp/0/transfer", "-"));
     assert_eq!(beside("shm/put", 1 << 30), told("shm/0/put", "-"));
     // A link that is crowded or can't put carries no part.
-    links[2].figures.transfers = 17;
+    links[2].metrics.transfers = 17;
     links[3].protocols = TRANSFER;
     assert_eq!(ask(&policy, &mut links, "udp/put", 1 << 30).beside, Links::NONE);
-    links[2].figures.transfers = 8;
+    links[2].metrics.transfers = 8;
     assert_eq!(ask(&policy, &mut links, "udp/put", 1 << 30).beside, Links::NONE.with(1));
     assert_eq!(ask(&Thresholds::new().stripe_least(0), &mut links, "udp/put", 1).beside, Links::NONE.with(1));
     assert_eq!(ask(&Thresholds::new().stripe_least(u64::MAX), &mut links, "udp/put", 1 << 40).beside, Links::NONE);

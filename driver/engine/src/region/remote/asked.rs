@@ -24,7 +24,7 @@ pub struct Ask {
     /// The lane to the target node, at the operation's priority.
     pub lane: usize,
     /// The incarnation of the target.
-    pub life: Incarnation,
+    pub incarnation: Incarnation,
     id: u64,
     operation: &'static str,
     writes: bool,
@@ -55,10 +55,10 @@ impl Ask {
     /// Until `op` is done or [`Asked::remove`] was called for it, the bytes of a put stay readable and unchanged; the bytes of
     /// a get stay writable, and no other code touches them.
     pub unsafe fn new(lane: usize, operation: &'static str, writes: bool, request: Request, ptr: *mut u8, op: Arc<Op>) -> Self {
-        let (life, len) = (request.incarnation, request.bytes as usize);
+        let (incarnation, len) = (request.incarnation, request.bytes as usize);
         Self {
             lane,
-            life,
+            incarnation,
             id: 0,
             operation,
             writes,
@@ -76,11 +76,11 @@ impl Ask {
 
     /// An update of a cell. It uses no memory of the caller.
     pub fn update(lane: usize, operation: &'static str, request: Request, update: Update, op: Arc<Op>) -> Self {
-        let (life, ptr) = (request.incarnation, std::ptr::null_mut());
+        let (incarnation, ptr) = (request.incarnation, std::ptr::null_mut());
         let update = Some(update);
         Self {
             lane,
-            life,
+            incarnation,
             id: 0,
             operation,
             writes: false,

@@ -104,22 +104,22 @@ impl Remote {
 
     /// Handles a packet that came on a lane from this incarnation of a node.
     #[cold]
-    pub fn take(&mut self, lane: usize, life: Incarnation, tag: u64, payload: Payload<'_>) -> Verdict {
+    pub fn take(&mut self, lane: usize, incarnation: Incarnation, tag: u64, payload: Payload<'_>) -> Verdict {
         let Some(word) = Word::from_tag(tag) else { return Verdict::Broken("a packet of a put, get or update of unknown kind") };
         match word.step {
-            Step::Put => self.served.ask(lane, life, word.id, true, payload),
-            Step::Get => self.served.ask(lane, life, word.id, false, payload),
-            Step::Pull => self.served.pull(lane, life, word.id, payload),
+            Step::Put => self.served.ask(lane, incarnation, word.id, true, payload),
+            Step::Get => self.served.ask(lane, incarnation, word.id, false, payload),
+            Step::Pull => self.served.pull(lane, incarnation, word.id, payload),
             Step::More => self.served.more(lane, word.id, payload),
-            Step::Update => self.served.update(lane, life, word.id, payload),
+            Step::Update => self.served.update(lane, incarnation, word.id, payload),
             Step::Got | Step::Old | Step::Done(_) => self.asked.answer(lane, word, payload),
         }
     }
 
     /// Ends all operations with an incarnation of a node.
-    pub fn fail(&mut self, node: NodeId, life: Incarnation, error: impl Fn() -> Error) {
-        self.asked.fail(|ask| ask.node() == node && ask.life == life, error);
-        self.served.forget(node, life);
+    pub fn fail(&mut self, node: NodeId, incarnation: Incarnation, error: impl Fn() -> Error) {
+        self.asked.fail(|ask| ask.node() == node && ask.incarnation == incarnation, error);
+        self.served.forget(node, incarnation);
     }
 
     /// Ends all operations.

@@ -20,7 +20,7 @@ pub struct Served {
     /// How this node does updates, if it has atomics.
     pub updates: Option<Updates>,
     regions: Arc<RegionTable>,
-    life: Incarnation,
+    incarnation: Incarnation,
     /// Puts with bytes still to come, the oldest first. One lane may have several, where several links lead here.
     coming: Vec<Coming>,
     /// Answers to be sent, in the order of the requests.
@@ -33,7 +33,7 @@ pub struct Served {
 pub struct Pull {
     lane: usize,
     /// The incarnation of the requesting node.
-    pub life: Incarnation,
+    pub incarnation: Incarnation,
     id: u64,
     /// The place of the bytes.
     pub source: Place,
@@ -67,7 +67,7 @@ impl Pull {
 
     /// The answer to this put.
     pub fn answer(&self, status: Status) -> Answer {
-        Answer { lane: self.lane, life: self.life, id: self.id, what: What::Done(status) }
+        Answer { lane: self.lane, incarnation: self.incarnation, id: self.id, what: What::Done(status) }
     }
 }
 
@@ -101,7 +101,7 @@ impl Part {
 
 struct Coming {
     lane: usize,
-    life: Incarnation,
+    incarnation: Incarnation,
     id: u64,
     part: Part,
 }
@@ -111,7 +111,7 @@ pub struct Answer {
     /// The lane of the request, and of the answer.
     pub lane: usize,
     /// The incarnation of the requesting node.
-    pub life: Incarnation,
+    pub incarnation: Incarnation,
     id: u64,
     what: What,
 }
@@ -172,13 +172,14 @@ impl Answer {
 
 impl Served {
     /// An empty table for this incarnation of a node with these regions.
-    pub fn new(regions: Arc<RegionTable>, life: Incarnation) -> Self {
-        Self { regions, life, updates: None, coming: Vec::new(), answers: VecDeque::new(), pulls: VecDeque::new() }
+    pub fn new(regions: Arc<RegionTable>, incarnation: Incarnation) -> Self {
+        Self { regions, incarnation, updates: None, coming: Vec::new(), answers: VecDeque::new(), pulls: VecDeque::new() }
     }
 
     /// The part of a region that a request names, if its key is valid.
     fn check(&self, request: &Request, writes: bool) -> Result<Part, Status> {
-        let memory = self.regions.memory(request.number).filter(|memory| request.incarnation == self.life && memory.is_live());
+        let memory =
+            self.regions.memory(request.number).filter(|memory| request.incarnation == self.incarnation && memory.is_live());
         let memory = memory.ok_or(Status::Stale)?;
         let secret = if writes { memory.secret() } else { read_secret(memory.secret()) };
         if request.secret != secret {
@@ -211,7 +212,7 @@ impl Served {
     }
 
     /// Handles a request for a put or get.
-    pub fn ask(&mut self, lane: usize, life: Incarnation, id: u64, writes: bool, payload: Payload<'_>) -> Verdict {
+    pub fn ask(&mut self, lane: usize, incarnation: Incarnation, id: u64, writes: bool, payload: Payload<'_>) -> Verdict {
         if self.is_full(lane) {
             return Verdict::Refused;
         }
@@ -230,18 +231,18 @@ impl Served {
                     part.store(first);
                 }
                 if part.left > 0 {
-                    self.coming.push(Coming { lane, life, id, part });
+                    self.coming.push(Coming { lane, incarnation, id, part });
                     return Verdict::Taken;
                 }
                 What::Done(part.stored())
             }
         };
-        self.answers.push_back(Answer { lane, life, id, what });
+        self.answers.push_back(Answer { lane, incarnation, id, what });
         Verdict::Taken
     }
 
     /// Handles a request for an update, which is done at once.
-    pub fn update(&mut self, lane: usize, life: Incarnation, id: u64, payload: Payload<'_>) -> Verdict {
+    pub fn update(&mut self, lane: usize, incarnation: Incarnation, id: u64, payload: Payload<'_>) -> Verdict {
         if self.is_full(lane) {
             return Verdict::Refused;
         }
@@ -251,7 +252,7 @@ impl Served {
         };
         rest.copy_to(&mut bytes);
         let what = self.perform(&request, &bytes).unwrap_or_else(What::Done);
-        self.answers.push_back(Answer { lane, life, id, what });
+        self.answers.push_back(Answer { lane, incarnation, id, what });
         Verdict::Taken
     }
 
@@ -275,7 +276,7 @@ impl Served {
     }
 
     /// Handles a request to fetch the bytes of a put.
-    pub fn pull(&mut self, lane: usize, life: Incarnation, id: u64, payload: Payload<'_>) -> Verdict {
+    pub fn pull(&mut self, lane: usize, incarnation: Incarnation, id: u64, payload: Payload<'_>) -> Verdict {
         let node = lane / PRIORITIES;
         let answers = self.answers.iter().filter(|answer| answer.lane / PRIORITIES == node).count();
         let pulls = self.pulls.iter().filter(|pull| pull.lane / PRIORITIES == node).count();
@@ -290,8 +291,8 @@ impl Served {
             return Verdict::Broken("a put to be fetched without the place of its bytes");
         };
         match self.check(&request, true) {
-            Err(status) => self.answers.push_back(Answer { lane, life, id, what: What::Done(status) }),
-            Ok(part) => self.pulls.push_back(Pull { lane, life, id, source, bytes: request.bytes, part }),
+            Err(status) => self.answers.push_back(Answer { lane, incarnation, id, what: What::Done(status) }),
+            Ok(part) => self.pulls.push_back(Pull { lane, incarnation, id, source, bytes: request.bytes, part }),
         }
         Verdict::Taken
     }
@@ -307,18 +308,18 @@ impl Served {
         }
         coming.part.store(payload);
         if coming.part.left == 0 {
-            let Coming { lane, life, id, part } = self.coming.remove(at);
-            self.answers.push_back(Answer { lane, life, id, what: What::Done(part.stored()) });
+            let Coming { lane, incarnation, id, part } = self.coming.remove(at);
+            self.answers.push_back(Answer { lane, incarnation, id, what: What::Done(part.stored()) });
         }
         Verdict::Taken
     }
 
     /// Forgets the requests of an incarnation of a node.
-    pub fn forget(&mut self, node: NodeId, life: Incarnation) {
-        let is_its = |lane: usize, of: Incarnation| lane / PRIORITIES == node.index() && of == life;
-        self.coming.retain(|coming| !is_its(coming.lane, coming.life));
-        self.answers.retain(|answer| !is_its(answer.lane, answer.life));
-        self.pulls.retain(|pull| !is_its(pull.lane, pull.life));
+    pub fn forget(&mut self, node: NodeId, incarnation: Incarnation) {
+        let is_its = |lane: usize, of: Incarnation| lane / PRIORITIES == node.index() && of == incarnation;
+        self.coming.retain(|coming| !is_its(coming.lane, coming.incarnation));
+        self.answers.retain(|answer| !is_its(answer.lane, answer.incarnation));
+        self.pulls.retain(|pull| !is_its(pull.lane, pull.incarnation));
     }
 
     /// Forgets all requests.

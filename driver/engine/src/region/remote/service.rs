@@ -78,7 +78,7 @@ impl Remote {
         while at < self.served.answers.len() {
             let more = self.served.answers.len() > 1;
             let answer = &mut self.served.answers[at];
-            let to = PeerId::from((NodeId((answer.lane / PRIORITIES) as u16), answer.life));
+            let to = PeerId::from((NodeId((answer.lane / PRIORITIES) as u16), answer.incarnation));
             let priority = priority_of(answer.lane);
             match send_answer(answer, to, priority, &mut self.room, out, more) {
                 Step::Partly(packets) => {
@@ -128,7 +128,7 @@ impl Remote {
     /// Fetches some bytes of one put.
     fn step_pulls(&mut self, out: &mut Outbox<'_>) -> usize {
         let Some(mut pull) = self.served.pulls.pop_front() else { return 0 };
-        let peer = out.inbox((pull.node(), pull.life).into());
+        let peer = out.inbox((pull.node(), pull.incarnation).into());
         let source = peer.and_then(|peer| Memory::of(pull.source, pull.bytes, &peer, &self.local, false));
         // The kernel reads the bytes: when its put ends early, the origin does not wait for a fetch to finish.
         let read = |at, into, len: u64| match &source {
@@ -183,7 +183,7 @@ fn send_answer(
 }
 
 fn send_ask(ask: &mut Ask, priority: Priority, room: &mut Vec<u8>, out: &mut Outbox<'_>, more: bool) -> Step {
-    let to = PeerId::from((ask.node(), ask.life));
+    let to = PeerId::from((ask.node(), ask.incarnation));
     for packets in 0..PACKETS {
         let by = ask.by;
         let packet = match out.packet_bytes_by(to, priority, by) {

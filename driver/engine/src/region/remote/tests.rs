@@ -21,7 +21,7 @@ struct Target {
     remote: Remote,
     region: OwnRegion,
     table: Arc<RegionTable>,
-    life: Incarnation,
+    incarnation: Incarnation,
     membership: Arc<Membership>,
 }
 
@@ -36,14 +36,14 @@ impl Target {
         let table: Arc<RegionTable> = Arc::default();
         let region = membership.create_region(table.next_number(), BYTES).unwrap();
         table.offer(&region);
-        let life = membership.incarnation();
+        let incarnation = membership.incarnation();
         let mut remote = Remote::new(&membership, table.clone());
         remote.do_updates(UPDATES);
-        Self { remote, region, table, life, membership }
+        Self { remote, region, table, incarnation, membership }
     }
 
     fn request(&self, offset: u64, bytes: u64) -> Request {
-        Request { incarnation: self.life, number: self.region.number(), offset, bytes, secret: self.region.secret() }
+        Request { incarnation: self.incarnation, number: self.region.number(), offset, bytes, secret: self.region.secret() }
     }
 
     fn take(&mut self, step: Step, id: u64, bytes: &[u8]) -> Verdict {
@@ -182,7 +182,7 @@ fn an_answer_that_nobody_asked_for_is_told_apart() {
         assert!(origin.asked.awaits(LANE) && !origin.asked.awaits(LANE + 1));
         assert_eq!(answer(&mut origin, 2), Verdict::Taken);
         assert!(matches!(answer(&mut origin, 1), Verdict::Broken(_)), "{writes} {step:?}");
-        origin.fail(NodeId(1), target.life, || Error::Damaged { node: NodeId(1) });
+        origin.fail(NodeId(1), target.incarnation, || Error::Damaged { node: NodeId(1) });
         assert!(matches!(op.take(), Some(Outcome::Failed(Error::Damaged { .. }))));
         assert_eq!(bytes, [7; 10]);
     }

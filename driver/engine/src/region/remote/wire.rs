@@ -177,11 +177,11 @@ mod tests {
 
         #[test]
         fn what_is_said_survives_the_way(
-            step in step(), id in 0..IDS, number: u32, life: u32, offset: u64, bytes: u64, secret: u64, rest: Vec<u8>,
+            step in step(), id in 0..IDS, number: u32, incarnation: u32, offset: u64, bytes: u64, secret: u64, rest: Vec<u8>,
         ) {
             let word = Word { step, id };
             prop_assert_eq!(Word::from_tag(word.tag()), Some(word));
-            let request = Request { incarnation: Incarnation(life), number, offset, bytes, secret };
+            let request = Request { incarnation: Incarnation(incarnation), number, offset, bytes, secret };
             let mut payload = request.encode().to_vec();
             payload.extend(&rest);
             let (decoded, behind) = Request::decode(Payload::private(&payload)).unwrap();

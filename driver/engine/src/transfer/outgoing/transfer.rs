@@ -9,15 +9,15 @@ use crate::mode::{Modes, MovedBytes};
 use crate::sync::baton::Token;
 use crate::sync::op::{Op, Outcome};
 use crate::transfer::apart::Lending;
-use crate::transfer::descriptor::{CHUNK_MOST, Names, RemoteGet, Ticket};
+use crate::transfer::descriptor::{CHUNK_MOST, Names, RemoteGet, TransferId};
 use crate::transfer::memory::Remote;
 use crate::transfer::report::{Descriptor, TransferReport};
-use crate::transfer::{Copy, Place};
+use crate::transfer::{CopySide, Place};
 use doorbell_fabric::Incarnation;
 use doorbell_fabric::world;
-use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::board::{Metric, Record, RecordKind};
 use doorbell_shm::domain::PeerInbox;
-use doorbell_shm::meeting::{Claim, End, Ends, Meeting, Meetings, Moved, Refusal, Run};
+use doorbell_shm::meeting::{Claim, End, Ends, Meetings, Moved, Refusal, RendezvousBlock, Run};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,7 @@ pub(super) struct Transfer {
     pub(super) out: Arc<Outbound>,
     pub(super) route: Route,
     pub(super) partner: Partner,
-    pub(super) ticket: Ticket,
+    pub(super) ticket: TransferId,
     pub(super) ends: Ends,
     pub(super) bytes: *const u8,
     pub(super) op: Arc<Op>,
@@ -99,7 +99,7 @@ pub(super) struct Transfer {
 unsafe impl Send for Transfer {}
 
 impl Partner {
-    pub(super) fn meeting(&self, ticket: Ticket) -> Option<&Meeting> {
+    pub(super) fn meeting(&self, ticket: TransferId) -> Option<&RendezvousBlock> {
         match self {
             Partner::Near(_, meetings) => meetings.get(usize::from(ticket.slot)),
             Partner::Apart(_, lending) => Some(&lending.meeting),
@@ -107,10 +107,10 @@ impl Partner {
     }
 
     /// The target's incarnation.
-    pub(super) fn life(&self) -> Incarnation {
+    pub(super) fn incarnation(&self) -> Incarnation {
         match self {
             Partner::Near(peer, _) => peer.incarnation(),
-            Partner::Apart(life, _) => *life,
+            Partner::Apart(incarnation, _) => *incarnation,
         }
     }
 
@@ -122,7 +122,7 @@ impl Partner {
     }
 
     /// Gives up. False if that is too late. Either way the sender may reuse its bytes afterwards.
-    pub(super) fn close(&self, ticket: Ticket, ends: Ends) -> bool {
+    pub(super) fn close(&self, ticket: TransferId, ends: Ends) -> bool {
         match self {
             Partner::Near(peer, meetings) => {
                 let meeting = meetings.get(usize::from(ticket.slot));
@@ -141,7 +141,7 @@ impl Partner {
 }
 
 impl Transfer {
-    pub(super) fn meeting(&self) -> Option<&Meeting> {
+    pub(super) fn meeting(&self) -> Option<&RendezvousBlock> {
         self.partner.meeting(self.ticket)
     }
 
@@ -225,12 +225,12 @@ impl Transfer {
 
     /// The notice to the target if the transfer was given up here; returned once.
     pub(super) fn farewell(&mut self) -> Option<Farewell> {
-        let Partner::Apart(life, _) = self.partner else { return None };
+        let Partner::Apart(incarnation, _) = self.partner else { return None };
         if self.drained || self.answered || !self.is_given_up() {
             return None;
         }
         self.drained = true;
-        Some(Farewell { out: self.out.clone(), life, ticket: self.ticket, was_taken: self.get.is_some() })
+        Some(Farewell { out: self.out.clone(), incarnation, ticket: self.ticket, was_taken: self.get.is_some() })
     }
 
     #[cold]
@@ -293,7 +293,7 @@ impl Transfer {
             self.drained = true;
             let record = Record::new(RecordKind::Completed).peer(self.out.target).priority(self.out.priority);
             self.monitor.record(&record.transfer(self.ticket.word()).bytes(self.ends.len));
-            self.monitor.tallies.add(Figure::Transfers, 1);
+            self.monitor.tallies.add(Metric::Transfers, 1);
             self.finish(Outcome::Sent);
         }
     }
@@ -310,7 +310,7 @@ impl Transfer {
             return self.push_piece(me);
         };
         if let (Partner::Apart(..), Place::Session(name)) = (&self.partner, get.target)
-            && copy != Copy::Target
+            && copy != CopySide::Target
         {
             // A chunk that has begun comes first.
             return if self.parts.is_empty() && self.piece.is_some() {
@@ -319,7 +319,7 @@ impl Transfer {
                 self.put_rest(me, name, get.beside) || self.push_left(me)
             };
         }
-        let puts = self.target.is_some() && copy != Copy::Target && self.route.has_engine;
+        let puts = self.target.is_some() && copy != CopySide::Target && self.route.has_engine;
         if !puts {
             // A chunk that has begun must be finished. Beyond that, if one side can copy alone, it is faster than two with a
             // lane between them, unless the target is busy with other things.
@@ -358,7 +358,7 @@ impl Transfer {
         let out = self.out.clone();
         // Not entered: this thread is inside already.
         let Some(mut state) = out.state.enter(me) else { return false };
-        if state.incarnation != self.partner.life() {
+        if state.incarnation != self.partner.incarnation() {
             return false;
         }
         if state.is_started() {
@@ -385,7 +385,7 @@ impl Transfer {
             return false;
         }
         drop(state);
-        self.note(RecordKind::MemoryFifo, Figure::BytesFifo, at, len);
+        self.note(RecordKind::MemoryFifo, Metric::BytesFifo, at, len);
         self.set_piece((left > len).then_some((at + len, left - len)));
         self.report.execute(Descriptor::MemoryFifo, len);
         self.report.fifo.bytes += len;
@@ -438,7 +438,7 @@ impl Transfer {
         let out = self.out.clone();
         // Not entered: this thread is inside already.
         let Some(mut state) = out.state.enter(me) else { return false };
-        if state.incarnation != self.partner.life() || !state.has(self.route.by) {
+        if state.incarnation != self.partner.incarnation() || !state.has(self.route.by) {
             return false;
         }
         if self.parts.is_empty() && !self.divide(name, beside) {
@@ -459,7 +459,7 @@ impl Transfer {
                 Some(true) => {
                     state.part_went(self.route.by, by, len);
                     self.report.execute(Descriptor::DirectPut, len);
-                    self.note(RecordKind::DirectPut, Figure::BytesPut, from, len);
+                    self.note(RecordKind::DirectPut, Metric::BytesPut, from, len);
                 }
                 Some(false) => {
                     // The target never requested it, or is gone.
@@ -495,7 +495,7 @@ impl Transfer {
                 self.put.bytes += len;
                 self.report.put.add(len, run.count);
                 self.report.execute(Descriptor::DirectPut, len);
-                self.note(RecordKind::DirectPut, Figure::BytesPut, at, len);
+                self.note(RecordKind::DirectPut, Metric::BytesPut, at, len);
             }
             Err(error) => {
                 tracing::debug!(node = self.out.target.0, %error, "a direct put failed; the rest goes through the lane");
@@ -511,12 +511,12 @@ impl Transfer {
         true
     }
 
-    fn note(&self, kind: RecordKind, figure: Figure, at: u64, len: u64) {
+    fn note(&self, kind: RecordKind, metric: Metric, at: u64, len: u64) {
         let record = Record::new(kind).peer(self.out.target).priority(self.out.priority);
         self.monitor.record(&record.transfer(self.ticket.word()).at(at).bytes(len));
-        self.monitor.tallies.add(figure, len);
+        self.monitor.tallies.add(metric, len);
         if kind == RecordKind::DirectPut {
-            self.monitor.tallies.add(Figure::DirectPuts, 1);
+            self.monitor.tallies.add(Metric::DirectPuts, 1);
         }
     }
 
@@ -542,7 +542,7 @@ impl Transfer {
 
 /// Closes a rendezvous block. After this the target does not read the message. A target in another process may still read,
 /// without effect. A target in this process uses plain addresses, so this waits while it copies a chunk that it claimed before.
-fn close_and_keep(meeting: &Meeting, generation: u64, ends: Ends, target: &PeerInbox) -> bool {
+fn close_and_keep(meeting: &RendezvousBlock, generation: u64, ends: Ends, target: &PeerInbox) -> bool {
     let closed = meeting.close(generation);
     if closed && target.reach().is_some_and(|reach| reach.is_here()) {
         while let Some(progress) = meeting.progress(generation) {

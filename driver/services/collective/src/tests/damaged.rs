@@ -23,7 +23,7 @@ fn form(nodes: &[&Node]) -> Vec<Team> {
     }
     std::thread::scope(|scope| {
         let forming: Vec<_> =
-            nodes.iter().map(|node| scope.spawn(|| Team::builder(node).members(&ids).form_by(soon()).unwrap())).collect();
+            nodes.iter().map(|node| scope.spawn(|| Team::builder(node).members(&ids).form_until(soon()).unwrap())).collect();
         forming.into_iter().map(|team| team.join().unwrap()).collect()
     })
 }
@@ -31,7 +31,7 @@ fn form(nodes: &[&Node]) -> Vec<Team> {
 /// The result of an operation of a member, in time.
 fn outcome(team: &Team) -> Result<(), Error> {
     let begun = team.start_barrier()?;
-    begun.wait_by(soon()).expect("it ends").map(drop)
+    begun.wait_until(soon()).expect("it ends").map(drop)
 }
 
 fn is_damaged(result: &Result<(), Error>, other: NodeId) -> bool {
@@ -50,7 +50,7 @@ fn a_team_that_shares_memory_in_parts_is_told_of_a_damaged_member() {
         let result = if is_under_way {
             let begun = teams[0].start_barrier().unwrap();
             finds_broken(&a, b.id());
-            begun.wait_by(soon()).expect("it ends").map(drop)
+            begun.wait_until(soon()).expect("it ends").map(drop)
         } else {
             finds_broken(&a, b.id());
             outcome(&teams[0])
@@ -76,7 +76,7 @@ fn a_team_that_shares_memory_is_told_of_a_damaged_member_and_goes_on_without_it(
     std::thread::scope(|scope| {
         for team in &teams[..2] {
             scope.spawn(|| {
-                let shrunk = team.shrink_by(soon()).unwrap();
+                let shrunk = team.shrink_until(soon()).unwrap();
                 assert_eq!(shrunk.members(), [a.id(), b.id()]);
                 outcome(&shrunk).unwrap();
             });
@@ -91,6 +91,6 @@ fn a_team_is_not_formed_with_a_damaged_member() {
     a.wait_for(2, soon()).unwrap();
     finds_broken(&a, b.id());
     let began = Instant::now();
-    let result = Team::builder(&a).members(&[a.id(), b.id()]).form_by(soon()).map(drop);
+    let result = Team::builder(&a).members(&[a.id(), b.id()]).form_until(soon()).map(drop);
     assert!(is_damaged(&result, b.id()), "{result:?} after {:?}", began.elapsed());
 }

@@ -48,7 +48,7 @@ fn a_member_that_leaps_does_not_make_the_others_condemn_each_other() {
         };
         std::thread::scope(|scope| {
             let forming =
-                [a, b].map(|node| scope.spawn(|| Team::builder(node).members(&ids).form_by(Instant::now() + LONG).map(drop)));
+                [a, b].map(|node| scope.spawn(|| Team::builder(node).members(&ids).form_until(Instant::now() + LONG).map(drop)));
             for honest in [a, b] {
                 say(hostile, honest, &note([true; 3]));
             }
@@ -66,11 +66,11 @@ fn a_member_that_leaps_does_not_make_the_others_condemn_each_other() {
             }
             // Without it they form a team as usual.
             let pair = [a, b]
-                .map(|node| scope.spawn(|| Team::builder(node).members(&ids[..2]).form_by(Instant::now() + LONG).map(drop)));
+                .map(|node| scope.spawn(|| Team::builder(node).members(&ids[..2]).form_until(Instant::now() + LONG).map(drop)));
             pair.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
         });
         a.peer(b.id()).unwrap().send(1, b"hello").unwrap();
-        b.recv_by(Match::from(a.id()), &mut [0; 8], Instant::now() + LONG).unwrap();
+        b.recv_until(Match::from(a.id()), &mut [0; 8], Instant::now() + LONG).unwrap();
         for node in [a, b] {
             while let Some(event) = node.try_event().unwrap() {
                 assert!(!matches!(event, Event::Damaged { .. }), "{event:?}");

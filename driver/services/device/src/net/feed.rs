@@ -44,9 +44,10 @@ impl Feed {
         client: PeerId,
         stream: u32,
     ) -> Option<Self> {
-        let on_behalf = Client { node: client.node, life: client.incarnation, stream };
+        let on_behalf = Client { node: client.node, incarnation: client.incarnation, stream };
         let me = PeerId::from(membership).into();
-        let writer = Writer::claim(&segment.view(), me, Some(on_behalf), |node, life| membership.is_living(node, life))?;
+        let writer =
+            Writer::claim(&segment.view(), me, Some(on_behalf), |node, incarnation| membership.is_living(node, incarnation))?;
         let ring = (segment.geometry().lane_bytes / doorbell_shm::device::PACKET) as u64;
         let opened_at = writer.position();
         Some(Self { client, stream, inner, segment, writer, opened_at, ring, said: [0; 2], asked: false, part: None })

@@ -142,14 +142,14 @@ async fn run(reactor: &mut Reactor, descriptor: &AsyncFd<OwnedFd>, alarm: &Alarm
     // Only if polling ends by itself.
     let is_one_of_many = shared.wait() == Wait::Auto
         && tokio::runtime::Handle::current().runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread;
-    let mut gear = shared.gear(None);
+    let mut backoff = shared.backoff(None);
     while !reactor.is_over() {
         if reactor.turn() || reactor.spin() {
-            gear.awake();
+            backoff.awake();
             tokio::task::yield_now().await;
             continue;
         }
-        match gear.step() {
+        match backoff.step() {
             // In a multi-threaded runtime other tasks have threads of their own, and rescheduling this task would wake one of
             // those threads.
             Step::Again | Step::Expired if is_one_of_many => {}
@@ -180,7 +180,7 @@ async fn run(reactor: &mut Reactor, descriptor: &AsyncFd<OwnedFd>, alarm: &Alarm
                         })
                         .await?;
                         reactor.disarm()?;
-                        if in_vain { gear.slept() } else { gear.awake() }
+                        if in_vain { backoff.slept() } else { backoff.awake() }
                     }
                 }
             }

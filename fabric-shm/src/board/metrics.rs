@@ -15,22 +15,22 @@ pub enum FigureKind {
     Most,
 }
 
-macro_rules! figures {
+macro_rules! metrics {
     ($($(#[doc = $doc:literal])+ $name:ident $word:literal $kind:ident $unit:ident;)+) => {
         /// One metric of a node. The list is the same for all builds that show or read metrics.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         #[repr(usize)]
-        pub enum Figure { $($(#[doc = $doc])+ $name,)+ }
+        pub enum Metric { $($(#[doc = $doc])+ $name,)+ }
 
         /// Name, kind and unit of each metric, in order.
-        const TABLE: &[(Figure, &str, FigureKind, Unit)] = &[$((Figure::$name, $word, FigureKind::$kind, Unit::$unit),)+];
+        const TABLE: &[(Metric, &str, FigureKind, Unit)] = &[$((Metric::$name, $word, FigureKind::$kind, Unit::$unit),)+];
         /// The number of metrics.
         const COUNT: usize = TABLE.len();
 
-        impl Figure {
+        impl Metric {
             /// All metrics, in the order of their words.
-            pub const ALL: &[Figure] = &[$(Figure::$name,)+];
+            pub const ALL: &[Metric] = &[$(Metric::$name,)+];
         }
     };
 }
@@ -41,7 +41,7 @@ enum Unit {
     Bytes,
 }
 
-figures! {
+metrics! {
     /// Messages that arrived in full.
     MessagesIn "messages_in" Total Count;
     /// Their bytes.
@@ -135,7 +135,7 @@ pub const FIGURES_HASH: u64 = {
     hash
 };
 
-impl Figure {
+impl Metric {
     /// Its name in output, such as `messages_in`.
     pub const fn word(self) -> &'static str {
         TABLE[self as usize].1
@@ -154,56 +154,56 @@ impl Figure {
     /// The metric with this name.
     ///
     /// ```
-    /// use doorbell_shm::board::Figure;
-    /// assert_eq!(Figure::from_word("parks"), Some(Figure::Parks));
+    /// use doorbell_shm::board::Metric;
+    /// assert_eq!(Metric::from_word("parks"), Some(Metric::Parks));
     /// ```
-    pub fn from_word(word: &str) -> Option<Figure> {
-        TABLE.iter().find(|(_, name, ..)| *name == word).map(|(figure, ..)| *figure)
+    pub fn from_word(word: &str) -> Option<Metric> {
+        TABLE.iter().find(|(_, name, ..)| *name == word).map(|(metric, ..)| *metric)
     }
 }
 
 /// The metrics of one node at one moment.
 ///
 /// ```
-/// use doorbell_shm::board::{Figure, Figures};
-/// let mut figures = Figures::default();
-/// figures[Figure::Parks] = 3;
-/// assert_eq!(figures.iter().find(|(figure, _)| figure.word() == "parks"), Some((Figure::Parks, 3)));
+/// use doorbell_shm::board::{Metric, Metrics};
+/// let mut figures = Metrics::default();
+/// figures[Metric::Parks] = 3;
+/// assert_eq!(figures.iter().find(|(figure, _)| figure.word() == "parks"), Some((Metric::Parks, 3)));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Figures([u64; COUNT]);
+pub struct Metrics([u64; COUNT]);
 
-impl Default for Figures {
+impl Default for Metrics {
     fn default() -> Self {
         Self([0; COUNT])
     }
 }
 
-impl Figures {
+impl Metrics {
     /// Collects the metrics that a function returns.
-    pub fn collect(mut value: impl FnMut(Figure) -> u64) -> Self {
-        let mut figures = Self::default();
-        Figure::ALL.iter().for_each(|figure| figures[*figure] = value(*figure));
-        figures
+    pub fn collect(mut value: impl FnMut(Metric) -> u64) -> Self {
+        let mut metrics = Self::default();
+        Metric::ALL.iter().for_each(|metric| metrics[*metric] = value(*metric));
+        metrics
     }
 
     /// All metrics with their values, in order.
-    pub fn iter(&self) -> impl Iterator<Item = (Figure, u64)> + '_ {
-        Figure::ALL.iter().map(|figure| (*figure, self[*figure]))
+    pub fn iter(&self) -> impl Iterator<Item = (Metric, u64)> + '_ {
+        Metric::ALL.iter().map(|metric| (*metric, self[*metric]))
     }
 }
 
-impl Index<Figure> for Figures {
+impl Index<Metric> for Metrics {
     type Output = u64;
 
-    fn index(&self, figure: Figure) -> &u64 {
-        &self.0[figure as usize]
+    fn index(&self, metric: Metric) -> &u64 {
+        &self.0[metric as usize]
     }
 }
 
-impl IndexMut<Figure> for Figures {
-    fn index_mut(&mut self, figure: Figure) -> &mut u64 {
-        &mut self.0[figure as usize]
+impl IndexMut<Metric> for Metrics {
+    fn index_mut(&mut self, metric: Metric) -> &mut u64 {
+        &mut self.0[metric as usize]
     }
 }
 
@@ -224,38 +224,38 @@ impl Default for Tallies {
 impl Tallies {
     /// Adds to a counter or a gauge.
     #[inline]
-    pub fn add(&self, figure: Figure, amount: u64) {
-        self.0[figure as usize].fetch_add(amount, Ordering::Relaxed);
+    pub fn add(&self, metric: Metric, amount: u64) {
+        self.0[metric as usize].fetch_add(amount, Ordering::Relaxed);
     }
 
     /// Subtracts from a gauge.
     #[inline]
-    pub fn sub(&self, figure: Figure, amount: u64) {
-        self.0[figure as usize].fetch_sub(amount, Ordering::Relaxed);
+    pub fn sub(&self, metric: Metric, amount: u64) {
+        self.0[metric as usize].fetch_sub(amount, Ordering::Relaxed);
     }
 
     /// Sets a gauge.
     #[inline]
-    pub fn set(&self, figure: Figure, value: u64) {
-        self.0[figure as usize].store(value, Ordering::Relaxed);
+    pub fn set(&self, metric: Metric, value: u64) {
+        self.0[metric as usize].store(value, Ordering::Relaxed);
     }
 
     /// Raises a highest value to `value` if that is higher.
     #[inline]
-    pub fn raise(&self, figure: Figure, value: u64) {
-        self.0[figure as usize].fetch_max(value, Ordering::Relaxed);
+    pub fn raise(&self, metric: Metric, value: u64) {
+        self.0[metric as usize].fetch_max(value, Ordering::Relaxed);
     }
 
     /// Records how many descriptors the injection FIFO of a priority holds, in the gauge and in the highest value.
     pub fn fifo_depth(&self, priority: doorbell_fabric::Priority, depth: usize) {
         let at = priority.index();
-        self.set([Figure::FifoHigh, Figure::FifoNormal, Figure::FifoLow][at], depth as u64);
-        self.raise([Figure::FifoHighMost, Figure::FifoNormalMost, Figure::FifoLowMost][at], depth as u64);
+        self.set([Metric::FifoHigh, Metric::FifoNormal, Metric::FifoLow][at], depth as u64);
+        self.raise([Metric::FifoHighMost, Metric::FifoNormalMost, Metric::FifoLowMost][at], depth as u64);
     }
 
     /// The current values.
-    pub fn read(&self) -> Figures {
-        Figures::collect(|figure| self.0[figure as usize].load(Ordering::Relaxed))
+    pub fn read(&self) -> Metrics {
+        Metrics::collect(|metric| self.0[metric as usize].load(Ordering::Relaxed))
     }
 }
 
@@ -267,30 +267,30 @@ mod tests {
 
     #[test]
     fn figures_are_what_their_table_says() {
-        for (at, (figure, word, ..)) in TABLE.iter().enumerate() {
-            assert_eq!((*figure as usize, Figure::ALL[at], Figure::from_word(word)), (at, *figure, Some(*figure)));
+        for (at, (metric, word, ..)) in TABLE.iter().enumerate() {
+            assert_eq!((*metric as usize, Metric::ALL[at], Metric::from_word(word)), (at, *metric, Some(*metric)));
             assert!(word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{word}");
-            assert_eq!(figure.is_bytes(), word.contains("bytes"), "{word}");
+            assert_eq!(metric.is_bytes(), word.contains("bytes"), "{word}");
         }
-        assert_eq!(Figure::from_word("nothing"), None);
+        assert_eq!(Metric::from_word("nothing"), None);
     }
 
     #[test]
     fn what_is_shown_is_read() {
         let room = HeapBoard::new();
-        let figures = Figures::collect(|figure| figure as u64 + 7);
-        room.home.board().show(&figures);
-        assert_eq!(room.home.board().figures(), figures);
-        assert_eq!(figures.iter().count(), COUNT);
+        let metrics = Metrics::collect(|metric| metric as u64 + 7);
+        room.home.board().show(&metrics);
+        assert_eq!(room.home.board().metrics(), metrics);
+        assert_eq!(metrics.iter().count(), COUNT);
     }
 
     #[test]
     fn tallies_are_counted() {
         let tallies = Tallies::default();
-        tallies.add(Figure::Rts, 3);
+        tallies.add(Metric::Rts, 3);
         tallies.fifo_depth(Priority::Low, 9);
         tallies.fifo_depth(Priority::Low, 2);
-        let figures = tallies.read();
-        assert_eq!((figures[Figure::Rts], figures[Figure::FifoLow], figures[Figure::FifoLowMost]), (3, 2, 9));
+        let metrics = tallies.read();
+        assert_eq!((metrics[Metric::Rts], metrics[Metric::FifoLow], metrics[Metric::FifoLowMost]), (3, 2, 9));
     }
 }

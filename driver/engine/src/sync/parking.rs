@@ -23,12 +23,12 @@ pub const REACTOR: u32 = 3;
 
 /// The leader, which sleeps on the bell, and the threads that sleep elsewhere.
 #[derive(Default)]
-pub struct Helm {
+pub struct Parking {
     word: AtomicU32,
     sleepers: Mutex<Vec<Arc<Op>>>,
 }
 
-impl Helm {
+impl Parking {
     /// Takes the helm for a thread of the application, also from the poller. `Some(true)` if the poller had it: the poller then
     /// sleeps on the bell and must be woken.
     pub fn take(&self) -> Option<bool> {
@@ -96,7 +96,7 @@ impl Helm {
         // list: one of the two sees the other.
         self.lock().push(op.clone());
         if op.will_sleep() {
-            let free = !planted_bug("helm") && self.word.load(Ordering::SeqCst) == FREE;
+            let free = !planted_bug("parking") && self.word.load(Ordering::SeqCst) == FREE;
             if free {
                 op.nudge();
             } else {
@@ -135,7 +135,7 @@ mod loom_tests {
     /// A model of a node: the bell, the helm, and a count of arrivals in place of the lanes.
     struct Small {
         bell: Bell,
-        helm: Helm,
+        parking: Parking,
         arrived: AtomicU32,
         ops: [Arc<Op>; 2],
     }
@@ -143,7 +143,7 @@ mod loom_tests {
     impl Small {
         fn new() -> Arc<Small> {
             let ops = [Op::new(), Op::new()];
-            Arc::new(Small { bell: Bell::new(), helm: Helm::default(), arrived: AtomicU32::new(0), ops })
+            Arc::new(Small { bell: Bell::new(), parking: Parking::default(), arrived: AtomicU32::new(0), ops })
         }
 
         /// A turn of the engine: completes the operations whose messages arrived.
@@ -162,8 +162,8 @@ mod loom_tests {
                 if op.is_done() {
                     break;
                 }
-                if !held && self.helm.take().is_none() {
-                    self.helm.sleep_on(op, || op.sleep(Duration::MAX));
+                if !held && self.parking.take().is_none() {
+                    self.parking.sleep_on(op, || op.sleep(Duration::MAX));
                     continue;
                 }
                 held = true;
@@ -175,7 +175,7 @@ mod loom_tests {
                 loom::thread::yield_now();
             }
             if held {
-                self.helm.leave();
+                self.parking.leave();
             }
         }
     }
@@ -183,7 +183,7 @@ mod loom_tests {
     /// A model of a node on a network: a sleeper has the port, and others wait for it. The baton is a lock here.
     struct Networked {
         bell: Bell,
-        helm: Helm,
+        parking: Parking,
         baton: Mutex<()>,
         port: Mutex<()>,
         stopped: AtomicU32,
@@ -192,15 +192,15 @@ mod loom_tests {
     impl Networked {
         /// Models `Shared::park_poller`.
         fn poller(&self) {
-            if !self.helm.take_as_poller() {
+            if !self.parking.take_as_poller() {
                 return;
             }
             let sleeper = if planted_bug("sleeper") { CALLER } else { POLLER };
             let baton = self.baton.lock().unwrap();
-            let mut is_armed = self.helm.is_pollers();
+            let mut is_armed = self.parking.is_pollers();
             if is_armed {
                 let _ = self.bell.arm_as(sleeper);
-                if !planted_bug("second-look") && !self.helm.is_pollers() {
+                if !planted_bug("second-look") && !self.parking.is_pollers() {
                     self.bell.disarm();
                     is_armed = false;
                 }
@@ -211,7 +211,7 @@ mod loom_tests {
                 let _port = self.port.lock().unwrap();
                 self.bell.sleep_as(sleeper, Duration::MAX);
             }
-            if self.helm.leave_as_poller() {
+            if self.parking.leave_as_poller() {
                 self.bell.disarm_as(sleeper);
             }
         }
@@ -225,7 +225,7 @@ mod loom_tests {
                 self.bell.disarm();
                 drop(baton);
             }
-            let Some(from_poller) = self.helm.take() else { return };
+            let Some(from_poller) = self.parking.take() else { return };
             if from_poller {
                 if planted_bug("rouse") { self.bell.wake() } else { self.bell.rouse() }
             }
@@ -237,7 +237,7 @@ mod loom_tests {
             let baton = self.baton.lock().unwrap();
             self.bell.disarm();
             drop(baton);
-            self.helm.leave();
+            self.parking.leave();
         }
     }
 
@@ -251,7 +251,7 @@ mod loom_tests {
         builder.check(|| {
             let node = Arc::new(Networked {
                 bell: Bell::new(),
-                helm: Helm::default(),
+                parking: Parking::default(),
                 baton: Mutex::new(()),
                 port: Mutex::new(()),
                 stopped: AtomicU32::new(0),
@@ -296,17 +296,17 @@ mod loom_tests {
         builder.max_branches = 20_000;
         builder.check(|| {
             let small = Small::new();
-            assert_eq!(small.helm.take(), Some(false));
+            assert_eq!(small.parking.take(), Some(false));
             let other = {
                 let small = small.clone();
                 loom::thread::spawn(move || {
                     // Sleeps beside the helm until it is handed over and free.
-                    while small.helm.take().is_none() {
-                        small.helm.sleep_on(&small.ops[1], || small.ops[1].sleep(Duration::MAX));
+                    while small.parking.take().is_none() {
+                        small.parking.sleep_on(&small.ops[1], || small.ops[1].sleep(Duration::MAX));
                     }
                 })
             };
-            small.helm.leave();
+            small.parking.leave();
             other.join().unwrap();
         });
     }
