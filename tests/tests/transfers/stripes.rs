@@ -197,8 +197,7 @@ fn order_and_bytes_are_kept_whatever_is_divided_and_taken_back() {
                             }
                             Err(done) => {
                                 buf = done.buffer;
-                                let envelope = done.result.unwrap();
-                                envelope
+                                done.result.unwrap()
                             }
                         }
                     } else {
@@ -246,11 +245,11 @@ fn order_and_bytes_are_kept_whatever_is_divided_and_taken_back() {
 
 const LONG: usize = 64 << 20;
 
+type Sent = Operation<Completion<Vec<u8>>>;
+type Received = Operation<Completion<Vec<u8>, doorbell::Envelope>>;
+
 /// Begins to send a long message to a receive that waits, and comes back as soon as every link has its part.
-fn under_way(
-    [a, b]: &[Node; 2],
-    links: u64,
-) -> (Operation<Completion<Vec<u8>>>, Operation<Completion<Vec<u8>, doorbell::Envelope>>) {
+fn under_way([a, b]: &[Node; 2], links: u64) -> (Sent, Received) {
     let received = b.start_recv(Match::from(a.id()), vec![0; LONG]).unwrap();
     let put = || a.metrics().unwrap()[Metric::DirectPuts];
     let before = put();
@@ -321,8 +320,8 @@ fn whoever_dies_in_the_middle_takes_all_parts_along() {
         let nodes = nodes(&pair, near, change);
         let (sent, received) = under_way(&nodes, 2);
         testing::kill(&nodes[victim]);
-        let sent = sent.wait_until(soon()).ok().expect("it ends").result;
-        let received = received.wait_until(soon()).ok().expect("it ends").result.map(drop);
+        let sent = sent.wait_until(soon()).expect("it ends").result;
+        let received = received.wait_until(soon()).expect("it ends").result.map(drop);
         let (of_victim, other) = if victim == 0 { (sent, received) } else { (received, sent) };
         let is_dead = |error: &Error| matches!(error, Error::PeerDied { .. } | Error::Damaged { .. });
         assert!(of_victim.is_ok() || matches!(of_victim, Err(Error::Closed)), "{of_victim:?}");
@@ -493,7 +492,7 @@ fn a_remote_get_by_a_link_that_was_not_offered_is_a_breach() {
         assert_eq!(rts[0] >> 32, 1 | 0b10 << 3, "by link 0, with link 1 offered");
         let ticket = rts[0] & 0xffff_ffff;
         forger.control(&[&[ticket | REMOTE_GET | names << NAMES, 3, 7], beside].concat());
-        let error = sent.wait_until(soon()).ok().expect("it ends").result.unwrap_err();
+        let error = sent.wait_until(soon()).expect("it ends").result.unwrap_err();
         assert!(matches!(error, Error::Damaged { node: NodeId(1) }), "{error}");
         assert_eq!(is_damaged(&victim), Some("a remote get with a link that was not offered"));
     }

@@ -468,7 +468,7 @@ impl Lock {
     ///
     /// # Errors
     /// [`Error::Timeout`] names the node that still owns the lock; the lock is no longer frozen. [`Error::Lock`] with
-    /// [`LockFault::Barred`]: it was frozen already; with [`LockFault::Otherwise`]: a thread called `unlock_all` before this
+    /// [`LockFault::Frozen`]: it was frozen already; with [`LockFault::Otherwise`]: a thread called `unlock_all` before this
     /// call returned.
     pub fn lock_all(&self, deadline: Instant) -> Result<()> {
         let Answer::Frozen { first } = self.deed("lock_all", Deed::Bar, Some(deadline))? else { return Err(odd(&self.name)) };

@@ -21,7 +21,7 @@ use std::time::Duration;
 /// A node has at most one reactor. While it exists, it drives the engine in place of the node's poller, and threads that wait
 /// in calls of this node sleep until it wakes them. `Send`: it may move from thread to thread. When it is dropped, the node is
 /// driven as before. If it is not turned for a second while an operation waits, the node's poller drives until it turns again.
-/// (A node with [`Progress::Inline`](doorbell_engine::Progress::Inline) and without a network has no poller.) Another reactor
+/// (A node with [`Progress::Inline`] and without a network has no poller.) Another reactor
 /// may take over in that time; then this one is useless.
 ///
 /// ```
@@ -71,7 +71,7 @@ impl Reactor {
     /// # Errors
     /// [`ResourceBusy`](io::ErrorKind::ResourceBusy): another reactor drives the node.
     /// [`Unsupported`](io::ErrorKind::Unsupported): the node has a thread that always drives
-    /// ([`Progress::Poller`](doorbell_engine::Progress::Poller)). The node has left, or the system has no descriptor left.
+    /// ([`Progress::Poller`]). The node has left, or the system has no descriptor left.
     pub fn new(node: &Node) -> io::Result<Self> {
         Self::of(shared_of(node))
     }
