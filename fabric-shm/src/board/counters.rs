@@ -83,7 +83,7 @@ struct Slot<T> {
     word: AtomicU64,
     /// The whole generation.
     generation: AtomicU32,
-    incarnation: Mutex<Life<T>>,
+    life: Mutex<Life<T>>,
 }
 
 #[derive(Debug, Default)]
@@ -106,8 +106,8 @@ impl<T: Default> Counters<T> {
     /// Counters that are all free and at zero.
     pub fn new(home: Home) -> Self {
         let slot = |_| {
-            let incarnation = Mutex::new(Life { secret: secret(), ..Life::default() });
-            Slot { word: AtomicU64::new(0), generation: AtomicU32::new(0), incarnation }
+            let life = Mutex::new(Life { secret: secret(), ..Life::default() });
+            Slot { word: AtomicU64::new(0), generation: AtomicU32::new(0), life }
         };
         let slots = (0..COUNTERS).map(slot).collect();
         Self { home, slots, status: [const { AtomicU64::new(0) }; COUNTERS / 64], used: Mutex::default() }
@@ -127,12 +127,12 @@ impl<T: Default> Counters<T> {
     pub fn give_back(&self, index: usize) -> T {
         let Some(slot) = self.slots.get(index) else { return T::default() };
         let kept = {
-            let mut incarnation = lock(&slot.incarnation);
-            incarnation.secret = secret();
-            self.begin(index, slot, &mut incarnation, 0);
-            incarnation.set = false;
+            let mut life = lock(&slot.life);
+            life.secret = secret();
+            self.begin(index, slot, &mut life, 0);
+            life.set = false;
             self.mark(index, false);
-            std::mem::take(&mut incarnation.kept)
+            std::mem::take(&mut life.kept)
         };
         let mut used = lock(&self.used);
         used[index / 64] &= !(1 << (index % 64));
@@ -150,19 +150,19 @@ impl<T: Default> Counters<T> {
     /// counter.
     pub fn set(&self, index: usize, bytes: u64, begun: impl FnOnce(&mut T, Standing)) -> Option<u32> {
         let slot = self.slots.get(index).filter(|_| bytes <= COUNTER_BYTES_MAX)?;
-        let mut incarnation = lock(&slot.incarnation);
+        let mut life = lock(&slot.life);
         self.mark(index, bytes == 0);
         let generation = slot.generation.load(Ordering::Relaxed).wrapping_add(1);
-        incarnation.secret = secret();
-        let standing = Standing { generation, secret: incarnation.secret, size: bytes, zero: bytes == 0, set: true };
-        begun(&mut incarnation.kept, standing);
-        self.begin(index, slot, &mut incarnation, bytes);
+        life.secret = secret();
+        let standing = Standing { generation, secret: life.secret, size: bytes, zero: bytes == 0, set: true };
+        begun(&mut life.kept, standing);
+        self.begin(index, slot, &mut life, bytes);
         Some(generation)
     }
 
-    fn begin(&self, index: usize, slot: &Slot<T>, incarnation: &mut Life<T>, bytes: u64) {
+    fn begin(&self, index: usize, slot: &Slot<T>, life: &mut Life<T>, bytes: u64) {
         let generation = slot.generation.load(Ordering::Relaxed).wrapping_add(1);
-        (incarnation.size, incarnation.counting, incarnation.set) = (bytes, bytes > 0, true);
+        (life.size, life.counting, life.set) = (bytes, bytes > 0, true);
         slot.generation.store(generation, Ordering::Relaxed);
         // Release: a thread that lowers this use sees everything written before it began. The whole word changes at once, so a
         // late call for the former use finds another generation.
@@ -196,14 +196,14 @@ impl<T: Default> Counters<T> {
                 Err(now) => word = now,
             }
         };
-        let mut incarnation = lock(&slot.incarnation);
+        let mut life = lock(&slot.life);
         // Otherwise the owner has seen zero and begun another use already.
         if slot.generation.load(Ordering::Relaxed) == generation {
             self.show_value(index, slot);
-            incarnation.counting = false;
+            life.counting = false;
             self.mark(index, true);
-            let standing = Standing { generation, secret: incarnation.secret, size: incarnation.size, zero: true, set: true };
-            zero(&mut incarnation.kept, standing);
+            let standing = Standing { generation, secret: life.secret, size: life.size, zero: true, set: true };
+            zero(&mut life.kept, standing);
         }
         Lowered::Zero { excess: left }
     }
@@ -211,16 +211,10 @@ impl<T: Default> Counters<T> {
     /// Runs `look` on a counter and the owner's data while its use can neither begin nor end. `None` if there is no such counter.
     pub fn with<R>(&self, index: usize, look: impl FnOnce(&mut T, Standing) -> R) -> Option<R> {
         let slot = self.slots.get(index)?;
-        let mut incarnation = lock(&slot.incarnation);
+        let mut life = lock(&slot.life);
         let generation = slot.generation.load(Ordering::Relaxed);
-        let standing = Standing {
-            generation,
-            secret: incarnation.secret,
-            size: incarnation.size,
-            zero: !incarnation.counting,
-            set: incarnation.set,
-        };
-        Some(look(&mut incarnation.kept, standing))
+        let standing = Standing { generation, secret: life.secret, size: life.size, zero: !life.counting, set: life.set };
+        Some(look(&mut life.kept, standing))
     }
 
     /// The generation of the current use if its secret is `secret`. Both arguments may come from outside.

@@ -367,7 +367,7 @@ impl LockWords {
     }
 
     /// Freezes the lock: no thread can take it from now on. Returns the former value, and whether this call froze it. It is not
-    /// recorded which thread did; any thread may [unfreeze](Self::unbar) it.
+    /// recorded which thread did; any thread may [unfreeze](Self::thaw) it.
     pub fn freeze(&self) -> (Seen, bool) {
         let before = Seen(self.value.fetch_or(FROZEN, Ordering::AcqRel));
         (before, !before.is_frozen())

@@ -216,10 +216,10 @@ pub fn run(shared: Arc<Shared>) {
     while !word.stopped() {
         if shared.progress() != Progress::Poller {
             if word.relieved.load(Ordering::SeqCst) {
-                let incarnation = shared.reactor().incarnation();
+                let generation = shared.reactor().generation();
                 word.sleep_while_relieved(if shared.reactor().is_asleep() { NOTHING_PENDING } else { STALLED });
-                if shared.reactor().incarnation() == incarnation && word.relieved.load(Ordering::SeqCst) && !word.stopped() {
-                    shared.stand_in(me, incarnation);
+                if shared.reactor().generation() == generation && word.relieved.load(Ordering::SeqCst) && !word.stopped() {
+                    shared.stand_in(me, generation);
                 }
                 continue;
             }

@@ -134,7 +134,7 @@ impl Shared {
     /// Detaches the reactor with this number.
     pub fn detach_reactor(&self, number: u32) {
         while self.reactor.turned(number) {
-            if let Some(relied) = self.reactor.detach(self.reactor.incarnation(), || self.leave_as_reactor()) {
+            if let Some(relied) = self.reactor.detach(self.reactor.generation(), || self.leave_as_reactor()) {
                 return wake_all(relied);
             }
         }
@@ -145,9 +145,9 @@ impl Shared {
         self.poller.relieve(false);
     }
 
-    /// For the poller: the reactor has not turned since `life` was read. It may be asleep; but if work waits for it, its event
+    /// For the poller: the reactor has not turned since `generation` was read. It may be asleep; but if work waits for it, its event
     /// loop is blocked. The reactor is then detached until it turns again.
-    pub(crate) fn stand_in(&self, me: Token, incarnation: u64) {
+    pub(crate) fn stand_in(&self, me: Token, generation: u64) {
         let turned = self.turn_poller(me);
         if !self.reactor.look() && !turned.is_news {
             return;
@@ -156,7 +156,7 @@ impl Shared {
         self.rouse();
         self.poller.pause(LATE);
         let Some(mut engine) = self.baton.enter(me) else { return };
-        let relied = self.reactor.detach(incarnation, || {
+        let relied = self.reactor.detach(generation, || {
             // It may have slept.
             engine.forget_parked();
             if self.network.is_some() {

@@ -178,7 +178,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Which side copies large messages: see [`enum@Copy`].
+    /// Which side copies large messages: see [`CopySide`].
     pub fn copy(mut self, copy: CopySide) -> Self {
         self.copy = copy;
         self

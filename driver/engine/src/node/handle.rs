@@ -82,8 +82,8 @@ impl Node {
         } else {
             None
         };
-        let incarnation = Life { shared: shared.clone(), poller: Mutex::new(handle), left: AtomicBool::new(false) };
-        Ok(Node { shared, _life: Arc::new(incarnation) })
+        let life = Life { shared: shared.clone(), poller: Mutex::new(handle), left: AtomicBool::new(false) };
+        Ok(Node { shared, _life: Arc::new(life) })
     }
 
     /// This node's id.

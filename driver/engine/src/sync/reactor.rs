@@ -37,7 +37,7 @@ pub type PipeSide = (Arc<dyn Pipe>, Side);
 pub struct ReactorWord {
     /// Bit 0: there is a reactor. Above: its number of turns. A poller that replaces a reactor because it does not turn must
     /// not do so just after it turned.
-    incarnation: AtomicU64,
+    generation: AtomicU64,
     /// Held while a reactor is attached or detached.
     change: Mutex<()>,
     /// The reactor waits for its descriptor, or is about to.
@@ -67,23 +67,23 @@ impl ReactorWord {
     /// Whether there is a reactor.
     #[inline]
     pub fn is_there(&self) -> bool {
-        self.incarnation.load(Ordering::Relaxed) & THERE != 0
+        self.generation.load(Ordering::Relaxed) & THERE != 0
     }
 
     /// Whether there is a reactor, and its number of turns, in one word.
-    pub fn incarnation(&self) -> u64 {
-        self.incarnation.load(Ordering::SeqCst)
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::SeqCst)
     }
 
     /// Counts a turn of the reactor with this number. False if it is no longer attached.
     pub fn turned(&self, number: u32) -> bool {
         // A reactor that was replaced must not count for its successor.
-        self.count() == number && self.incarnation.fetch_add(TURN, Ordering::SeqCst) & THERE != 0
+        self.count() == number && self.generation.fetch_add(TURN, Ordering::SeqCst) & THERE != 0
     }
 
     /// Whether the reactor with this number is attached.
     pub fn is(&self, number: u32) -> bool {
-        self.incarnation() & THERE != 0 && self.count() == number
+        self.generation() & THERE != 0 && self.count() == number
     }
 
     /// The number of reactors so far. A thread that had the helm before a reactor was attached does not have it any more.
@@ -96,7 +96,7 @@ impl ReactorWord {
     pub fn attach(&self, take: impl FnOnce()) -> Option<u32> {
         let _old;
         let _change = self.change();
-        if self.incarnation.fetch_or(THERE, Ordering::SeqCst) & THERE != 0 {
+        if self.generation.fetch_or(THERE, Ordering::SeqCst) & THERE != 0 {
             return None;
         }
         // The waker of the former reactor.
@@ -106,14 +106,14 @@ impl ReactorWord {
         Some(self.count.fetch_add(1, Ordering::SeqCst) + 1)
     }
 
-    /// Detaches the reactor, provided that it has not turned since [`life`](Self::life) returned `life`. `leave` leaves its
+    /// Detaches the reactor, provided that it has not turned since [`generation`](Self::generation) returned `generation`. `leave` leaves its
     /// helm. Returns the pipes whose waiters must be [woken](wake_all), or `None` if it did turn.
-    pub fn detach(&self, incarnation: u64, leave: impl FnOnce()) -> Option<Vec<PipeSide>> {
+    pub fn detach(&self, generation: u64, leave: impl FnOnce()) -> Option<Vec<PipeSide>> {
         let _change = self.change();
         let mut hot = self.hot();
         // Done with `hot` locked: a thread that finds no reactor has its pipe polled otherwise.
-        if incarnation & THERE == 0
-            || self.incarnation.compare_exchange(incarnation, incarnation & !THERE, Ordering::SeqCst, Ordering::SeqCst).is_err()
+        if generation & THERE == 0
+            || self.generation.compare_exchange(generation, generation & !THERE, Ordering::SeqCst, Ordering::SeqCst).is_err()
         {
             return None;
         }
@@ -132,7 +132,7 @@ impl ReactorWord {
             return false;
         }
         let mut hot = self.hot();
-        if self.incarnation() & THERE == 0 {
+        if self.generation() & THERE == 0 {
             return false;
         }
         if pipe.becomes_hot(side) {
