@@ -37,7 +37,7 @@
 //!   turns it off, and builds without code for sockets and ciphers.
 //! - [`testing`]: a domain in one process for the tests of your own programs.
 //!
-//! Each handle has a builder, `Noun::builder(&node)`. Each call that waits has the forms `try_` (never waits), `_by` (until a
+//! Each handle has a builder, `Noun::builder(&node)`. Each call that waits has the forms `try_` (never waits), `_until` (until a
 //! deadline) and `start_` (owns its buffer, and is a `Future`).
 
 pub mod testing;

@@ -99,8 +99,8 @@ extern crate self as doorbell;
 use crate as atomic;
 
 mod cell;
-pub mod code;
-pub mod codes;
+mod code;
+mod codes;
 mod form;
 mod operate;
 mod place;
