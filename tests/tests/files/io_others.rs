@@ -295,7 +295,8 @@ fn a_node_that_has_one_lane_gets_no_more_than_its_share() {
     assert!(counts.clients == 4 && counts.staging_bytes <= 4 << 20, "{counts:?}");
     let other = Node::builder("io").space(pair.space.clone().unwrap()).join().unwrap();
     fs::write(pair.path("f"), b"f").unwrap();
-    assert_eq!(IoClient::connect(&other, pair.io.id()).unwrap().metadata("f").unwrap().len(), 1);
+    let client = IoClient::connect(&other, pair.io.id()).unwrap();
+    assert_eq!(client.metadata("f").unwrap().len(), 1);
     assert!(pair.server.counts().staging_bytes > counts.staging_bytes, "the other node has staging memory as well");
 }
 
