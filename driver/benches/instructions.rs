@@ -35,7 +35,7 @@ const PATHS: [(&str, &str); 10] = [
     ("receive_line", "Peer::recv of 64 bytes"),
     ("send_loan", "Node::loan_bytes of 64 bytes, LoanMut::send"),
     ("take_loan", "Peer::take of a loan, dropping it"),
-    ("start_and_finish_send", "Peer::start_send of 8 bytes, Request::wait"),
+    ("start_and_finish_send", "Peer::start_send of 8 bytes, Operation::wait"),
     ("put", "Peer::put of 8 bytes"),
     ("send_8_by_policy", "Peer::send of 8 bytes, for which a policy decides"),
     ("send_8_by_thresholds", "the same with Thresholds, which settles it"),

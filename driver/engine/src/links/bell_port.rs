@@ -79,6 +79,10 @@ impl AnyPort {
 
 impl Drop for AnyPort {
     fn drop(&mut self) {
+        // A child has neither the thread, which may have held the lock at the fork, nor the memory of the bell.
+        if doorbell_shm::space::forked() {
+            return;
+        }
         self.0.tell(Task::End);
         self.0.bell().rouse();
     }

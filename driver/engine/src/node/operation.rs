@@ -74,8 +74,8 @@ pub trait Work<T>: Send {
     /// operation did not take place and never will.
     fn withdraw(&self, node: &Shared, op: &Arc<Op>) -> bool;
 
-    /// Makes the result from the outcome, or from the reason why no thread waits for the outcome.
-    fn finish(self: Box<Self>, outcome: Result<Outcome>) -> T;
+    /// Makes the result from the outcome, or from the failure because of which no thread waits for the outcome.
+    fn finish(self: Box<Self>, outcome: Outcome) -> T;
 
     /// The operation was dropped, after it was withdrawn or had ended.
     fn discard(self: Box<Self>, _node: &Shared, _outcome: Option<Outcome>) {}
@@ -149,18 +149,23 @@ impl<T> UnderWay<T> {
 
     /// The result of an operation that has ended.
     fn finish(&mut self) -> T {
-        let outcome = self.op.take().ok_or(Error::Cancelled);
+        let outcome = self.op.take().unwrap_or(Outcome::Failed(Error::Cancelled));
         self.take().expect(TAKEN).finish(outcome)
     }
 
     /// The result when no thread waits any longer, because of `error`.
+    #[cold]
     fn give_up(&mut self, error: Error) -> T {
+        let is_over = self.op.is_done();
         let is_certain = self.withdraw() || error.certainty() == Certainty::Unknown;
-        if self.op.is_done() {
-            return self.finish();
-        }
-        let error = if is_certain { error } else { Error::Abandoned { operation: self.work().operation() } };
-        self.take().expect(TAKEN).finish(Err(error))
+        let error = match self.op.take() {
+            // The withdrawal itself cancelled the operation, and does not know why.
+            Some(Outcome::Failed(Error::Cancelled)) if !is_over => error,
+            Some(outcome) => return self.take().expect(TAKEN).finish(outcome),
+            None if is_certain => error,
+            None => Error::Abandoned { operation: self.work().operation() },
+        };
+        self.take().expect(TAKEN).finish(Outcome::Failed(error))
     }
 }
 
@@ -200,9 +205,13 @@ impl<T> Operation<T> {
     /// # Panics
     /// If its result was taken before, by polling it.
     pub fn wait(self) -> T {
-        match self.end(None) {
-            Ok(result) => result,
-            Err(_) => unreachable!("a wait without a deadline does not expire"),
+        match self.0 {
+            State::Over(result) => result,
+            State::UnderWay(mut under_way) => match under_way.drive(None) {
+                Ok(_) => under_way.finish(),
+                Err(error) => under_way.give_up(error),
+            },
+            State::Taken => panic!("{TAKEN}"),
         }
     }
 
@@ -215,7 +224,14 @@ impl<T> Operation<T> {
     /// # Panics
     /// As [`wait`](Self::wait).
     pub fn wait_until(self, deadline: Instant) -> std::result::Result<T, Self> {
-        self.end(Some(deadline))
+        match self.0 {
+            State::UnderWay(mut under_way) => match under_way.drive(Some(deadline)) {
+                Ok(true) => Ok(under_way.finish()),
+                Ok(false) => Err(Self(State::UnderWay(under_way))),
+                Err(error) => Ok(under_way.give_up(error)),
+            },
+            over => Ok(Self(over).wait()),
+        }
     }
 
     /// Cancels the operation, and returns how it ended. [`Error::Cancelled`]: it did not take place and never will.
@@ -228,18 +244,6 @@ impl<T> Operation<T> {
         match self.0 {
             State::Over(result) => result,
             State::UnderWay(mut under_way) => under_way.give_up(Error::Cancelled),
-            State::Taken => panic!("{TAKEN}"),
-        }
-    }
-
-    fn end(self, deadline: Option<Instant>) -> std::result::Result<T, Self> {
-        match self.0 {
-            State::Over(result) => Ok(result),
-            State::UnderWay(mut under_way) => match under_way.drive(deadline) {
-                Ok(true) => Ok(under_way.finish()),
-                Ok(false) => Err(Self(State::UnderWay(under_way))),
-                Err(error) => Ok(under_way.give_up(error)),
-            },
             State::Taken => panic!("{TAKEN}"),
         }
     }

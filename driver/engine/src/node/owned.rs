@@ -87,11 +87,11 @@ impl<B: Send> Work<Completion<B>> for Sending<B> {
         true
     }
 
-    fn finish(self: Box<Self>, outcome: Result<Outcome>) -> Completion<B> {
-        let result = outcome.and_then(|outcome| match outcome {
+    fn finish(self: Box<Self>, outcome: Outcome) -> Completion<B> {
+        let result = match outcome {
             Outcome::Failed(error) => Err(error),
             _ => Ok(()),
-        });
+        };
         Completion { buffer: self.buffer.into_inner(), result }
     }
 }
@@ -108,8 +108,8 @@ impl<B: Send> Work<Completion<B, Envelope>> for Receiving<B> {
         true
     }
 
-    fn finish(self: Box<Self>, outcome: Result<Outcome>) -> Completion<B, Envelope> {
-        let result = outcome.and_then(|outcome| received(outcome, self.capacity));
+    fn finish(self: Box<Self>, outcome: Outcome) -> Completion<B, Envelope> {
+        let result = received(outcome, self.capacity);
         Completion { buffer: self.buffer.into_inner(), result }
     }
 

@@ -24,8 +24,8 @@ impl<V> Work<Result<V>> for Update<V> {
         !doorbell_shm::space::forked() && node.take_back(Token::current(), op)
     }
 
-    fn finish(self: Box<Self>, outcome: Result<Outcome>) -> Result<V> {
-        match outcome? {
+    fn finish(self: Box<Self>, outcome: Outcome) -> Result<V> {
+        match outcome {
             Outcome::Updated(old) => Ok((self.of)(&self.request, &old)),
             Outcome::Failed(error) => Err(error),
             _ => Err(Error::Cancelled),

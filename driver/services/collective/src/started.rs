@@ -100,8 +100,8 @@ impl<T: Send, V> Work<Result<V>> for Running<T, V> {
         false
     }
 
-    fn finish(self: Box<Self>, outcome: Result<Outcome>) -> Result<V> {
-        result_of(Some(outcome?))?;
+    fn finish(self: Box<Self>, outcome: Outcome) -> Result<V> {
+        result_of(Some(outcome))?;
         // The task dropped its half before it told the end (state::tell).
         let xs = Arc::into_inner(self.xs).ok_or(Error::Cancelled)?;
         Ok((self.give)(xs.into_inner().unwrap_or_else(PoisonError::into_inner)))

@@ -21,6 +21,8 @@ const TELL: Duration = Duration::from_secs(5);
 /// How long a reply may wait for a client's thread while other threads of its node wait for theirs. A thread that was stopped
 /// for longer finds out that its reply is lost.
 const FETCH: Duration = Duration::from_secs(30);
+/// How many invalid messages are dropped before the thread does something else.
+const INVALID_AT_ONCE: usize = 64;
 
 fn of_server(server: NodeId) -> String {
     format!("io.{server}")
@@ -77,11 +79,21 @@ impl Mailbox {
         self.thread.is_from_its_source(letter)
     }
 
-    /// The next message, if there is one that is valid.
+    /// The next message, if there is one that is valid. Drops invalid ones before it, but only so many: a flood of them must
+    /// neither hide a valid message nor keep the thread.
     #[inline]
     pub(super) fn try_receive(&mut self, buf: &mut [u8]) -> Result<Option<Letter>> {
-        let got = self.thread.try_receive(buf);
-        self.valid(got)
+        for _ in 0..INVALID_AT_ONCE {
+            let got = self.thread.try_receive(buf);
+            if matches!(got, Ok(None)) {
+                break;
+            }
+            let letter = self.valid(got)?;
+            if letter.is_some() {
+                return Ok(letter);
+            }
+        }
+        Ok(None)
     }
 
     #[inline]

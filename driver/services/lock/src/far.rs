@@ -102,8 +102,10 @@ impl FarKey {
     /// Unlocks without waiting for a reply.
     pub fn give_up(&self, shared: &Shared, me: OwnerId) -> Result<()> {
         let is_near = locks(shared, "unlock", |locks| {
-            if !locks.mail.note_unlocked(&self.name, me.bits()) || locks.registry.belongs_here() {
-                return locks.registry.belongs_here();
+            // Without the note this node does not own the lock, and another handle of the same owner may.
+            let is_mine = locks.mail.note_unlocked(&self.name, me.bits());
+            if !is_mine || locks.registry.belongs_here() {
+                return is_mine;
             }
             // If there is no coordinator now, the next one gets this node's report, in which this lock is missing.
             let tell = Tell::Unlock { at: self.at(), me: me.bits() };
