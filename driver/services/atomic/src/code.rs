@@ -121,12 +121,12 @@ impl AtomicRequest {
     }
 
     /// The request as the engine carries it.
-    pub fn to_update(&self) -> Update {
+    pub fn to_update(self) -> Update {
         Update { bytes: self.to_bytes(), cell: self.of.bytes(), fetch: self.fetch }
     }
 
     /// Encodes the request.
-    pub fn to_bytes(&self) -> [u8; UPDATE_BYTES] {
+    pub fn to_bytes(self) -> [u8; UPDATE_BYTES] {
         let mut bytes = [0; UPDATE_BYTES];
         bytes[0] = self.op as u8;
         bytes[1] = (self.of.kind as u8) << 4 | self.of.log2;
