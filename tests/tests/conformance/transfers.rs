@@ -455,9 +455,9 @@ pub fn an_answered_transfer_holds_up_its_own_priority_only(world: &World) {
         let peer = a.peer_with_priority(b.id(), priority).unwrap();
         peer.start_send(tag, pattern::bytes(LONGEST, tag)).unwrap()
     };
-    let low = begin(Priority::Low, 1);
-    // A receive with a deadline, or none as here, does not let the origin put: all goes by memory FIFO, as far as there is room.
+    // Posted first: on a busy machine the whole message could otherwise arrive before the receive, and need no answer.
     let taken = b.start_recv(Match::any().tag(1), vec![0; LONGEST]).unwrap();
+    let low = begin(Priority::Low, 1);
     eventually("the answer", || {
         a.progress().unwrap();
         b.progress().unwrap();
