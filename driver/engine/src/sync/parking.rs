@@ -267,9 +267,8 @@ mod loom_tests {
         });
     }
 
-    /// Two threads wait, each for its own operation; one message completes both. Whichever takes the helm, the other is woken,
-    /// too.
-    /// woken too.
+    /// Two threads wait, each for its own operation; one message completes both. The thread that does not become the parking
+    /// leader is woken, too.
     #[test]
     fn nobody_sleeps_on() {
         let mut builder = loom::model::Builder::new();
@@ -288,7 +287,7 @@ mod loom_tests {
         });
     }
 
-    /// The leader leaves the helm while another thread is about to fall asleep beside it: the other takes over.
+    /// The parking leader leaves while another thread is about to fall asleep beside it: the other takes over.
     #[test]
     fn the_helm_is_handed_over() {
         let mut builder = loom::model::Builder::new();
