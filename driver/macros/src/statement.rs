@@ -115,19 +115,19 @@ impl Statement {
         let at = cell.span();
         Ok(match change {
             Change::Operator(operator, by) if !may_fail => {
-                quote_spanned!(at=> ::doorbell::atomic::operate::<::doorbell::atomic::#operator, #want, _, _>(&(#cell), #by, #ordering))
+                quote_spanned!(at=> ::doorbell::atomic::operate::<{ ::doorbell::atomic::op::#operator }, #want, _, _>(&(#cell), #by, #ordering))
             }
             Change::Operator(operator, by) => quote_spanned!(at=> match #by {
                 #operand => ::doorbell::atomic::attempt::<#want, _>(&(#cell), #attempts, #ordering, |#value| {
                     if #condition {
-                        ::core::option::Option::Some(::doorbell::atomic::apply::<::doorbell::atomic::#operator, _, _>(#value, #operand))
+                        ::core::option::Option::Some(::doorbell::atomic::apply::<{ ::doorbell::atomic::op::#operator }, _, _>(#value, #operand))
                     } else {
                         ::core::option::Option::None
                     }
                 })
             }),
             Change::Reversed(operator, by) => {
-                let new = quote!(::doorbell::atomic::apply::<::doorbell::atomic::#operator, _, _>(#operand, #value));
+                let new = quote!(::doorbell::atomic::apply::<{ ::doorbell::atomic::op::#operator }, _, _>(#operand, #value));
                 let call = if may_fail {
                     quote!(::doorbell::atomic::attempt::<#want, _>(&(#cell), #attempts, #ordering, |#value| {
                         if #condition { ::core::option::Option::Some(#new) } else { ::core::option::Option::None }

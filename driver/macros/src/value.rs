@@ -31,7 +31,7 @@ pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
     let operators = OPERATORS.iter().map(|(ours, theirs, method)| {
         let [ours, theirs, method] = [ours, theirs, method].map(|name| Ident::new(name, proc_macro2::Span::call_site()));
         quote! {
-            impl<__Operand: ::core::marker::Copy> ::doorbell::atomic::Operate<::doorbell::atomic::#ours, __Operand> for #name
+            impl<__Operand: ::core::marker::Copy> ::doorbell::atomic::Operate<{ ::doorbell::atomic::op::#ours }, __Operand> for #name
             where
                 #name: ::core::ops::#theirs<__Operand, Output = #name>,
             {
@@ -45,7 +45,7 @@ pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
     let extremes = [("Max", "greater"), ("Min", "smaller")].map(|(which, method)| {
         let [which, method] = [which, method].map(|name| Ident::new(name, proc_macro2::Span::call_site()));
         quote! {
-            impl<__Operand: ::core::marker::Copy> ::doorbell::atomic::Operate<::doorbell::atomic::#which, __Operand> for #name
+            impl<__Operand: ::core::marker::Copy> ::doorbell::atomic::Operate<{ ::doorbell::atomic::op::#which }, __Operand> for #name
             where
                 #name: ::doorbell::atomic::OrderedWith<__Operand>,
             {

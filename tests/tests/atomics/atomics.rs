@@ -7,10 +7,7 @@
 
 use doorbell::atomic::AtomicCell;
 use doorbell::atomic::RemoteCell;
-use doorbell::atomic::{
-    self as cells, Add, And, Atom, AtomicValue, Div, Max, Min, Mul, New, Nothing, Offset, Old, Operate, Or, Rem, Set, Shl, Shr,
-    Sub, TABLE, Tier, Xor, tier,
-};
+use doorbell::atomic::{self as cells, Atom, AtomicValue, New, Nothing, Offset, Old, Operate, TABLE, Tier, op, tier};
 use doorbell::{Error, FabricKind, KEY_BYTES, Key, Match, Node, NodeBuilder, ReadWrite, atomic};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, soon};
@@ -262,7 +259,7 @@ struct Operator<T: Sample> {
 }
 
 impl<T: Sample> Operator<T> {
-    fn new<O, R: Operand>(name: &'static str) -> Self
+    fn new<const O: char, R: Operand>(name: &'static str) -> Self
     where
         T: Operate<O, R>,
     {
@@ -416,7 +413,7 @@ pub fn update() {
             let mut cell = 0;
             $(
                 if goes {
-                    let operator = Operator::<$of>::new::<$op, $operand>(concat!(stringify!($of), " ", stringify!($op)));
+                    let operator = Operator::<$of>::new::<{ op::$op }, $operand>(concat!(stringify!($of), " ", stringify!($op)));
                     side.case(&operator, key.at(cell));
                 }
                 cell += 1;
@@ -569,6 +566,12 @@ const _: () = {
     }
     assert!(matches!(tier::<Pair>(), Tier::CompareAndSwap) && matches!(tier::<Triple>(), Tier::CompareAndSwap));
     assert!(matches!(tier::<Large>(), Tier::Lock) && matches!(tier::<Odd>(), Tier::Lock));
-    assert!(matches!(<Pair as Operate<Set>>::TIER, Tier::Native) && matches!(<Large as Operate<Set>>::TIER, Tier::Lock));
-    assert!(matches!(<Pair as Operate<Add>>::TIER, Tier::CompareAndSwap) && matches!(<Large as Operate<Add>>::TIER, Tier::Lock));
+    assert!(
+        matches!(<Pair as Operate<{ op::Set }>>::TIER, Tier::Native)
+            && matches!(<Large as Operate<{ op::Set }>>::TIER, Tier::Lock)
+    );
+    assert!(
+        matches!(<Pair as Operate<{ op::Add }>>::TIER, Tier::CompareAndSwap)
+            && matches!(<Large as Operate<{ op::Add }>>::TIER, Tier::Lock)
+    );
 };

@@ -1,7 +1,7 @@
 //! Cells that only the network reaches: results of updates, their order, and the end of updates under way.
 
 use doorbell::atomic::AtomicCell;
-use doorbell::atomic::{self as cells, Add, Atom, AtomicValue, NotPerformed, Nothing, Old, RemoteCell, Set};
+use doorbell::atomic::{self as cells, Atom, AtomicValue, NotPerformed, Nothing, Old, RemoteCell, op};
 use doorbell::{Certainty, Error, FabricKind, KEY_BYTES, Key, KeyFault, Match, Node, Progress, ReadWrite, Wait, atomic};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, block_on, eventually, soon};
@@ -79,13 +79,13 @@ fn a_cell_that_only_the_network_reaches_is_as_any_other() {
     for shared in [RemoteCell::open(&owner, region.key()).unwrap(), cell] {
         let (here, not) = (shared.start_compare_swap(8003, 1).unwrap(), shared.start_compare_swap(8003, 2).unwrap());
         assert_eq!((here.wait().unwrap(), not.wait().unwrap()), (8003, 1));
-        assert_eq!(shared.start::<Set, Old, _>(8003).unwrap().wait().unwrap(), 1);
+        assert_eq!(shared.start::<{ op::Set }, Old, _>(8003).unwrap().wait().unwrap(), 1);
         assert_eq!(block_on(shared.start_load().unwrap()).unwrap(), 8003);
         // They take place in turn.
-        let many: Vec<_> = (0..300).map(|_| shared.start::<Add, Old, _>(1).unwrap()).collect();
+        let many: Vec<_> = (0..300).map(|_| shared.start::<{ op::Add }, Old, _>(1).unwrap()).collect();
         let olds: Vec<u64> = many.into_iter().map(|update| update.wait().unwrap()).collect();
         assert!(olds.iter().copied().eq(8003..8303), "{olds:?}");
-        assert_eq!(shared.start::<Set, Old, _>(8003).unwrap().wait().unwrap(), 8303);
+        assert_eq!(shared.start::<{ op::Set }, Old, _>(8003).unwrap().wait().unwrap(), 8303);
     }
     let cell = RemoteCell::open(&other, region.key()).unwrap();
     let by_zero = std::panic::AssertUnwindSafe(|| drop(atomic! { cell /= 0 }));
@@ -123,7 +123,7 @@ fn whoever_sees_an_update_sees_what_was_put_before() {
                     let len = [1, 500, LEN][round as usize % 3];
                     other.put(&vec![round; len], data.key()).unwrap();
                     // The next put waits until this was looked at.
-                    cell.start::<Add, Nothing, _>(1).unwrap().wait().unwrap();
+                    cell.start::<{ op::Add }, Nothing, _>(1).unwrap().wait().unwrap();
                     eventually("a look", || atomic! { cell }.unwrap() == 0);
                 }
             });
@@ -161,7 +161,7 @@ fn updates_over_a_bad_network_take_place_once() {
                 let mut olds = Vec::new();
                 for begin in (0..updates / 2).step_by(64) {
                     let many = 64.min(updates / 2 - begin);
-                    let under_way: Vec<_> = (0..many).map(|_| cell.start::<Add, Old, _>(1).unwrap()).collect();
+                    let under_way: Vec<_> = (0..many).map(|_| cell.start::<{ op::Add }, Old, _>(1).unwrap()).collect();
                     olds.extend(under_way.into_iter().map(|update| update.wait().unwrap()));
                 }
                 olds
@@ -198,7 +198,7 @@ fn stopped_owner(domain: &Domain, node: &Node) -> (Process, RemoteCell<u64>) {
     let mut bytes = [0; KEY_BYTES];
     node.recv_until(Match::any().tag(1), &mut bytes, soon()).unwrap();
     let cell = RemoteCell::open(node, Key::<u64, ReadWrite>::from_bytes(&bytes).unwrap()).unwrap();
-    assert_eq!(cell.start::<Add, Old, _>(1).unwrap().wait().unwrap(), 0);
+    assert_eq!(cell.start::<{ op::Add }, Old, _>(1).unwrap().wait().unwrap(), 0);
     owner.signal(Signal::STOP);
     (owner, cell)
 }
@@ -209,7 +209,7 @@ fn updates_under_way_end_with_the_node_that_has_the_cell() {
     let domain = Domain::new("killed-owner");
     let node = Node::builder(domain.name()).id(0).fabric(FabricKind::Udp).listen(LOOPBACK).join().unwrap();
     let (owner, cell) = stopped_owner(&domain, &node);
-    let mut under_way: Vec<_> = (0..100).map(|_| cell.start::<Add, Old, _>(1).unwrap()).collect();
+    let mut under_way: Vec<_> = (0..100).map(|_| cell.start::<{ op::Add }, Old, _>(1).unwrap()).collect();
     // A deadline passes and it is still under way; those that are given up harm nobody.
     let last = under_way.pop().unwrap();
     under_way.extend(last.wait_until(Instant::now()).err());
@@ -233,7 +233,7 @@ fn so_many_updates_wait_for_a_node_that_does_not_answer_and_no_more() {
         let builder = Node::builder(domain.name()).id(0).fabric(FabricKind::Udp).progress(progress);
         let node = builder.listen(LOOPBACK).join().unwrap();
         let (owner, cell) = stopped_owner(&domain, &node);
-        let (begun, refused): (Vec<_>, Vec<_>) = (0..2000).map(|_| cell.start::<Add, Old, _>(1)).partition(Result::is_ok);
+        let (begun, refused): (Vec<_>, Vec<_>) = (0..2000).map(|_| cell.start::<{ op::Add }, Old, _>(1)).partition(Result::is_ok);
         // A thousand wait, and 64 are under way.
         assert!((1024..=1024 + 64).contains(&begun.len()), "{progress:?}: {}", begun.len());
         for error in refused.into_iter().filter_map(Result::err) {
@@ -255,7 +255,7 @@ fn a_future_that_is_polled_while_its_update_ends_has_the_result() {
     let region = owner.region::<u64>(1).unwrap();
     let cell = RemoteCell::open(&other, region.key()).unwrap();
     for count in 0..3_000 {
-        let mut update = cell.start::<Add, Old, _>(1).unwrap();
+        let mut update = cell.start::<{ op::Add }, Old, _>(1).unwrap();
         let mut context = Context::from_waker(Waker::noop());
         let result = loop {
             if let Poll::Ready(result) = Pin::new(&mut update).poll(&mut context) {
@@ -281,7 +281,7 @@ fn who_cannot_wait_for_an_update_is_not_told_that_it_did_not_take_place() {
     let mut expected = 0;
     for _ in 0..20 {
         owner.send(other.id(), 1, &[1]).unwrap();
-        let update = cell.start::<Add, Old, _>(1).unwrap();
+        let update = cell.start::<{ op::Add }, Old, _>(1).unwrap();
         expected += 1;
         // Unless it is over by then.
         if let Err(error) = other.recv_with(Match::any(), |_, _| update.wait()).unwrap() {
@@ -300,7 +300,8 @@ pub fn update_without_end() {
     node.recv(Match::any(), &mut bytes).unwrap();
     let cell = RemoteCell::open(&node, Key::<Atom<Triple>, ReadWrite>::from_bytes(&bytes).unwrap()).unwrap();
     loop {
-        let some: Vec<_> = (0..AT_ONCE).map(|at| cell.start::<Set, Old, _>(Triple::from_word(at as u32)).unwrap()).collect();
+        let some: Vec<_> =
+            (0..AT_ONCE).map(|at| cell.start::<{ op::Set }, Old, _>(Triple::from_word(at as u32)).unwrap()).collect();
         some.into_iter().for_each(|update| _ = update.wait().unwrap());
         atomic! { cell = Triple::from_word(cell.word() + 1000) }.unwrap();
     }

@@ -79,7 +79,7 @@ impl<'a> Bench<'a> {
                 let mut rows = types.next().into_iter().copied().flatten();
                 $(
                     if let Some(row) = rows.next().filter(|row| wants(row.value, row.op)) {
-                        found.push(self.row::<$of, cells::$op, $operand>(row)?);
+                        found.push(self.row::<$of, { cells::op::$op }, $operand>(row)?);
                     }
                 )+
             }};
@@ -88,7 +88,7 @@ impl<'a> Bench<'a> {
         Ok(found)
     }
 
-    fn row<T, O, R>(&self, row: &cells::Row) -> Result<Row, Failure>
+    fn row<T, const O: char, R>(&self, row: &cells::Row) -> Result<Row, Failure>
     where
         T: Operand + Operate<O, R>,
         T::Form: Word,
@@ -208,7 +208,7 @@ impl<'a> Bench<'a> {
                 {
                     kept(Operation::wait(oldest)?);
                 }
-                under_way.push_back(cell.start::<cells::Add, Old, _>(1)?);
+                under_way.push_back(cell.start::<{ cells::op::Add }, Old, _>(1)?);
             }
             under_way.into_iter().try_for_each(|update| update.wait().map(kept))
         };

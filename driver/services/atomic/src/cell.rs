@@ -81,7 +81,7 @@ impl<T: AtomicValue + fmt::Debug> fmt::Debug for AtomicCell<T> {
 /// # Safety
 /// As [`Form::load`].
 #[inline(always)]
-pub(super) unsafe fn operate_at<T, O, R, W, U>(
+pub(super) unsafe fn operate_at<T, const O: char, R, W, U>(
     at: *mut T::Form,
     updater: &U,
     operand: R,
@@ -163,7 +163,7 @@ impl<T: AtomicValue> Place for AtomicCell<T> {
     }
 
     #[inline(always)]
-    fn operate<O, R: Copy, W: Want<T>>(&self, operand: R, ordering: Ordering) -> W::Out
+    fn operate<const O: char, R: Copy, W: Want<T>>(&self, operand: R, ordering: Ordering) -> W::Out
     where
         T: Operate<O, R>,
     {
@@ -211,7 +211,7 @@ impl<T: AtomicValue> Place for BySwap<'_, T> {
     }
 
     #[inline(always)]
-    fn operate<O, R: Copy, W: Want<T>>(&self, operand: R, ordering: Ordering) -> W::Out
+    fn operate<const O: char, R: Copy, W: Want<T>>(&self, operand: R, ordering: Ordering) -> W::Out
     where
         T: Operate<O, R>,
     {

@@ -16,7 +16,7 @@
 use super::cell::{Private, done, operate_at};
 use super::codes::{Kind, OpCode};
 use super::form::{Form, word_bytes};
-use super::operate::{Add, And, Div, Max, Min, Mul, Operate, Or, Rem, Set, Shl, Shr, Sub, Xor};
+use super::operate::{Operate, op};
 use super::place::{Nothing, Old};
 use super::tier::Tier;
 use super::value::AtomicValue;
@@ -115,7 +115,7 @@ pub struct AtomicRequest {
 
 impl AtomicRequest {
     /// A request for an update by an operator; `None` if only a callback can do it.
-    pub fn operate<O, R: Copy, T: Operate<O, R>>(operand: R, fetch: bool) -> Option<Self> {
+    pub fn operate<const O: char, R: Copy, T: Operate<O, R>>(operand: R, fetch: bool) -> Option<Self> {
         let (op, operand) = T::code(operand)?;
         Some(Self { op, of: TypeCode::of::<T>()?, fetch, operand, expected: [0; 16] })
     }
@@ -225,7 +225,7 @@ impl AtomicRequest {
 
     /// # Safety
     /// As [`perform`](Self::perform), for this type.
-    unsafe fn does<O, R: Copy, T: Operate<O, R>>(&self, at: *mut u8, operand: R) -> [u8; 16] {
+    unsafe fn does<const O: char, R: Copy, T: Operate<O, R>>(&self, at: *mut u8, operand: R) -> [u8; 16] {
         let mut bytes = [0; 16];
         if self.fetch {
             // SAFETY: caller.
@@ -245,7 +245,7 @@ impl AtomicRequest {
     unsafe fn common<T: AtomicValue>(&self, at: *mut u8) -> [u8; 16] {
         if self.op == OpCode::Set {
             // SAFETY: caller.
-            return unsafe { self.does::<Set, T, T>(at, T::from_bytes(&self.operand)) };
+            return unsafe { self.does::<{ op::Set }, T, T>(at, T::from_bytes(&self.operand)) };
         }
         let mut bytes = [0; 16];
         // SAFETY: caller.
@@ -256,14 +256,14 @@ impl AtomicRequest {
 
     /// # Safety
     /// As [`perform`](Self::perform), for this type.
-    unsafe fn bits<T: Operate<And> + Operate<Or> + Operate<Xor>>(&self, at: *mut u8) -> [u8; 16] {
+    unsafe fn bits<T: Operate<{ op::And }> + Operate<{ op::Or }> + Operate<{ op::Xor }>>(&self, at: *mut u8) -> [u8; 16] {
         let by = T::from_bytes(&self.operand);
         // SAFETY: caller.
         unsafe {
             match self.op {
-                OpCode::And => self.does::<And, T, T>(at, by),
-                OpCode::Or => self.does::<Or, T, T>(at, by),
-                OpCode::Xor => self.does::<Xor, T, T>(at, by),
+                OpCode::And => self.does::<{ op::And }, T, T>(at, by),
+                OpCode::Or => self.does::<{ op::Or }, T, T>(at, by),
+                OpCode::Xor => self.does::<{ op::Xor }, T, T>(at, by),
                 _ => self.common::<T>(at),
             }
         }
@@ -273,19 +273,25 @@ impl AtomicRequest {
     /// As [`perform`](Self::perform), for this type.
     unsafe fn float<T>(&self, at: *mut u8) -> [u8; 16]
     where
-        T: Operate<Add> + Operate<Sub> + Operate<Mul> + Operate<Div> + Operate<Rem> + Operate<Max> + Operate<Min>,
+        T: Operate<{ op::Add }>
+            + Operate<{ op::Sub }>
+            + Operate<{ op::Mul }>
+            + Operate<{ op::Div }>
+            + Operate<{ op::Rem }>
+            + Operate<{ op::Max }>
+            + Operate<{ op::Min }>,
     {
         let by = T::from_bytes(&self.operand);
         // SAFETY: caller.
         unsafe {
             match self.op {
-                OpCode::Add => self.does::<Add, T, T>(at, by),
-                OpCode::Sub => self.does::<Sub, T, T>(at, by),
-                OpCode::Mul => self.does::<Mul, T, T>(at, by),
-                OpCode::Div => self.does::<Div, T, T>(at, by),
-                OpCode::Rem => self.does::<Rem, T, T>(at, by),
-                OpCode::Max => self.does::<Max, T, T>(at, by),
-                OpCode::Min => self.does::<Min, T, T>(at, by),
+                OpCode::Add => self.does::<{ op::Add }, T, T>(at, by),
+                OpCode::Sub => self.does::<{ op::Sub }, T, T>(at, by),
+                OpCode::Mul => self.does::<{ op::Mul }, T, T>(at, by),
+                OpCode::Div => self.does::<{ op::Div }, T, T>(at, by),
+                OpCode::Rem => self.does::<{ op::Rem }, T, T>(at, by),
+                OpCode::Max => self.does::<{ op::Max }, T, T>(at, by),
+                OpCode::Min => self.does::<{ op::Min }, T, T>(at, by),
                 _ => self.common::<T>(at),
             }
         }
@@ -295,15 +301,25 @@ impl AtomicRequest {
     /// As [`perform`](Self::perform), for this type.
     unsafe fn integer<T>(&self, at: *mut u8) -> [u8; 16]
     where
-        T: Operate<Add> + Operate<Sub> + Operate<Mul> + Operate<Div> + Operate<Rem> + Operate<Max> + Operate<Min>,
-        T: Operate<And> + Operate<Or> + Operate<Xor> + Operate<Shl, u32> + Operate<Shr, u32>,
+        T: Operate<{ op::Add }>
+            + Operate<{ op::Sub }>
+            + Operate<{ op::Mul }>
+            + Operate<{ op::Div }>
+            + Operate<{ op::Rem }>
+            + Operate<{ op::Max }>
+            + Operate<{ op::Min }>,
+        T: Operate<{ op::And }>
+            + Operate<{ op::Or }>
+            + Operate<{ op::Xor }>
+            + Operate<{ op::Shl }, u32>
+            + Operate<{ op::Shr }, u32>,
     {
         let count = u32::from_bytes(&self.operand);
         // SAFETY: caller.
         unsafe {
             match self.op {
-                OpCode::Shl => self.does::<Shl, u32, T>(at, count),
-                OpCode::Shr => self.does::<Shr, u32, T>(at, count),
+                OpCode::Shl => self.does::<{ op::Shl }, u32, T>(at, count),
+                OpCode::Shr => self.does::<{ op::Shr }, u32, T>(at, count),
                 OpCode::And | OpCode::Or | OpCode::Xor => self.bits::<T>(at),
                 _ => self.float::<T>(at),
             }

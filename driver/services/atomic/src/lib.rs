@@ -118,7 +118,7 @@ pub use form::{Form, UnderLock, tier};
 pub use form::{FormFor, Room, locked_words, word_bytes};
 #[doc(hidden)]
 pub use operate::OrderedWith;
-pub use operate::{Add, And, Div, Max, Min, Mul, Operate, Or, Rem, Set, Shl, Shr, Sub, Xor};
+pub use operate::{Operate, op};
 #[doc(hidden)]
 pub use place::apply;
 pub use place::{New, Nothing, Old, Place, Want, attempt, load, operate, update};

@@ -8,41 +8,35 @@ use super::tier::Tier;
 use super::value::AtomicValue;
 use std::sync::atomic::Ordering;
 
-macro_rules! operators {
-    ($($(#[$doc:meta])* $name:ident)+) => { $(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug)]
-        pub enum $name {}
-    )+ };
-}
-
-operators! {
+/// The operators, as the first parameter of [`Operate`]. Their names are those of the traits in [`std::ops`].
+#[allow(non_upper_case_globals)]
+pub mod op {
     /// `cell += x`.
-    Add
+    pub const Add: char = '+';
     /// `cell -= x`.
-    Sub
+    pub const Sub: char = '-';
     /// `cell *= x`.
-    Mul
+    pub const Mul: char = '*';
     /// `cell /= x`.
-    Div
+    pub const Div: char = '/';
     /// `cell %= x`.
-    Rem
+    pub const Rem: char = '%';
     /// `cell &= x`.
-    And
+    pub const And: char = '&';
     /// `cell |= x`.
-    Or
+    pub const Or: char = '|';
     /// `cell ^= x`.
-    Xor
+    pub const Xor: char = '^';
     /// `cell <<= x`.
-    Shl
+    pub const Shl: char = '<';
     /// `cell >>= x`.
-    Shr
+    pub const Shr: char = '>';
     /// `cell = max(cell, x)`.
-    Max
+    pub const Max: char = 'M';
     /// `cell = min(cell, x)`.
-    Min
+    pub const Min: char = 'm';
     /// `cell = x`.
-    Set
+    pub const Set: char = '=';
 }
 
 /// A value that has an operator. Integers wrap around in every build. Shift counts are taken modulo the bits of the type.
@@ -52,7 +46,7 @@ operators! {
     label = "not an operation of `{Self}`",
     note = "convert the operand to the type of the cell (a count of shifts is u32), implement the operator of std::ops for your own type, or write `cell = f(cell)`"
 )]
-pub trait Operate<O, R: Copy = Self>: AtomicValue {
+pub trait Operate<const O: char, R: Copy = Self>: AtomicValue {
     /// The tier if the caller wants no result.
     const TIER: Tier = <Self::Form as Form<Self>>::TIER;
     /// The tier if the caller wants the old or the new value.
@@ -81,7 +75,7 @@ pub trait Operate<O, R: Copy = Self>: AtomicValue {
     }
 }
 
-impl<T: AtomicValue> Operate<Set, T> for T {
+impl<T: AtomicValue> Operate<{ op::Set }, T> for T {
     const TIER: Tier = <T::Form as Form<T>>::SET;
     const TIER_FETCH: Tier = <T::Form as Form<T>>::SET;
     const INSTRUCTED: bool = matches!(<T::Form as Form<T>>::SET, Tier::Native);
@@ -136,7 +130,7 @@ const fn tiers(kind: Kind) -> (Tier, Tier) {
 /// An operator for which there may be an instruction.
 macro_rules! instructed {
     ($value:ident, $atomic:ident, $op:ident, $kind:ident, $fetch:ident, |$old:ident, $operand:ident| $apply:expr) => {
-        impl Operate<$op> for $value {
+        impl Operate<{ op::$op }> for $value {
             const TIER: Tier = tiers(Kind::$kind).0;
             const TIER_FETCH: Tier = tiers(Kind::$kind).1;
             const INSTRUCTED: bool = true;
@@ -163,7 +157,7 @@ macro_rules! instructed {
 /// An operator for which there is no instruction.
 macro_rules! by_callback {
     ($value:ident, $op:ident, $operand_type:ty, |$old:ident, $operand:ident| $apply:expr) => {
-        impl Operate<$op, $operand_type> for $value {
+        impl Operate<{ op::$op }, $operand_type> for $value {
             #[inline(always)]
             fn apply(self, $operand: $operand_type) -> $value {
                 let $old = self;
@@ -246,24 +240,24 @@ of_bool! {
 /// An offset has the operators of its number.
 macro_rules! of_offset {
     ($($op:ident)+) => { $(
-        impl Operate<$op, u64> for Offset {
-            const TIER: Tier = <u64 as Operate<$op>>::TIER;
-            const TIER_FETCH: Tier = <u64 as Operate<$op>>::TIER_FETCH;
+        impl Operate<{ op::$op }, u64> for Offset {
+            const TIER: Tier = <u64 as Operate<{ op::$op }>>::TIER;
+            const TIER_FETCH: Tier = <u64 as Operate<{ op::$op }>>::TIER_FETCH;
             const INSTRUCTED: bool = true;
 
             #[inline(always)]
             fn apply(self, operand: u64) -> Self {
-                Offset(Operate::<$op>::apply(self.0, operand))
+                Offset(Operate::<{ op::$op }>::apply(self.0, operand))
             }
 
             #[inline(always)]
             unsafe fn instruct(at: *mut u64, operand: u64, ordering: Ordering, fetch: bool) -> Self {
                 // SAFETY: caller. The form is the number's.
-                Offset(unsafe { <u64 as Operate<$op>>::instruct(at, operand, ordering, fetch) })
+                Offset(unsafe { <u64 as Operate<{ op::$op }>>::instruct(at, operand, ordering, fetch) })
             }
 
             fn code(operand: u64) -> Option<(OpCode, [u8; 16])> {
-                <u64 as Operate<$op>>::code(operand)
+                <u64 as Operate<{ op::$op }>>::code(operand)
             }
         }
     )+ };
@@ -273,7 +267,7 @@ of_offset!(Add Sub And Or Xor);
 
 macro_rules! by_lock {
     ($($op:ident)+) => { $(
-        impl<T: Operate<$op, R>, R: Copy> Operate<$op, R> for ByLock<T> {
+        impl<T: Operate<{ op::$op }, R>, R: Copy> Operate<{ op::$op }, R> for ByLock<T> {
             #[inline(always)]
             fn apply(self, operand: R) -> Self {
                 ByLock(self.0.apply(operand))

@@ -68,7 +68,7 @@ pub trait Place {
     fn load(&self, ordering: Ordering) -> Self::Done<Self::Value>;
 
     /// Updates the value by an operator.
-    fn operate<O, R: Copy, W: Want<Self::Value>>(&self, operand: R, ordering: Ordering) -> Self::Done<W::Out>
+    fn operate<const O: char, R: Copy, W: Want<Self::Value>>(&self, operand: R, ordering: Ordering) -> Self::Done<W::Out>
     where
         Self::Value: Operate<O, R>;
 
@@ -102,7 +102,7 @@ macro_rules! behind {
             }
 
             #[inline(always)]
-            fn operate<O, R: Copy, W: Want<P::Value>>(&self, operand: R, ordering: Ordering) -> P::Done<W::Out>
+            fn operate<const O: char, R: Copy, W: Want<P::Value>>(&self, operand: R, ordering: Ordering) -> P::Done<W::Out>
             where
                 P::Value: Operate<O, R>,
             {
@@ -141,7 +141,7 @@ pub fn load<P: Place>(place: &P, ordering: Ordering) -> P::Done<P::Value> {
 
 /// The translation of `atomic! { cell += x }` and other operators.
 #[inline(always)]
-pub fn operate<O, W, P, R>(place: &P, operand: R, ordering: Ordering) -> P::Done<W::Out>
+pub fn operate<const O: char, W, P, R>(place: &P, operand: R, ordering: Ordering) -> P::Done<W::Out>
 where
     P: Place,
     R: Copy,
@@ -175,6 +175,6 @@ pub fn attempt<W: Want<P::Value>, P: Place>(
 /// Applies an operator to a value.
 #[doc(hidden)]
 #[inline(always)]
-pub fn apply<O, T: Operate<O, R>, R: Copy>(value: T, operand: R) -> T {
+pub fn apply<const O: char, T: Operate<O, R>, R: Copy>(value: T, operand: R) -> T {
     value.apply(operand)
 }

@@ -246,7 +246,7 @@ impl<E: Element> RemoteCell<E> {
     }
 
     #[cold]
-    fn operate_apart<O, R: Copy, W: Want<E::Value>>(&self, operand: R) -> Result<W::Out>
+    fn operate_apart<const O: char, R: Copy, W: Want<E::Value>>(&self, operand: R) -> Result<W::Out>
     where
         E::Value: Operate<O, R>,
     {
@@ -291,14 +291,14 @@ impl<E: Element> RemoteCell<E> {
     ///
     /// ```
     /// # use doorbell::{Node, Space};
-    /// use doorbell::atomic::{Add, Old, RemoteCell};
+    /// use doorbell::atomic::{Old, RemoteCell, op};
     /// # fn main() -> Result<(), doorbell::Error> {
     /// # let space = Space::heap();
     /// # let owner = Node::builder("started").space(space.clone()).join()?;
     /// # let other = Node::builder("started").space(space).join()?;
     /// # let region = owner.region::<u64>(1)?;
     /// let cell = RemoteCell::open(&other, region.key())?;
-    /// let tickets: Vec<_> = (0..3).map(|_| cell.start::<Add, Old, _>(1)).collect::<Result<_, _>>()?;
+    /// let tickets: Vec<_> = (0..3).map(|_| cell.start::<{ op::Add }, Old, _>(1)).collect::<Result<_, _>>()?;
     /// let tickets: Vec<u64> = tickets.into_iter().map(|ticket| ticket.wait()).collect::<Result<_, _>>()?;
     /// assert_eq!(tickets, [0, 1, 2]);
     /// # Ok(())
@@ -311,7 +311,7 @@ impl<E: Element> RemoteCell<E> {
     /// # Errors
     /// [`Error::Unsupported`] for an operator of the program's own type, which the other node does not know, and for a value
     /// under a lock; [`Error::Full`] if a thousand updates wait at this node to be sent. Otherwise as for an update that waits.
-    pub fn start<O, W, R>(&self, operand: R) -> Result<Operation<Result<W::Out>>>
+    pub fn start<const O: char, W, R>(&self, operand: R) -> Result<Operation<Result<W::Out>>>
     where
         R: Copy,
         E::Value: Operate<O, R>,
@@ -400,7 +400,7 @@ impl<E: Element> Place for RemoteCell<E> {
     }
 
     #[inline(always)]
-    fn operate<O, R: Copy, W: Want<E::Value>>(&self, operand: R, ordering: Ordering) -> Result<W::Out>
+    fn operate<const O: char, R: Copy, W: Want<E::Value>>(&self, operand: R, ordering: Ordering) -> Result<W::Out>
     where
         E::Value: Operate<O, R>,
     {

@@ -50,8 +50,8 @@ macro_rules! rows {
         &[$(Row {
             value: stringify!($of),
             op: stringify!($op),
-            tier: <$of as Operate<super::$op, $operand>>::TIER,
-            tier_fetch: <$of as Operate<super::$op, $operand>>::TIER_FETCH,
+            tier: <$of as Operate<{ super::op::$op }, $operand>>::TIER,
+            tier_fetch: <$of as Operate<{ super::op::$op }, $operand>>::TIER_FETCH,
         }),+] as &[Row]
     };
 }

@@ -294,9 +294,9 @@ fn a_request_does_what_the_expression_does() {
                 let bytes = [start; 16];
                 let (start, operand) = ($of::from_bytes(&bytes), $operand::from_bytes(&[by; 16]));
                 let one = AtomicCell::new(start);
-                let expected: $of = super::operate::<$op, New, _, _>(&one, operand, Ordering::AcqRel);
+                let expected: $of = super::operate::<{ super::op::$op }, New, _, _>(&one, operand, Ordering::AcqRel);
                 let other = AtomicCell::new(start);
-                let request = AtomicRequest::operate::<$op, $operand, $of>(operand, true).unwrap();
+                let request = AtomicRequest::operate::<{ super::op::$op }, $operand, $of>(operand, true).unwrap();
                 let request = AtomicRequest::from_bytes(&request.to_bytes()).unwrap();
                 // SAFETY: a cell of this type.
                 let old = unsafe { request.perform((&raw const other).cast_mut().cast()) };
@@ -321,12 +321,12 @@ fn a_request_does_what_the_expression_does() {
         assert_eq!(atomic! { cell }, Twelve([4, 5, 6]));
     }
     assert_eq!(TypeCode::of::<Large>(), None);
-    assert_eq!(AtomicRequest::operate::<Add, u32, Twelve>(1, true), None);
+    assert_eq!(AtomicRequest::operate::<{ op::Add }, u32, Twelve>(1, true), None);
 }
 
 #[test]
 fn bytes_that_are_no_request_are_none() {
-    let good = AtomicRequest::operate::<Div, u32, u32>(7, true).unwrap().to_bytes();
+    let good = AtomicRequest::operate::<{ op::Div }, u32, u32>(7, true).unwrap().to_bytes();
     assert!(AtomicRequest::from_bytes(&good).is_some());
     for (at, byte) in
         [(0, 15), (0, 255), (1, 0x05), (1, 0x50), (1, 0x21), (1, 0x24), (1, 0x31), (1, 0x42), (2, 2), (3, 1), (7, 1), (8, 0)]

@@ -4,6 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::contract::Reduction;
 use super::number::Number;
+use super::operator::Predefined;
 use super::pass;
 
 /// A value and its place: a rank, a row, or another number of the application.
@@ -28,12 +29,12 @@ pub struct Located<T> {
 }
 
 macro_rules! located {
-    ($($(#[$doc:meta])* $name:ident, $text:literal: $beats:ident, $best:ident;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident $sign:literal, $text:literal: $beats:ident, $best:ident;)*) => {$(
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-        pub struct $name;
+        #[allow(non_upper_case_globals)]
+        pub const $name: Predefined<$sign> = Predefined;
 
-        impl<T: Number> Reduction<Located<T>> for $name {
+        impl<T: Number> Reduction<Located<T>> for Predefined<$sign> {
             const COMMUTATIVE: bool = true;
 
             fn fold(&self, into: &mut [Located<T>], from: &[Located<T>]) {
@@ -69,11 +70,11 @@ located! {
     /// MaxLoc.fold(&mut into, &[Located { value: 5, at: 1 }, Located { value: 9, at: 1 }]);
     /// assert_eq!(into, [Located { value: 5, at: 1 }, Located { value: 9, at: 1 }]);
     /// ```
-    MaxLoc, "maxloc": above, max;
+    MaxLoc '⊤', "maxloc": above, max;
 
     /// The least value and where it is; of equal ones, the smallest place.
     ///
     /// Values are compared as by [`Min`](super::Min): a float that is NaN is ignored, with its place, unless all are, and −0.0 is
     /// less than +0.0. The result is the same, to the bit, in any order.
-    MinLoc, "minloc": below, min;
+    MinLoc '⊥', "minloc": below, min;
 }
