@@ -7,7 +7,8 @@ use crate::measure::{Leg, Place, Plan, Size, Test, pairs};
 use crate::paths::{self, Output};
 use crate::processes::EndRequest;
 use crate::text::{FormArgs, bar, counted, median, word};
-use doorbell::mode::{Dma, Fabric, Found, Machine, Tune};
+use doorbell::mode::{Dma, Fabric};
+use doorbell_engine::tune::{Found, Machine, Tune};
 use serde_json::{Value, json};
 use std::path::Path;
 

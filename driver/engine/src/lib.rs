@@ -39,6 +39,7 @@ pub mod region;
 pub mod sync;
 #[cfg(not(loom))]
 pub mod transfer;
+pub mod tune;
 #[cfg(not(loom))]
 pub mod turn;
 

@@ -405,9 +405,9 @@ fn what_is_tuned_is_kept_where_it_is_told() {
         assert!(line["dma_ns"].as_f64().unwrap() > 0.0 && line["size_bytes"].is_u64(), "{line}");
         assert_eq!(line["ratio"].is_f64(), line["transfer_ns"].is_f64(), "{line}");
     }
-    let kept = doorbell::mode::Tune::read(&path).unwrap();
+    let kept = doorbell_engine::tune::Tune::read(&path).unwrap();
     assert_eq!(serde_json::to_value(&kept.found).unwrap(), last["found"]);
-    assert_eq!(kept.machine, doorbell::mode::Machine::this());
+    assert_eq!(kept.machine, doorbell_engine::tune::Machine::this());
     std::fs::remove_dir_all(directory).unwrap();
 
     let nowhere = doorbell(&["tune"]).env("DOORBELL_TUNE", "off").output().unwrap();

@@ -35,22 +35,21 @@ mod policy;
 mod reason;
 mod receipt;
 mod thresholds;
-mod tune;
 mod what;
 
 pub use links::Links;
 #[cfg(not(loom))]
 pub(crate) use links::NETWORK_LINKS;
 pub use means::Mean;
-pub use modes::Modes;
+#[cfg(not(loom))]
+pub(crate) use modes::Modes;
 #[cfg(not(loom))]
 pub use monitor::{DecisionShown, LatencySum, LinkMeans, LinkShown, ModeAggregate, ModeCounts, ModeMonitor, SIZE_CLASSES};
 pub use policy::{Decision, LinkView, Policy, Question};
 pub use reason::{Reason, Refusal};
 pub use receipt::{MovedBytes, Receipt};
 pub use thresholds::Thresholds;
-pub use tune::{Dma, Found, Machine, Tune, TuneError};
-pub use what::{Call, Fabric, LINKS_MAX, LinkMetrics, Mode, ModeRequest, Protocol};
+pub use what::{Call, Dma, Fabric, LINKS_MAX, LinkMetrics, Mode, ModeRequest, Protocol};
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,8 @@
 //! The policy that comes with Doorbell: limits for queues and memory, and measured lengths.
 
 use super::means::{Kind, Mean, Means, Verdict};
-use super::{Call, Decision, Dma, Fabric, LinkView, Links, Mode, Policy, Protocol, Question, Reason, Receipt, Tune};
+use super::{Call, Decision, Dma, Fabric, LinkView, Links, Mode, Policy, Protocol, Question, Reason, Receipt};
+use crate::tune::Tune;
 use std::time::Duration;
 
 /// Bits of a link's word: too many packets; too much memory in use; too many transfers; the latest chosen link of its kind; a
@@ -112,14 +113,14 @@ impl Thresholds {
         }
     }
 
-    /// As [`new`](Self::new), with the lengths that `doorbell tune` measured on this machine, if it has run. Reads a file: see
-    /// [`Tune::load`].
+    /// As [`new`](Self::new), with the lengths that `doorbell tune` measured on this machine, if it has run. Reads
+    /// small files, so don't call it on the path of messages.
     pub fn tuned() -> Self {
         Tune::load().map_or_else(Self::new, |tune| Self::new().with(&tune))
     }
 
     /// Sets the lengths of a measurement.
-    pub fn with(self, tune: &Tune) -> Self {
+    pub(super) fn with(self, tune: &Tune) -> Self {
         tune.found.iter().fold(self, |policy, found| policy.dma(found.fabric, found.in_region, found.dma))
     }
 

@@ -226,3 +226,13 @@ impl ModeRequest {
             && self.protocol.is_none_or(|protocol| protocol == mode.protocol)
     }
 }
+
+/// The length from which messages are faster by DMA than through a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dma {
+    /// From this many bytes on.
+    From(u64),
+    /// Not at any length.
+    Never,
+}

@@ -1,5 +1,6 @@
-use super::super::{Found, LinkMetrics, Machine, ModeRequest};
+use super::super::{LinkMetrics, ModeRequest};
 use super::*;
+use crate::tune::{Found, Machine};
 use doorbell_fabric::NodeId;
 use proptest::prelude::*;
 

@@ -5,15 +5,12 @@ use std::fmt;
 use super::contract::Reduction;
 use super::pass;
 
-/// A reduction by a function of the application; made by [`by`].
+/// A reduction by a function of the application; made by [`by`], or by [`by_ordered`] if its operands keep their order.
 #[derive(Clone, Copy)]
 pub struct By<F, const COMMUTATIVE: bool = true> {
     name: &'static str,
     f: F,
 }
-
-/// A reduction by a function of the application whose operands keep their order; made by [`by_ordered`].
-pub type ByOrdered<F> = By<F, false>;
 
 /// A reduction by `f`, which is associative and commutative: the order of its operands may be changed.
 ///
@@ -56,7 +53,7 @@ where
 /// then.fold_left(&mut into, &[plus_one]);
 /// assert_eq!(into, [[2, 2]]);
 /// ```
-pub fn by_ordered<T, F>(name: &'static str, f: F) -> ByOrdered<F>
+pub fn by_ordered<T, F>(name: &'static str, f: F) -> By<F, false>
 where
     F: Fn(&T, &T) -> T + Copy + Send + Sync + 'static,
 {

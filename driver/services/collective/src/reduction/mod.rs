@@ -42,7 +42,7 @@ mod pass;
 mod tests;
 
 pub use contract::Reduction;
-pub use custom::{By, ByOrdered, by, by_ordered};
+pub use custom::{By, by, by_ordered};
 pub use located::{Located, MaxLoc, MinLoc};
 pub use number::{Integer, Number};
 pub use operator::{And, LogicalAnd, LogicalOr, LogicalXor, Max, Min, Or, Predefined, Product, Sum, Xor};

@@ -1,7 +1,7 @@
 //! The measurement of `doorbell tune`: the length from which DMA is faster on this machine. It is kept in a file, which is used
 //! only on the machine that it was made on.
 
-use super::Fabric;
+use crate::mode::{Dma, Fabric};
 use doorbell_fabric::world;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
@@ -16,16 +16,6 @@ const FILE: &str = "doorbell/tune.json";
 const BYTES_MOST: u64 = 64 << 10;
 /// The most bytes read of what the system says about itself.
 const SYSTEM_MOST: u64 = 4 << 20;
-
-/// The length from which messages are faster by DMA than through a lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Dma {
-    /// From this many bytes on.
-    From(u64),
-    /// Not at any length.
-    Never,
-}
 
 /// The measured length for a kind of fabric and of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
