@@ -52,9 +52,10 @@ pub mod service {
     //! Services that a program adds: functions of nodes that use packets of a class of their own.
     //!
     //! Pass a [`Service`] to [`NodeBuilder::service`](crate::NodeBuilder::service); threads reach it by a [`ServiceHandle`]. It
-    //! gets the packets of its class, turns with an [`Outbox`], and one call for each peer that is gone. `examples/service` is
-    //! a key-value store made of one.
+    //! gets the packets of its class, turns with an [`Outbox`], and one call for each peer that is gone. Its errors implement
+    //! [`ServiceError`], and so convert into [`Error`](crate::Error). `examples/service` is a key-value store made of one.
 
+    pub use doorbell_engine::error::ServiceError;
     pub use doorbell_engine::message::service::{Class, CloseReason, Gone, Outbox, PeerId, Pushed, Route, Service, Wants};
     pub use doorbell_engine::node::ServiceHandle;
     pub use doorbell_fabric::{PacketKind, Verdict};
@@ -83,15 +84,13 @@ pub use doorbell_atomic as atomic;
 #[cfg(feature = "collective")]
 pub use doorbell_collective::{self as collective, topology};
 #[cfg(feature = "device")]
-pub use doorbell_device::{self as device, Device, DeviceBuilder, DeviceCounts, DeviceEnvelope, DeviceSender, DeviceThread};
-#[cfg(feature = "device")]
-pub use doorbell_engine::error::DeviceFault;
+pub use doorbell_device::{
+    self as device, Device, DeviceBuilder, DeviceCounts, DeviceEnvelope, DeviceError, DeviceSender, DeviceThread,
+};
 #[cfg(feature = "io")]
 pub use doorbell_io as io;
 #[cfg(feature = "lock")]
-pub use doorbell_lock::{
-    self as lock, Accepted, Deadlock, Lock, LockFault, LockGuard, Offer, Shared, SharedGuard, TaskGuard, TryLock,
-};
+pub use doorbell_lock::{self as lock, Accepted, Lock, LockError, LockGuard, Offer, Shared, SharedGuard, TaskGuard, TryLock};
 #[cfg(feature = "atomic")]
 pub use doorbell_macros::atomic;
 #[cfg(feature = "lock")]

@@ -1,16 +1,13 @@
 //! The errors of this crate: texts for people, and fields for programs.
 
-#[cfg(not(loom))]
-mod faults;
-
-#[cfg(not(loom))]
-pub use faults::{Deadlock, DeviceFault, LockFault, NotPerformed, TeamFault};
-
 use doorbell_fabric::{Incarnation, Message, NodeId};
 #[cfg(not(loom))]
 use doorbell_shm::error::ShmError;
 #[cfg(feature = "udp")]
 use doorbell_udp::UdpError;
+use std::any::Any;
+use std::fmt::Display;
+use std::io;
 
 /// The result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -125,49 +122,13 @@ pub enum Error {
         /// The fault.
         why: KeyFault,
     },
-    /// A call on a lock of the lock registry failed.
-    #[cfg(not(loom))]
-    #[error("cannot {operation} the lock '{key}': {why}")]
-    Lock {
-        /// The name of the call.
-        operation: &'static str,
-        /// The name of the lock.
-        key: Box<str>,
+    /// A service failed. [`downcast_ref`](Error::downcast_ref) gives the error of the service's own type.
+    #[error("{}{why}", cannot(.operation))]
+    Service {
+        /// The operation in words, such as "lock the lock 'k'". Empty if `why` needs no such words.
+        operation: Box<str>,
         /// The reason.
-        why: Box<LockFault>,
-    },
-    /// An atomic update did not take place.
-    #[cfg(not(loom))]
-    #[error(transparent)]
-    NotPerformed(NotPerformed),
-    /// Another owner took the lock of a cell in the middle of an update: this node left or was abandoned meanwhile, or another
-    /// process overwrote the lock.
-    #[error(
-        "the lock of a cell in a region of node {node} was lost in the middle of an update: this node left meanwhile, or another process overwrote the lock; read the cell to see whether the update took place"
-    )]
-    LockLost {
-        /// The node that has the region.
-        node: NodeId,
-    },
-    /// The members of a team can't continue together.
-    #[cfg(not(loom))]
-    #[error("cannot {operation}: {why}")]
-    Team {
-        /// The name of the call.
-        operation: &'static str,
-        /// The reason.
-        why: TeamFault,
-    },
-    /// A call about a device failed.
-    #[cfg(not(loom))]
-    #[error("cannot {operation} the device '{device}': {why}")]
-    Device {
-        /// The name of the call.
-        operation: &'static str,
-        /// The name of the device.
-        device: Box<str>,
-        /// The reason.
-        why: Box<DeviceFault>,
+        why: Box<dyn ServiceError>,
     },
     /// The operation is not possible here.
     #[error("cannot {operation}: {why}")]
@@ -238,6 +199,34 @@ pub enum KeyFault {
     OtherNode,
 }
 
+/// An error of one service. Each service has one type of errors, which lies in the service's own crate. It converts into
+/// [`Error::Service`].
+pub trait ServiceError: std::error::Error + Any + Send + Sync {
+    /// Whether the operation may have taken place in spite of the error. See [`Error::certainty`].
+    fn certainty(&self) -> Certainty {
+        Certainty::Unknown
+    }
+
+    /// Whether the same call may succeed later without a change of the program.
+    fn is_retryable(&self) -> bool {
+        false
+    }
+
+    /// The node that the error concerns, if it concerns one.
+    fn node(&self) -> Option<NodeId> {
+        None
+    }
+
+    /// The kind of the [`io::Error`] that a program makes of this error.
+    fn io_kind(&self) -> io::ErrorKind {
+        io::ErrorKind::Other
+    }
+}
+
+fn cannot(operation: &str) -> String {
+    if operation.is_empty() { String::new() } else { format!("cannot {operation}: ") }
+}
+
 fn with_key(node: &Option<NodeId>) -> String {
     node.map_or(String::new(), |node| format!(" with a key of node {node}"))
 }
@@ -247,18 +236,28 @@ fn of(node: &Option<NodeId>) -> String {
 }
 
 impl Error {
+    /// The error of a service's operation, which is given in words.
+    #[cold]
+    pub fn cannot(operation: impl Display, why: impl ServiceError) -> Error {
+        Error::Service { operation: operation.to_string().into(), why: Box::new(why) }
+    }
+
+    /// The error of a service, if this is one, and of type `E`.
+    pub fn downcast_ref<E: ServiceError>(&self) -> Option<&E> {
+        let Error::Service { why, .. } = self else { return None };
+        let why: &dyn Any = &**why;
+        why.downcast_ref()
+    }
+
     /// Whether the same call may succeed later without a change of the program.
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Full { .. } | Error::Timeout { .. } | Error::NoSuchNode { .. } | Error::LoansOut { .. } => true,
-            #[cfg(not(loom))]
-            Error::Team { why: TeamFault::Full { .. }, .. } => true,
+            Error::Service { why, .. } => why.is_retryable(),
             #[cfg(not(loom))]
             Error::Shm(error) => error.is_retryable(),
             #[cfg(feature = "udp")]
             Error::Udp(error) => matches!(**error, UdpError::NoAnswer { .. }),
-            #[cfg(not(loom))]
-            Error::NotPerformed(why) => *why == NotPerformed::Attempts,
             _ => false,
         }
     }
@@ -275,33 +274,12 @@ impl Error {
             | Error::Forked
             | Error::Reentrant { .. }
             | Error::Invalid { .. } => true,
-            #[cfg(not(loom))]
-            Error::NotPerformed(_) => true,
+            Error::Service { why, .. } => return why.certainty(),
             // A message that times out is withdrawn. A collective, a request to another node or a stream has left effects
             // behind.
             Error::Timeout { operation, .. } => MESSAGE_WAITS.contains(operation),
             // A region may be withdrawn in the middle of a long put; all other faults are found before the first byte.
             Error::Key { why, .. } => *why != KeyFault::Stale,
-            #[cfg(not(loom))]
-            Error::Lock { why, .. } => match **why {
-                LockFault::Unknown
-                | LockFault::NotYours(_)
-                | LockFault::AlreadyYours
-                | LockFault::Otherwise(_)
-                | LockFault::Frozen
-                | LockFault::Deadlock(_)
-                | LockFault::InUse(_) => true,
-                LockFault::Destroyed | LockFault::Home(_) => false,
-            },
-            #[cfg(not(loom))]
-            Error::Device { why, .. } => match **why {
-                DeviceFault::Taken { .. }
-                | DeviceFault::Crowded { .. }
-                | DeviceFault::NoLane { .. }
-                | DeviceFault::TooLong { .. }
-                | DeviceFault::TooSmall { .. } => true,
-                DeviceFault::Absent | DeviceFault::Damaged => false,
-            },
             // A waiting call also gets `Closed` when its own node leaves, and its operation may have been pending.
             _ => false,
         };
@@ -316,9 +294,9 @@ impl Error {
             | Error::PeerLeft { node, .. }
             | Error::NoSuchNode { node }
             | Error::Damaged { node }
-            | Error::Severed { node }
-            | Error::LockLost { node } => Some(*node),
+            | Error::Severed { node } => Some(*node),
             Error::Timeout { node, .. } | Error::Key { node, .. } => *node,
+            Error::Service { why, .. } => why.node(),
             _ => None,
         }
     }
@@ -338,17 +316,22 @@ impl From<UdpError> for Error {
     }
 }
 
-impl From<Error> for std::io::Error {
+impl<E: ServiceError> From<E> for Error {
+    #[cold]
+    fn from(error: E) -> Self {
+        Error::Service { operation: Box::default(), why: Box::new(error) }
+    }
+}
+
+impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
-        use std::io::ErrorKind;
+        use io::ErrorKind;
         #[cfg(feature = "udp")]
         if let Error::Udp(error) = error {
             return (*error).into();
         }
         let kind = match &error {
             Error::Full { .. } | Error::LoansOut { .. } => ErrorKind::WouldBlock,
-            #[cfg(not(loom))]
-            Error::Team { why: TeamFault::Full { .. }, .. } => ErrorKind::WouldBlock,
             Error::Timeout { .. } => ErrorKind::TimedOut,
             Error::Cancelled => ErrorKind::Interrupted,
             Error::PeerDied { .. } | Error::PeerLeft { .. } => ErrorKind::ConnectionReset,
@@ -358,26 +341,12 @@ impl From<Error> for std::io::Error {
             Error::Key { .. } => ErrorKind::InvalidInput,
             Error::Truncated { .. } | Error::WrongSize { .. } | Error::Invalid { .. } => ErrorKind::InvalidInput,
             Error::Damaged { .. } => ErrorKind::InvalidData,
-            #[cfg(not(loom))]
-            Error::Lock { why, .. } => match **why {
-                LockFault::Unknown | LockFault::Destroyed => ErrorKind::NotFound,
-                LockFault::NotYours(_) => ErrorKind::PermissionDenied,
-                LockFault::Otherwise(_) | LockFault::Frozen | LockFault::InUse(_) | LockFault::Home(_) => ErrorKind::ResourceBusy,
-                LockFault::AlreadyYours | LockFault::Deadlock(_) => ErrorKind::Deadlock,
-            },
-            #[cfg(not(loom))]
-            Error::Device { why, .. } => match **why {
-                DeviceFault::Absent => ErrorKind::NotFound,
-                DeviceFault::Taken { .. } => ErrorKind::AddrInUse,
-                DeviceFault::Crowded { .. } | DeviceFault::NoLane { .. } => ErrorKind::QuotaExceeded,
-                DeviceFault::TooLong { .. } | DeviceFault::TooSmall { .. } => ErrorKind::InvalidInput,
-                DeviceFault::Damaged => ErrorKind::InvalidData,
-            },
+            Error::Service { why, .. } => why.io_kind(),
             Error::Closed => ErrorKind::NotConnected,
             Error::Unsupported { .. } => ErrorKind::Unsupported,
             _ => ErrorKind::Other,
         };
-        std::io::Error::new(kind, error)
+        io::Error::new(kind, error)
     }
 }
 
@@ -401,9 +370,6 @@ mod tests {
         let node = NodeId(1);
         let timeout = |operation| Error::Timeout { operation, node: None };
         let key = |why| Error::Key { operation: "put", node: Some(node), why };
-        let device = |why| Error::Device { operation: "send to", device: "d".into(), why: Box::new(why) };
-        let lock = |why| Error::Lock { operation: "lock", key: "k".into(), why: Box::new(why) };
-        let team = |why| Error::Team { operation: "allreduce", why };
         let certain = [
             Error::Full { node },
             Error::NoSuchNode { node },
@@ -412,14 +378,11 @@ mod tests {
             Error::Unsupported { operation: "o", why: "w" },
             Error::Forked,
             Error::Reentrant { operation: "put" },
-            Error::NotPerformed(NotPerformed::Declined),
             timeout("send"),
             timeout("recv"),
             timeout("recv_with"),
             key(KeyFault::OutOfRange),
             key(KeyFault::ReadOnly),
-            lock(LockFault::Frozen),
-            device(DeviceFault::TooSmall { len: 2, capacity: 1 }),
         ];
         for error in certain {
             assert_eq!(error.certainty(), Certainty::DidNotHappen, "{error}");
@@ -436,10 +399,6 @@ mod tests {
             Box::new(Message { envelope, bytes: Vec::new() })
         };
         let unknown = [
-            team(TeamFault::Panicked),
-            team(TeamFault::OutOfStep),
-            team(TeamFault::GaveUp { node }),
-            team(TeamFault::Mismatch { node }),
             timeout("allreduce"),
             timeout("a request to an I/O node"),
             timeout("put"),
@@ -454,13 +413,54 @@ mod tests {
             Error::PeerLeft { node, incarnation: Incarnation(1) },
             Error::Damaged { node },
             Error::Severed { node },
-            Error::LockLost { node },
             key(KeyFault::Stale),
-            lock(LockFault::Home("busy".into())),
-            device(DeviceFault::Damaged),
         ];
         for error in unknown {
             assert_eq!(error.certainty(), Certainty::Unknown, "{error}");
         }
+    }
+
+    #[derive(Debug, thiserror::Error, PartialEq)]
+    enum Lamp {
+        #[error("it is broken")]
+        Broken,
+        #[error("it is too hot; wait a minute")]
+        Hot,
+    }
+
+    impl ServiceError for Lamp {
+        fn certainty(&self) -> Certainty {
+            if *self == Lamp::Hot { Certainty::DidNotHappen } else { Certainty::Unknown }
+        }
+
+        fn is_retryable(&self) -> bool {
+            *self == Lamp::Hot
+        }
+
+        fn node(&self) -> Option<NodeId> {
+            (*self == Lamp::Hot).then_some(NodeId(4))
+        }
+
+        fn io_kind(&self) -> io::ErrorKind {
+            io::ErrorKind::BrokenPipe
+        }
+    }
+
+    #[test]
+    fn a_service_decides_what_its_error_means() {
+        let hot = Error::cannot(format_args!("light lamp {}", 3), Lamp::Hot);
+        assert_eq!(hot.to_string(), "cannot light lamp 3: it is too hot; wait a minute");
+        assert_eq!((hot.certainty(), hot.is_retryable(), hot.node()), (Certainty::DidNotHappen, true, Some(NodeId(4))));
+        assert_eq!(hot.downcast_ref(), Some(&Lamp::Hot));
+        assert_eq!(io::Error::from(hot).kind(), io::ErrorKind::BrokenPipe);
+        let broken = Error::from(Lamp::Broken);
+        assert_eq!(broken.to_string(), "it is broken");
+        assert_eq!((broken.certainty(), broken.is_retryable(), broken.node()), (Certainty::Unknown, false, None));
+        assert_eq!(Error::Closed.downcast_ref::<Lamp>(), None);
+    }
+
+    #[test]
+    fn an_error_stays_small_since_each_result_holds_one() {
+        assert!(size_of::<Error>() <= 40, "{}", size_of::<Error>());
     }
 }

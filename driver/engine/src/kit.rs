@@ -3,7 +3,7 @@
 pub use crate::drive::install::Install;
 pub use crate::drive::poller::Progress;
 pub use crate::drive::{Begun, Moment, Shared, Updating, Work};
-pub use crate::error::{Deadlock, DeviceFault, Error, KeyFault, LockFault, Result};
+pub use crate::error::{Certainty, Error, KeyFault, Result, ServiceError};
 pub use crate::memory::table::RegionTable;
 pub use crate::message::locality::Locality;
 pub use crate::message::queue::{Packet, SendQueue};

@@ -1,8 +1,8 @@
 //! Reductions of elements of every size and alignment, and reductions that do what they should not: call a team, hold their thread up, panic.
 
+use doorbell::collective::TeamError;
 use doorbell::collective::reduction::{Sum, by, by_ordered};
 use doorbell::collective::{STARTED_MAX, Team, Value};
-use doorbell::error::TeamFault;
 use doorbell::zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use doorbell::{Error, FabricKind, Match, Node, NodeId, Progress, Space, Wait};
 use doorbell_tests::LOOPBACK;
@@ -273,11 +273,8 @@ fn after_a_reduction_that_panics_a_team_is_shrunk_and_goes_on() {
             });
             let mut xs = [Widest([1; 128]); 3];
             let result = team.allreduce(fragile, &mut xs);
-            let why = match &result {
-                Err(Error::Team { why, .. }) => Some(*why),
-                _ => None,
-            };
-            let told = |why| matches!(why, TeamFault::Panicked | TeamFault::OutOfStep | TeamFault::GaveUp { .. });
+            let why = result.as_ref().err().and_then(Error::downcast_ref);
+            let told = |why: &TeamError| matches!(why, TeamError::Panicked | TeamError::OutOfStep | TeamError::GaveUp { .. });
             assert!(why.is_some_and(told), "{ground:?}: {result:?}");
             let again = team.shrink_until(soon()).unwrap();
             assert_eq!(again.len(), MEMBERS);
@@ -311,7 +308,7 @@ fn no_more_operations_are_begun_than_are_kept() {
                     }
                     assert!(begun.len() <= STARTED_MAX, "there is no bound");
                 };
-                assert!(matches!(error, Error::Team { why: TeamFault::Full { most: STARTED_MAX }, .. }), "{error}");
+                assert_eq!(error.downcast_ref(), Some(&TeamError::Full { most: STARTED_MAX }), "{error}");
                 assert!(error.is_retryable() && begun.len() == STARTED_MAX, "{}", begun.len());
                 meet.wait();
             }

@@ -1,8 +1,8 @@
 //! Members that do not go on: they drop the team, give an operation up, call another operation, or their reduction panics. The errors of the others name them.
 
 use doorbell::collective::Team;
+use doorbell::collective::TeamError;
 use doorbell::collective::reduction::{Max, Sum, by};
-use doorbell::error::TeamFault;
 use doorbell::{Error, FabricKind, Node, NodeId, Progress, Space};
 use doorbell_tests::LOOPBACK;
 use doorbell_tests::patience::{PATIENCE, soon};
@@ -44,8 +44,12 @@ impl Drop for Meets<'_> {
 }
 
 fn is_of(result: Result<(), Error>, node: u16) {
-    let why = TeamFault::GaveUp { node: NodeId(node) };
-    assert!(matches!(&result, Err(Error::Team { why: found, .. }) if *found == why), "{result:?}");
+    assert_eq!(why(&result), Some(&TeamError::GaveUp { node: NodeId(node) }), "{result:?}");
+}
+
+/// The error of the team, if the call failed with one.
+fn why(result: &Result<(), Error>) -> Option<&TeamError> {
+    result.as_ref().err()?.downcast_ref()
 }
 
 #[test]
@@ -114,9 +118,9 @@ fn who_waits_no_longer_tells_the_others() {
 fn members_that_call_different_things_are_told() {
     with_team(2, Progress::Adaptive, PATIENCE, |_, team, _| {
         let result = if team.rank() == 0 { team.barrier() } else { team.allreduce(Sum, &mut [1_u64]) };
-        let Err(Error::Team { why, .. }) = &result else { panic!("{result:?}") };
+        let why = why(&result).unwrap_or_else(|| panic!("{result:?}"));
         let other = NodeId(1 - team.rank() as u16);
-        assert!([TeamFault::Mismatch { node: other }, TeamFault::GaveUp { node: other }].contains(why), "{why:?}");
+        assert!([TeamError::Mismatch { node: other }, TeamError::GaveUp { node: other }].contains(why), "{why:?}");
     });
 }
 
@@ -147,10 +151,8 @@ fn lengths_that_differ_are_told() {
                     let result = with_counts(&team, operation, odd, change, len);
                     meet.wait();
                     let next = team.barrier();
-                    let why = match &result {
-                        Err(Error::Team { why, .. }) => Some(why),
-                        other => other.as_ref().map(|()| None).unwrap(),
-                    };
+                    let why = why(&result);
+                    assert_eq!(why.is_some(), result.is_err(), "operation {operation}: {result:?}");
                     if change == 0 {
                         assert_eq!(why, None);
                         return next.unwrap();
@@ -161,11 +163,11 @@ fn lengths_that_differ_are_told() {
                     let source = if reader == odd { other } else { odd };
                     let of_all = [2, 5].contains(&operation);
                     if NodeId(team.rank() as u16) == reader && !of_all {
-                        assert_eq!(why, Some(&TeamFault::Mismatch { node: source }), "operation {operation}");
+                        assert_eq!(why, Some(&TeamError::Mismatch { node: source }), "operation {operation}");
                     }
                     // Of what all have to say alike all are told, if by nothing else by that one gave up.
                     assert!(!of_all || why.is_some(), "operation {operation}");
-                    let is_told = |why: &TeamFault| matches!(why, TeamFault::Mismatch { .. } | TeamFault::GaveUp { .. });
+                    let is_told = |why: &TeamError| matches!(why, TeamError::Mismatch { .. } | TeamError::GaveUp { .. });
                     assert!(why.is_none_or(is_told), "operation {operation}: {why:?}");
                     assert!(next.is_err(), "the next one fails at all");
                 });
@@ -190,8 +192,7 @@ fn a_reduction_that_panics_ends_its_operation_and_nothing_else() {
                     team.allreduce(fragile, &mut [1; 500])
                 };
                 if rank == 1 {
-                    let is_told = matches!(result, Err(Error::Team { why: TeamFault::Panicked, .. }));
-                    assert!(is_told, "{result:?}");
+                    assert_eq!(why(&result), Some(&TeamError::Panicked), "{result:?}");
                 }
                 // The others have their sums, or were waiting for its part; the next operation they all can't do.
                 assert!(result.is_err() || team.barrier().is_err());
@@ -205,7 +206,7 @@ fn a_reduction_that_panics_ends_its_operation_and_nothing_else() {
 }
 
 fn is_told(result: &Result<(), Error>) -> bool {
-    matches!(result, Err(Error::Team { why: TeamFault::Mismatch { .. } | TeamFault::GaveUp { .. }, .. }))
+    matches!(why(result), Some(TeamError::Mismatch { .. } | TeamError::GaveUp { .. }))
 }
 
 #[test]
@@ -279,7 +280,7 @@ fn a_reduction_that_panics_over_the_network_ends_its_operation_and_nothing_else(
                     });
                     let result = team.allreduce(fragile, &mut [1; 500]);
                     if rank == 1 {
-                        assert!(matches!(result, Err(Error::Team { why: TeamFault::Panicked, .. })), "{result:?}");
+                        assert_eq!(why(&result), Some(&TeamError::Panicked), "{result:?}");
                     }
                     assert!(result.is_err() || team.barrier().is_err());
                     let next = team.shrink_until(soon()).unwrap();

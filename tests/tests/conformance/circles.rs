@@ -1,14 +1,17 @@
 //! Deadlocks of waits for locks: the waiter that closes one is told.
 
 use super::locks::{lock_sound, met, until_waiting, why};
-use doorbell::{Deadlock, Lock, LockFault, Node, Resource, Value};
+use doorbell::{Lock, LockError, Node, OwnerId, Resource, Value};
 use doorbell_tests::patience::{Running, eventually, running, soon};
 use doorbell_tests::world::World;
 use std::sync::{Arc, Barrier};
 
+/// The waiting owners of a deadlock, each with the lock it waits for.
+type Circle = Vec<(OwnerId, String)>;
+
 /// Each node holds a lock and waits for that of the next one, both as this owner. Returns how each wait ended. A node that is told of a deadlock gives
 /// its lock up.
-fn circle<const N: usize>(nodes: &[Node; N], owner: fn(&Lock) -> Lock, one_after_the_other: bool) -> [Option<Deadlock>; N] {
+fn circle<const N: usize>(nodes: &[Node; N], owner: fn(&Lock) -> Lock, one_after_the_other: bool) -> [Option<Circle>; N] {
     let keys: [[Lock; N]; N] = std::array::from_fn(|at| {
         let name = format!("key {at}");
         Lock::open(&nodes[0], &name, Resource::Unnamed).unwrap();
@@ -28,7 +31,7 @@ fn circle<const N: usize>(nodes: &[Node; N], owner: fn(&Lock) -> Lock, one_after
                 let second = match next.lock_until(soon()) {
                     Ok(second) => second,
                     Err(error) => match why::<()>(Err(error)) {
-                        LockFault::Deadlock(circle) => return Some(circle),
+                        LockError::Deadlock { waits } => return Some(waits),
                         other => panic!("{other}"),
                     },
                 };
@@ -52,7 +55,7 @@ fn check_circles<const N: usize>(nodes: &[Node; N]) {
     let last = told[N - 1].as_ref().expect("nobody told the last");
     assert!(told[..N - 1].iter().all(Option::is_none), "{told:?}");
     let expected = (0..N).map(|step| ((N - 1 + step) % N, (N + step) % N));
-    let found: Vec<_> = last.waits.iter().map(|(who, key)| (who.node().index(), key.clone())).collect();
+    let found: Vec<_> = last.iter().map(|(who, key)| (who.node().index(), key.clone())).collect();
     assert_eq!(found, expected.map(|(node, key)| (node, format!("key {key}"))).collect::<Vec<_>>());
     // At once: one of them. Owners are threads, or numbers of the program.
     for owner in [Lock::clone, |key: &Lock| key.with_id(7), Lock::clone] {

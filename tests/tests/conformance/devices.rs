@@ -1,7 +1,7 @@
 //! Devices: a message to a thread id reaches that thread over every fabric.
 
 use doorbell::DeviceSender;
-use doorbell::{Device, DeviceFault, DeviceThread, Error, Node, NodeId};
+use doorbell::{Device, DeviceError, DeviceThread, Error, Node, NodeId};
 use doorbell_tests::patience::{Running, eventually, finishes, running, soon};
 use doorbell_tests::pattern;
 use doorbell_tests::world::World;
@@ -50,11 +50,9 @@ impl Drop for Driving {
     }
 }
 
-fn fault<T: std::fmt::Debug>(result: Result<T, Error>) -> DeviceFault {
-    match result {
-        Err(Error::Device { why, .. }) => *why,
-        other => panic!("{other:?}"),
-    }
+fn fault<T: std::fmt::Debug>(result: Result<T, Error>) -> DeviceError {
+    let error = result.unwrap_err();
+    *error.downcast_ref().unwrap_or_else(|| panic!("{error}"))
 }
 
 /// Receives until all senders have said that they are done. Checks that the messages of each are intact and in order.
@@ -120,7 +118,7 @@ pub fn a_message_that_does_not_fit_is_not_lost(world: &World) {
         let sender = DeviceSender::open(&b, "net").unwrap();
         assert!(sender.message_max() >= LONG);
         let max = sender.message_max();
-        assert_eq!(fault(sender.send(1, 0, &vec![0; max + 1])), DeviceFault::TooLong { len: max + 1, max });
+        assert_eq!(fault(sender.send(1, 0, &vec![0; max + 1])), DeviceError::TooLong { len: max + 1, max });
         sender.send_vectored(1, 7, &[&pattern::bytes(max, 3)]).unwrap();
         sender.send_until(1, 8, &[1, 2, 3], soon()).unwrap();
         sender.flush_until(soon()).unwrap();
@@ -128,7 +126,7 @@ pub fn a_message_that_does_not_fit_is_not_lost(world: &World) {
     });
     let mut short = vec![0; 100];
     for _ in 0..2 {
-        let DeviceFault::TooSmall { len, capacity: 100 } = fault(thread.receive_until(&mut short, soon())) else {
+        let DeviceError::TooSmall { len, capacity: 100 } = fault(thread.receive_until(&mut short, soon())) else {
             panic!("a message in a short buffer")
         };
         assert_eq!(len, device.message_max());
@@ -186,17 +184,17 @@ pub fn a_device_that_is_not_there_is_told(world: &World) {
     let [a, b]: [Node; 2] = world.nodes();
     let driven = driving(&a);
     let other = b.clone();
-    assert_eq!(fault(finishes("to_device", move || DeviceSender::open(&other, "nothing"))), DeviceFault::Absent);
+    assert_eq!(fault(finishes("to_device", move || DeviceSender::open(&other, "nothing"))), DeviceError::Absent);
     drop(driven);
     // It is there while somebody is attached.
     let device = Device::builder(&a, "short").attach().unwrap();
     let taken = device.thread(1).unwrap();
-    let DeviceFault::Taken { thread: 1, owner } = fault(device.thread(1)) else { panic!("an id that is taken") };
+    let DeviceError::Taken { thread: 1, owner } = fault(device.thread(1)) else { panic!("an id that is taken") };
     assert_eq!(owner.node(), a.id());
     drop(taken);
     assert!(device.thread(1).is_ok());
     drop(device);
-    assert_eq!(fault(DeviceSender::open(&a, "short")), DeviceFault::Absent);
+    assert_eq!(fault(DeviceSender::open(&a, "short")), DeviceError::Absent);
 }
 
 pub fn what_was_sent_before_a_thread_came_is_there(world: &World) {

@@ -1,6 +1,6 @@
 //! Locks of the registry: one owner at a time, while nodes wait, give up, leave and die.
 
-use doorbell::{Error, Lock, LockFault, LockGuard, Match, Node, NodeId, Resource, Result, TryLock, Value};
+use doorbell::{Error, Lock, LockError, LockGuard, Match, Node, NodeId, Resource, Result, TryLock, Value};
 use doorbell_tests::in_place::read;
 use doorbell_tests::patience::{Running, briefly, eventually, running, soon, until};
 use doorbell_tests::world::World;
@@ -34,10 +34,9 @@ fn shared<const N: usize>(nodes: &[Node; N], name: &str) -> [Lock; N] {
 
 /// The lock fault of an error. Panics on any other error.
 #[track_caller]
-pub(super) fn why<T>(result: Result<T>) -> LockFault {
+pub(super) fn why<T>(result: Result<T>) -> LockError {
     match result {
-        Err(Error::Lock { why, .. }) => *why,
-        Err(other) => panic!("{other:?}"),
+        Err(error) => error.downcast_ref().cloned().unwrap_or_else(|| panic!("{error}")),
         Ok(_) => panic!("it worked"),
     }
 }
@@ -93,10 +92,10 @@ pub fn a_key_has_one_owner(world: &World) {
     assert_eq!(guard.owner(), a.my_id());
     assert_eq!((a.get().unwrap(), b.get().unwrap()), (Value::Owner(a.my_id()), Value::Owner(a.my_id())));
     assert_eq!(busy(&b), Value::Owner(a.my_id()));
-    assert_eq!(why(b.unlock()), LockFault::NotYours(Value::Owner(a.my_id())));
+    assert_eq!(why(b.unlock()), LockError::NotYours(Value::Owner(a.my_id())));
     assert_eq!(a.get().unwrap(), Value::Owner(a.my_id()), "somebody else unlocked it");
     guard.unlock().unwrap();
-    assert_eq!(why(a.unlock()), LockFault::NotYours(Value::Unlocked));
+    assert_eq!(why(a.unlock()), LockError::NotYours(Value::Unlocked));
 
     let guard = b.try_lock().unwrap().guard().unwrap();
     assert_eq!(a.get().unwrap(), Value::Owner(b.my_id()));
@@ -112,7 +111,7 @@ pub fn a_key_has_one_owner(world: &World) {
 
 pub fn keys_have_names(world: &World) {
     let [a, b] = met(world);
-    assert_eq!(why(Lock::find(&b, "no such key")), LockFault::Unknown);
+    assert_eq!(why(Lock::find(&b, "no such key")), LockError::Unknown);
     let key = Lock::init(&a, "frame", Resource::memory(0x1000..0x2000)).unwrap();
     for node in [&a, &b] {
         let again = Lock::init(node, "frame", Resource::Unnamed).unwrap_err();
@@ -120,7 +119,7 @@ pub fn keys_have_names(world: &World) {
     }
     for name in ["", "a\nb", &"x".repeat(41)] {
         assert!(matches!(Lock::init(&a, name, Resource::Unnamed), Err(Error::Shm(_))), "{name}");
-        assert_eq!(why(Lock::find(&a, name)), LockFault::Unknown);
+        assert_eq!(why(Lock::find(&a, name)), LockError::Unknown);
     }
     let theirs = Lock::open(&b, "frame", Resource::Id(7)).unwrap();
     assert_eq!(theirs.name(), "frame");
@@ -145,29 +144,29 @@ pub fn a_value_is_set_if_it_is_as_expected(world: &World) {
     let (_nodes, [a, b]) = grounds(world);
     let (mine, theirs) = (a.my_id(), b.my_id());
     a.set(None, None).unwrap();
-    assert_eq!(why(a.set(Some(mine), None)), LockFault::Otherwise(Value::Unlocked));
+    assert_eq!(why(a.set(Some(mine), None)), LockError::Otherwise(Value::Unlocked));
     a.set(None, Some(mine)).unwrap();
     assert_eq!(busy(&b), Value::Owner(mine));
-    assert_eq!(why(b.set(None, Some(theirs))), LockFault::Otherwise(Value::Owner(mine)));
-    assert_eq!(why(b.set(None, None)), LockFault::Otherwise(Value::Owner(mine)));
+    assert_eq!(why(b.set(None, Some(theirs))), LockError::Otherwise(Value::Owner(mine)));
+    assert_eq!(why(b.set(None, None)), LockError::Otherwise(Value::Owner(mine)));
     // Nobody sets it to what is another's, nor takes it from another.
-    assert_eq!(why(b.set(Some(mine), Some(theirs))), LockFault::NotYours(Value::Owner(mine)));
-    assert_eq!(why(b.set(Some(mine), None)), LockFault::NotYours(Value::Owner(mine)));
-    assert_eq!(why(b.set(None, Some(mine))), LockFault::NotYours(Value::Owner(mine)));
+    assert_eq!(why(b.set(Some(mine), Some(theirs))), LockError::NotYours(Value::Owner(mine)));
+    assert_eq!(why(b.set(Some(mine), None)), LockError::NotYours(Value::Owner(mine)));
+    assert_eq!(why(b.set(None, Some(mine))), LockError::NotYours(Value::Owner(mine)));
     // Nor does a thread set back what another of its node has.
     let other = a.clone();
     running("another thread", move || {
-        assert_eq!(why(other.set(Some(mine), None)), LockFault::NotYours(Value::Owner(mine)));
-        assert_eq!(why(other.set(Some(mine), Some(other.my_id()))), LockFault::NotYours(Value::Owner(mine)));
+        assert_eq!(why(other.set(Some(mine), None)), LockError::NotYours(Value::Owner(mine)));
+        assert_eq!(why(other.set(Some(mine), Some(other.my_id()))), LockError::NotYours(Value::Owner(mine)));
     })
     .join();
-    assert_eq!(why(a.with_id(9).set(Some(mine), None)), LockFault::NotYours(Value::Owner(mine)));
+    assert_eq!(why(a.with_id(9).set(Some(mine), None)), LockError::NotYours(Value::Owner(mine)));
     assert_eq!(a.get().unwrap(), Value::Owner(mine), "another thread set it back");
     // Within a node it is handed on.
     let user = a.with_id(9).my_id();
     a.set(Some(mine), Some(user)).unwrap();
     assert_eq!(b.get().unwrap(), Value::Owner(user));
-    assert_eq!(why(a.unlock()), LockFault::NotYours(Value::Owner(user)));
+    assert_eq!(why(a.unlock()), LockError::NotYours(Value::Owner(user)));
     a.with_id(9).unlock().unwrap();
     b.set(None, Some(theirs)).unwrap();
     b.set(Some(theirs), None).unwrap();
@@ -182,11 +181,11 @@ pub fn a_program_gives_numbers_of_its_own(world: &World) {
     let id = lock_sound(&seven).keep();
     assert_eq!(b.get().unwrap(), Value::Owner(id));
     assert_eq!([busy(&a), busy(&eight), busy(&b.with_id(7))], [Value::Owner(id); 3]);
-    assert_eq!(why(eight.unlock()), LockFault::NotYours(Value::Owner(id)));
-    assert_eq!(why(b.with_id(7).unlock()), LockFault::NotYours(Value::Owner(id)));
+    assert_eq!(why(eight.unlock()), LockError::NotYours(Value::Owner(id)));
+    assert_eq!(why(b.with_id(7).unlock()), LockError::NotYours(Value::Owner(id)));
     // Whichever thread has the number.
     running("another thread", move || {
-        assert_eq!(why(seven.lock()), LockFault::AlreadyYours);
+        assert_eq!(why(seven.lock()), LockError::AlreadyYours);
         seven.unlock().unwrap();
     })
     .join();
@@ -195,7 +194,7 @@ pub fn a_program_gives_numbers_of_its_own(world: &World) {
     let other = a.clone();
     running("another thread", move || {
         assert_ne!(busy(&other), Value::Owner(other.my_id()));
-        assert!(matches!(why(other.unlock()), LockFault::NotYours(_)));
+        assert!(matches!(why(other.unlock()), LockError::NotYours(_)));
         assert_eq!(held_by(other.lock_until(briefly())), Some(NodeId(0)));
     })
     .join();
@@ -260,9 +259,9 @@ pub fn a_key_is_not_locked_twice(world: &World) {
     let (_nodes, [a]) = grounds(world);
     for key in [a.clone(), a.with_id(5)] {
         let guard = lock_sound(&key);
-        assert_eq!(why(key.lock()), LockFault::AlreadyYours);
-        assert_eq!(why(key.lock_until(soon())), LockFault::AlreadyYours);
-        assert_eq!(why(key.lock_every(Duration::from_millis(1), soon())), LockFault::AlreadyYours);
+        assert_eq!(why(key.lock()), LockError::AlreadyYours);
+        assert_eq!(why(key.lock_until(soon())), LockError::AlreadyYours);
+        assert_eq!(why(key.lock_every(Duration::from_millis(1), soon())), LockError::AlreadyYours);
         assert_eq!(busy(&key), Value::Owner(key.my_id()));
         guard.unlock().unwrap();
         assert_eq!(a.get().unwrap(), Value::Unlocked);
@@ -275,14 +274,14 @@ pub fn the_module_locks_a_key_for_everybody(world: &World) {
     assert_eq!([a.get().unwrap(), b.get().unwrap()], [Value::Module; 2]);
     assert_eq!([busy(&a), busy(&b)], [Value::Module; 2]);
     assert_eq!(held_by(b.lock_until(briefly())), None);
-    assert_eq!(why(b.lock_all(soon())), LockFault::Frozen);
-    assert_eq!(why(a.unlock()), LockFault::NotYours(Value::Module));
+    assert_eq!(why(b.lock_all(soon())), LockError::Frozen);
+    assert_eq!(why(a.unlock()), LockError::NotYours(Value::Module));
     let waiter = waits(&b);
     until_waiting(&a, 1);
     // Any node may call it.
     c.unlock_all().unwrap();
     assert_eq!(waiter.join().unwrap(), None);
-    assert_eq!(why(a.unlock_all()), LockFault::NotYours(Value::Unlocked));
+    assert_eq!(why(a.unlock_all()), LockError::NotYours(Value::Unlocked));
 
     // It stays locked after the node that locked it has left.
     let [na, nb, nc] = nodes;
@@ -328,7 +327,7 @@ pub fn the_module_waits_for_who_is_in(world: &World) {
     eventually("a key that is frozen", || a.facts().unwrap().seen.is_frozen());
     c.unlock_all().unwrap();
     let value = Value::Owner(b.my_id());
-    assert_eq!(why(locking.join()), LockFault::Otherwise(value));
+    assert_eq!(why(locking.join()), LockError::Otherwise(value));
     guard.unlock().unwrap();
 
     // The owner dies.
@@ -358,7 +357,7 @@ pub fn a_key_is_destroyed_when_nobody_uses_it(world: &World) {
     let (nodes, [a, b, c]) = grounds(world);
     c.release().unwrap();
     let stale = b.clone();
-    assert_eq!(why(a.clone().destroy(briefly())), LockFault::InUse(vec![nodes[1].id()]));
+    assert_eq!(why(a.clone().destroy(briefly())), LockError::InUse(vec![nodes[1].id()]));
     drop(lock_sound(&b));
     // Once the last has released it.
     let (all, deadline) = (a.clone(), soon());
@@ -367,25 +366,25 @@ pub fn a_key_is_destroyed_when_nobody_uses_it(world: &World) {
     guard.unlock().unwrap();
     b.release().unwrap();
     destroying.join().unwrap();
-    assert_eq!(why(Lock::find(&nodes[1], "key")), LockFault::Unknown);
+    assert_eq!(why(Lock::find(&nodes[1], "key")), LockError::Unknown);
     for key in [&a, &stale] {
-        assert_eq!(why(key.lock()), LockFault::Destroyed);
-        assert_eq!(why(key.try_lock()), LockFault::Destroyed);
-        assert_eq!(why(key.lock_until(soon())), LockFault::Destroyed);
-        assert_eq!(why(key.unlock()), LockFault::Destroyed);
-        assert_eq!(why(key.get()), LockFault::Destroyed);
-        assert_eq!(why(key.set(None, None)), LockFault::Destroyed);
-        assert_eq!(why(key.lock_all(soon())), LockFault::Destroyed);
-        assert_eq!(why(key.unlock_all()), LockFault::Destroyed);
-        assert_eq!(why(key.facts()), LockFault::Destroyed);
-        assert_eq!(why(key.clone().release()), LockFault::Destroyed);
-        assert_eq!(why(key.clone().destroy(soon())), LockFault::Destroyed);
+        assert_eq!(why(key.lock()), LockError::Destroyed);
+        assert_eq!(why(key.try_lock()), LockError::Destroyed);
+        assert_eq!(why(key.lock_until(soon())), LockError::Destroyed);
+        assert_eq!(why(key.unlock()), LockError::Destroyed);
+        assert_eq!(why(key.get()), LockError::Destroyed);
+        assert_eq!(why(key.set(None, None)), LockError::Destroyed);
+        assert_eq!(why(key.lock_all(soon())), LockError::Destroyed);
+        assert_eq!(why(key.unlock_all()), LockError::Destroyed);
+        assert_eq!(why(key.facts()), LockError::Destroyed);
+        assert_eq!(why(key.clone().release()), LockError::Destroyed);
+        assert_eq!(why(key.clone().destroy(soon())), LockError::Destroyed);
     }
     // Another of that name is another.
     let new = Lock::init(&nodes[2], "key", Resource::Id(2)).unwrap();
-    assert_eq!(why(stale.lock()), LockFault::Destroyed);
+    assert_eq!(why(stale.lock()), LockError::Destroyed);
     let guard = lock_sound(&new);
-    assert_eq!(why(stale.unlock()), LockFault::Destroyed);
+    assert_eq!(why(stale.unlock()), LockError::Destroyed);
     drop(guard);
     // A user that died uses it no more.
     let theirs = Lock::find(&nodes[1], "key").unwrap();
@@ -402,10 +401,10 @@ pub fn who_waits_for_a_key_is_told_that_it_was_destroyed(world: &World) {
     let waiting = [waits(&a), waits(&b)];
     until_waiting(&a, 2);
     // Only the owner may destroy it.
-    assert_eq!(why(b.clone().destroy(briefly())), LockFault::InUse(vec![nodes[0].id()]));
+    assert_eq!(why(b.clone().destroy(briefly())), LockError::InUse(vec![nodes[0].id()]));
     a.clone().destroy(soon()).unwrap();
     for waiter in waiting {
-        assert_eq!(why(waiter.join()), LockFault::Destroyed);
+        assert_eq!(why(waiter.join()), LockError::Destroyed);
     }
     // The guard of the old lock does not touch the lock that takes its place.
     let new = Lock::init(&nodes[0], "key", Resource::Unnamed).unwrap();
@@ -417,7 +416,7 @@ pub fn who_waits_for_a_key_is_told_that_it_was_destroyed(world: &World) {
     let theirs = Lock::find(&nodes[1], "key").unwrap();
     let guard = lock_sound(&theirs);
     theirs.clone().release().unwrap();
-    assert_eq!(why(new.clone().destroy(soon())), LockFault::Otherwise(Value::Owner(guard.owner())));
+    assert_eq!(why(new.clone().destroy(soon())), LockError::Otherwise(Value::Owner(guard.owner())));
     guard.unlock().unwrap();
     new.destroy(soon()).unwrap();
 }

@@ -14,7 +14,7 @@
 
 use doorbell::Device;
 use doorbell::device::DeviceStep::{self, Checked, FromDevice, FromStorage, Header, Locked, Stored, Unlocked, Waited};
-use doorbell::{DeviceFault, DeviceSender, DeviceThread};
+use doorbell::{DeviceError, DeviceSender, DeviceThread};
 use doorbell::{Error, Node};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, briefly, eventually, running, soon, until};
@@ -134,11 +134,10 @@ fn obey(words: &Words, mut thread: DeviceThread) {
                 envelope.tag
             }
             Ok(None) => NOTHING,
-            Err(Error::Device { why, .. }) => match *why {
-                DeviceFault::TooSmall { len: LEN, capacity: 10 } => TOO_SMALL,
-                why => panic!("{why}"),
+            Err(error) => match error.downcast_ref() {
+                Some(DeviceError::TooSmall { len: LEN, capacity: 10 }) => TOO_SMALL,
+                _ => panic!("{error}"),
             },
-            Err(error) => panic!("{error}"),
         };
         words[at::result(id)].store(result, SeqCst);
         words[at::done(id)].store(number + 1, SeqCst);
@@ -337,11 +336,9 @@ fn dual_mode_takes_each_step_in_its_order() {
     each_step_is_taken_in_its_order(Mode::Dual);
 }
 
-fn fault<T: std::fmt::Debug>(result: Result<T, Error>) -> DeviceFault {
-    match result {
-        Err(Error::Device { why, .. }) => *why,
-        other => panic!("{other:?}"),
-    }
+fn fault<T: std::fmt::Debug>(result: Result<T, Error>) -> DeviceError {
+    let error = result.unwrap_err();
+    *error.downcast_ref().unwrap_or_else(|| panic!("{error}"))
 }
 
 fn devices(domain: &Domain) -> usize {
@@ -356,7 +353,7 @@ fn a_thread_id_is_one_threads_at_a_time() {
     let node = Node::builder(domain.name()).join().unwrap();
     let device = Device::builder(&node, "net").attach().unwrap();
     for thread in [1, 2] {
-        let DeviceFault::Taken { thread: taken, owner } = fault(device.thread(thread)) else { panic!("an id that is taken") };
+        let DeviceError::Taken { thread: taken, owner } = fault(device.thread(thread)) else { panic!("an id that is taken") };
         assert!(taken == thread && owner.node() != node.id());
     }
     // Its process dies: the id is free, and what was sent to it in between is there.
@@ -365,7 +362,7 @@ fn a_thread_id_is_one_threads_at_a_time() {
     assert!(compute.processes[0].ended_by(soon()));
     sender.send(1, 7, &[7]).unwrap();
     let mut heir = device.thread(1).unwrap();
-    assert!(matches!(fault(device.thread(2)), DeviceFault::Taken { .. }));
+    assert!(matches!(fault(device.thread(2)), DeviceError::Taken { .. }));
     let mut buf = [0; 8];
     assert_eq!(heir.receive_until(&mut buf, soon()).unwrap().tag, 7);
     drop((sender, heir, device, compute));
@@ -408,10 +405,10 @@ fn ids_that_are_given_up_make_room_for_others() {
     let node = Node::builder(domain.name()).join().unwrap();
     let device = Device::builder(&node, "net").threads(2).attach().unwrap();
     let [one, two] = [1, 2].map(|id| device.thread(id).unwrap());
-    assert_eq!(fault(device.thread(3)), DeviceFault::Crowded { threads: 2 });
+    assert_eq!(fault(device.thread(3)), DeviceError::Crowded { threads: 2 });
     drop(one);
     let three = device.thread(3).unwrap();
-    assert_eq!(fault(device.thread(1)), DeviceFault::Crowded { threads: 2 });
+    assert_eq!(fault(device.thread(1)), DeviceError::Crowded { threads: 2 });
     drop((two, three));
     for id in 10..100 {
         drop(device.thread(id).unwrap());
@@ -442,7 +439,7 @@ fn a_thread_id_goes_from_thread_to_thread() {
             let envelope = moved[thread].receive_until(&mut buf, soon()).unwrap();
             assert_eq!((envelope.thread, envelope.tag), (thread as u32 + 1, tag + round));
         }
-        assert!(matches!(fault(device.thread(1)), DeviceFault::Taken { .. }));
+        assert!(matches!(fault(device.thread(1)), DeviceError::Taken { .. }));
         drop(moved);
         device.thread(1).unwrap();
     }
@@ -488,7 +485,7 @@ fn a_device_goes_with_the_last_process() {
     let _turn = Turn::take();
     let domain = Domain::new("device-last");
     let node = Node::builder(domain.name()).join().unwrap();
-    assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceFault::Absent);
+    assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceError::Absent);
     let compute = Compute::start(&domain, Mode::Dual);
     assert_eq!(devices(&domain), 1);
     let device = Device::builder(&node, "net").attach().unwrap();
@@ -501,9 +498,9 @@ fn a_device_goes_with_the_last_process() {
     let bytes = [0; LEN];
     assert_eq!(
         until("an error", || sender.send_until(1, 0, &bytes, soon()).err().map(|error| fault::<()>(Err(error)))),
-        DeviceFault::Absent
+        DeviceError::Absent
     );
-    assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceFault::Absent);
+    assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceError::Absent);
     drop(sender);
     node.leave().unwrap();
 }
@@ -519,7 +516,7 @@ fn a_device_of_which_all_processes_were_killed_is_removed_or_made_anew() {
         sender.send(1, 1, b"to one who dies").unwrap();
         compute.processes.iter().for_each(Process::kill);
         assert!(compute.processes.iter().all(|process| process.ended_by(soon())));
-        assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceFault::Absent);
+        assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceError::Absent);
         if anew {
             let device = Device::builder(&node, "net").threads(5).attach().unwrap();
             assert_eq!(devices(&domain), 1);
@@ -559,7 +556,7 @@ fn each_sender_has_a_lane_and_a_dead_ones_is_free() {
     let device = Device::builder(&node, "net").senders(3).message_max(LEN).attach().unwrap();
     let sender = DeviceSender::open(&node, "net").unwrap();
     let max = sender.message_max();
-    assert_eq!(fault(sender.send(1, 0, &vec![0; max + 1])), DeviceFault::TooLong { len: max + 1, max });
+    assert_eq!(fault(sender.send(1, 0, &vec![0; max + 1])), DeviceError::TooLong { len: max + 1, max });
     let words = Words::new(1);
     let other = Process::start("device: sender").words(&words).tell("DOMAIN", domain.name()).go();
     // It fills its lane, and waits.
@@ -570,11 +567,11 @@ fn each_sender_has_a_lane_and_a_dead_ones_is_free() {
         sent > 5 && full.swap(sent, SeqCst) == sent
     });
     // One is free, and this node has one already.
-    assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceFault::NoLane { senders: 3 });
+    assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceError::NoLane { senders: 3 });
     other.kill();
     assert!(other.ended_by(soon()));
     let heir = DeviceSender::open(&node, "net").unwrap();
-    assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceFault::NoLane { senders: 3 });
+    assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceError::NoLane { senders: 3 });
     // What the dead one sent is there, whole and in order, and what its heir sends comes behind it.
     let mut thread = device.thread(1).unwrap();
     let mut buf = [0; LEN];

@@ -3,7 +3,7 @@
 use doorbell::Device;
 use doorbell::DeviceSender;
 use doorbell::device::DeviceStep;
-use doorbell::{DeviceFault, Error, Node};
+use doorbell::{DeviceError, Error, Node};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, briefly, eventually, running, soon};
 use std::sync::mpsc::channel;
@@ -13,11 +13,9 @@ fn join(domain: &Domain) -> Node {
     Node::builder(domain.name()).join().unwrap()
 }
 
-fn fault<T: std::fmt::Debug>(result: Result<T, Error>) -> DeviceFault {
-    match result {
-        Err(Error::Device { why, .. }) => *why,
-        other => panic!("expected a fault of the device, got {other:?}"),
-    }
+fn fault<T: std::fmt::Debug>(result: Result<T, Error>) -> DeviceError {
+    let error = result.unwrap_err();
+    *error.downcast_ref().unwrap_or_else(|| panic!("{error}"))
 }
 
 /// A node leaves while one of its threads has the device's lock, and that thread goes on before or after it has left.
@@ -96,12 +94,12 @@ fn senders_are_told_that_their_device_is_gone() {
     let sender = DeviceSender::open(&sending, "net").unwrap();
     sender.send(1, 0, b"while it is there").unwrap();
     drop(device);
-    assert_eq!(fault(sender.send(1, 1, b"nobody")), DeviceFault::Absent);
-    assert_eq!(fault(sender.try_send(1, 1, b"nobody")), DeviceFault::Absent);
+    assert_eq!(fault(sender.send(1, 1, b"nobody")), DeviceError::Absent);
+    assert_eq!(fault(sender.try_send(1, 1, b"nobody")), DeviceError::Absent);
     // Another of the same name is another.
     let device = Device::builder(&attached, "net").attach().unwrap();
     let mut thread = device.thread(1).unwrap();
-    assert_eq!(fault(sender.send(1, 2, b"the former")), DeviceFault::Absent);
+    assert_eq!(fault(sender.send(1, 2, b"the former")), DeviceError::Absent);
     let anew = DeviceSender::open(&sending, "net").unwrap();
     anew.send(1, 3, b"the new one").unwrap();
     assert_eq!(thread.receive_until(&mut [0; 64], soon()).unwrap().tag, 3);
@@ -125,7 +123,7 @@ fn ids_that_nobody_has_keep_no_thread_out() {
     assert_eq!(one.receive_until(&mut buf, soon()).unwrap().tag, 7, "another sender's lane is not held up");
     // All four ids that the device serves are to be had at once.
     let mut others = [2, 3, 4].map(|id| device.thread(id).unwrap());
-    assert_eq!(fault(device.thread(5)), DeviceFault::Crowded { threads: 4 });
+    assert_eq!(fault(device.thread(5)), DeviceError::Crowded { threads: 4 });
     for (thread, id) in others.iter_mut().zip(2..) {
         sender.send(id, id.into(), &[]).unwrap();
         assert_eq!(thread.receive_until(&mut buf, soon()).unwrap().tag, u64::from(id));
@@ -145,7 +143,7 @@ fn a_lane_is_its_new_senders_whatever_the_former_does() {
     let sender = DeviceSender::open(&second, "net").unwrap();
     assert!(matches!(former.send(1, 0, b"gone"), Err(Error::Closed)));
     drop(former);
-    assert_eq!(fault(DeviceSender::open(&third, "net")), DeviceFault::NoLane { senders: 1 });
+    assert_eq!(fault(DeviceSender::open(&third, "net")), DeviceError::NoLane { senders: 1 });
     sender.send(1, 5, b"its own").unwrap();
     assert_eq!(thread.receive_until(&mut [0; 8], soon()).unwrap().tag, 5);
     drop((sender, thread, device));

@@ -2,7 +2,7 @@
 
 use doorbell::Device;
 use doorbell::DeviceSender;
-use doorbell::{DeviceFault, Error, FabricKind, Match, Node, NodeId};
+use doorbell::{DeviceError, FabricKind, Match, Node, NodeId};
 use doorbell_shm::domain::clean;
 use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
@@ -119,8 +119,7 @@ fn a_sender_is_told_when_nobody_feeds_a_device_any_more() {
     sender.flush_until(soon()).unwrap();
     receiver.kill();
     let error = until("an error", || sender.send_until(1, 1, &[0], soon()).err());
-    let Error::Device { why, .. } = &error else { panic!("{error}") };
-    assert_eq!(**why, DeviceFault::Absent);
+    assert_eq!(error.downcast_ref(), Some(&DeviceError::Absent), "{error}");
     drop(sender);
     node.leave().unwrap();
     clean(domain.space(), Some(domain.name()), false).unwrap();

@@ -6,7 +6,7 @@
 
 use doorbell::Device;
 use doorbell::DeviceSender;
-use doorbell::{DeviceFault, DeviceThread, Error, FabricKind, Node, NodeBuilder};
+use doorbell::{DeviceError, DeviceThread, Error, FabricKind, Node, NodeBuilder};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, briefly, running, soon};
 use doorbell_tests::process::{Process, told, told_as};
@@ -84,12 +84,11 @@ fn receive_one(thread: &mut DeviceThread, buf: &mut [u8], random: &mut Random, d
         }
         // A process that leaves does not wait for all its threads.
         Ok(None) | Err(Error::Timeout { .. } | Error::Closed) => None,
-        Err(Error::Device { why, .. }) => match *why {
+        Err(error) => match error.downcast_ref() {
             // It is there still.
-            DeviceFault::TooSmall { len, capacity } if capacity == room && len > room => None,
-            why => panic!("{why}"),
+            Some(DeviceError::TooSmall { len, capacity }) if *capacity == room && *len > room => None,
+            _ => panic!("{error}"),
         },
-        Err(error) => panic!("{error}"),
     }
 }
 

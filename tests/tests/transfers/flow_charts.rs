@@ -1,6 +1,6 @@
 //! The flow charts of the published method, step by step and with its names: a host and two accelerators race for one resource. See docs/locks.md.
 
-use doorbell::{Error, Lock, LockFault, Node, NodeId, Offer, OwnerId, Progress, Resource, Value, Wait};
+use doorbell::{Lock, LockError, Node, NodeId, Offer, OwnerId, Progress, Resource, Value, Wait};
 use doorbell_tests::patience::soon;
 use doorbell_tests::world::{Ground, World};
 use std::sync::Barrier;
@@ -36,7 +36,7 @@ fn dacs_registry_set(key: &Lock, seen: Value, unique_id: Option<OwnerId>) -> boo
     let expected = if let Value::Owner(owner) = seen { Some(owner) } else { None };
     match key.set(expected, unique_id) {
         Ok(()) => true,
-        Err(Error::Lock { why, .. }) if matches!(*why, LockFault::Otherwise(_)) => false,
+        Err(error) if matches!(error.downcast_ref(), Some(LockError::Otherwise(_))) => false,
         Err(error) => panic!("{error}"),
     }
 }

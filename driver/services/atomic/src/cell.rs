@@ -2,13 +2,13 @@
 
 use super::Element;
 use super::Word;
+use super::error::AtomicError;
 use super::form::Form;
 use super::operate::Operate;
 use super::place::{Place, Want};
 use super::tier::Tier;
 use super::value::AtomicValue;
 use super::word::is_taken;
-use doorbell_engine::error::NotPerformed;
 use doorbell_engine::region::elements_of;
 use doorbell_engine::sync::baton::Token;
 use doorbell_engine::{Error, Incarnation, NodeId, Region, Result};
@@ -154,7 +154,7 @@ pub(super) fn done<V>(result: Result<V, NoUpdate<Infallible>>) -> V {
 impl<T: AtomicValue> Place for AtomicCell<T> {
     type Value = T;
     type Done<V> = V;
-    type Tried<V> = Result<V, NotPerformed>;
+    type Tried<V> = Result<V, AtomicError>;
 
     #[inline(always)]
     fn load(&self, ordering: Ordering) -> T {
@@ -183,16 +183,16 @@ impl<T: AtomicValue> Place for AtomicCell<T> {
         attempts: Option<u32>,
         ordering: Ordering,
         callback: impl FnMut(T) -> Option<T>,
-    ) -> Result<W::Out, NotPerformed> {
+    ) -> Result<W::Out, AtomicError> {
         if attempts == Some(0) {
-            return Err(NotPerformed::NoAttempt);
+            return Err(AtomicError::NoAttempt);
         }
         // SAFETY: its own memory.
         let tried = unsafe { T::Form::update(self.form.get(), &Private, attempts, ordering, callback) };
         if let Err(NoUpdate::Attempts) = tried {
-            return Err(NotPerformed::Attempts);
+            return Err(AtomicError::Attempts);
         }
-        done(tried).map(|(old, new)| W::pick(old, || new)).ok_or(NotPerformed::Declined)
+        done(tried).map(|(old, new)| W::pick(old, || new)).ok_or(AtomicError::Declined)
     }
 }
 
@@ -203,7 +203,7 @@ pub struct BySwap<'a, T: AtomicValue>(&'a AtomicCell<T>);
 impl<T: AtomicValue> Place for BySwap<'_, T> {
     type Value = T;
     type Done<V> = V;
-    type Tried<V> = Result<V, NotPerformed>;
+    type Tried<V> = Result<V, AtomicError>;
 
     #[inline(always)]
     fn load(&self, ordering: Ordering) -> T {
@@ -229,7 +229,7 @@ impl<T: AtomicValue> Place for BySwap<'_, T> {
         attempts: Option<u32>,
         ordering: Ordering,
         callback: impl FnMut(T) -> Option<T>,
-    ) -> Result<W::Out, NotPerformed> {
+    ) -> Result<W::Out, AtomicError> {
         self.0.attempt::<W>(attempts, ordering, callback)
     }
 }

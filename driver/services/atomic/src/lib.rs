@@ -8,7 +8,7 @@
 //!
 //! ```
 //! use doorbell::atomic;
-//! use doorbell::atomic::{AtomicCell, NotPerformed};
+//! use doorbell::atomic::{AtomicCell, AtomicError};
 //!
 //! let count = AtomicCell::new(5_u64);
 //! atomic! { count += 2 };
@@ -20,7 +20,7 @@
 //!
 //! // A callback may decline, and attempts may be limited.
 //! let declined = atomic! { old: count -= 1000 if count >= 1000 };
-//! assert_eq!(declined, Err(NotPerformed::Declined));
+//! assert_eq!(declined, Err(AtomicError::Declined));
 //! assert_eq!(atomic! { attempts(3), relaxed: count += 1 }, Ok(()));
 //! ```
 //!
@@ -35,14 +35,14 @@
 //!   not.
 //! - `cell` alone, which reads the value.
 //! - Before a colon: `old` or `new` for the value before or after; an ordering; `attempts(n)`, which is
-//!   [`NotPerformed::NoAttempt`] if `n` is 0.
+//!   [`AtomicError::NoAttempt`] if `n` is 0.
 //!
 //! The cell can be any expression: a variable, a field, an element, a call. Use [`AtomicCell`] for private memory and for a
 //! region of this node, and [`RemoteCell`] for a region of any node.
 //!
 //! # What an update returns
 //! An update of an [`AtomicCell`] returns the requested value, or `()`. With `if` or `attempts` it returns a `Result` with
-//! [`NotPerformed`]. A [`RemoteCell`] may be out of reach, so it always returns a `Result` with
+//! [`AtomicError`]. A [`RemoteCell`] may be out of reach, so it always returns a `Result` with
 //! [`Error`](doorbell_engine::Error).
 //!
 //! # Ordering
@@ -101,6 +101,7 @@ use crate as atomic;
 mod cell;
 mod code;
 mod codes;
+mod error;
 mod form;
 mod operate;
 mod place;
@@ -113,6 +114,7 @@ mod word;
 
 pub use cell::{AtomicCell, BySwap};
 pub use doorbell_macros::AtomicValue;
+pub use error::AtomicError;
 pub use form::{Form, UnderLock, tier};
 #[doc(hidden)]
 pub use form::{FormFor, Room, locked_words, word_bytes};
@@ -129,8 +131,6 @@ pub use value::{Atom, AtomicValue, ByLock, Element, Offset};
 #[doc(hidden)]
 pub use value::{plain_from_word, plain_into_word, read_plain, write_plain};
 pub use word::Word;
-
-pub use doorbell_engine::error::NotPerformed;
 
 #[cfg(test)]
 mod tests;

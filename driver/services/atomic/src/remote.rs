@@ -5,6 +5,7 @@ use super::Word;
 use super::cell::{check_processor, operate_at, update_at};
 use super::code::{AtomicRequest, TypeCode};
 use super::codes::OpCode;
+use super::error::AtomicError;
 use super::form::Form;
 use super::operate::{Operate, bytes};
 use super::place::{Place, Want};
@@ -13,7 +14,6 @@ use super::tier::Tier;
 use super::value::AtomicValue;
 use doorbell_engine::drive::Shared;
 use doorbell_engine::drive::poller::Progress;
-use doorbell_engine::error::NotPerformed;
 use doorbell_engine::memory::cache::{Act, whole};
 use doorbell_engine::memory::key;
 use doorbell_engine::node::operation::{begin, over};
@@ -154,14 +154,16 @@ impl Updater for Member<'_> {
 #[cold]
 fn failed(why: NoUpdate<Error>, member: &Member<'_>) -> Error {
     match why {
-        NoUpdate::Attempts => Error::NotPerformed(NotPerformed::Attempts),
+        NoUpdate::Attempts => AtomicError::Attempts.into(),
         NoUpdate::Stop(error) => error,
         NoUpdate::Nested => {
             let why = "this thread is already updating the same cell, and would deadlock with itself; make one expression of both updates";
             Error::Unsupported { operation: UPDATE.name, why }
         }
         // If this node has left meanwhile, the outcome is unknown, too.
-        NoUpdate::Lost => whole(member.region).err().unwrap_or(Error::LockLost { node: member.region.node() }),
+        NoUpdate::Lost => {
+            whole(member.region).err().unwrap_or_else(|| AtomicError::LockLost { node: member.region.node() }.into())
+        }
     }
 }
 
@@ -272,10 +274,10 @@ impl<E: Element> RemoteCell<E> {
         let mut seen = ask(OpCode::Load, [0; 16], [0; 16])?;
         loop {
             if let Some(left) = &mut attempts {
-                *left = left.checked_sub(1).ok_or(Error::NotPerformed(NotPerformed::Attempts))?;
+                *left = left.checked_sub(1).ok_or(AtomicError::Attempts)?;
             }
             let old = E::Value::from_bytes(&seen);
-            let new = callback(old).ok_or(Error::NotPerformed(NotPerformed::Declined))?;
+            let new = callback(old).ok_or(AtomicError::Declined)?;
             let now = ask(OpCode::CompareSwap, bytes(new), seen)?;
             if now[..of.bytes()] == seen[..of.bytes()] {
                 return Ok(W::pick(old, || new));
@@ -424,14 +426,14 @@ impl<E: Element> Place for RemoteCell<E> {
         callback: impl FnMut(E::Value) -> Option<E::Value>,
     ) -> Result<W::Out> {
         if attempts == Some(0) {
-            return Err(Error::NotPerformed(NotPerformed::NoAttempt));
+            return Err(AtomicError::NoAttempt.into());
         }
         let Way::Mapped(mapped) = &self.way else { return self.update_apart::<W>(attempts, callback) };
         let tried = self.with(mapped, |at, member| {
             // SAFETY: `with` gives a cell of this form.
             unsafe { <E::Value as AtomicValue>::Form::update(at, member, attempts, ordering, callback) }
         })?;
-        tried.map(|(old, new)| W::pick(old, || new)).ok_or(Error::NotPerformed(NotPerformed::Declined))
+        tried.map(|(old, new)| W::pick(old, || new)).ok_or_else(|| AtomicError::Declined.into())
     }
 }
 

@@ -2,6 +2,7 @@
 //! turns the engine.
 
 use super::core::{Core, STARTED_MAX, Synchronisation, Way, check_outside};
+use super::error::TeamError;
 use super::exchange::Exchange;
 use super::memory::Memory;
 use super::state::{Body, Kept, Place, State, Task, Tell, result_of};
@@ -10,7 +11,7 @@ use super::watch::ChannelStep::{Acquired, Available, PointReached, Posted, Synch
 use super::what::What;
 use doorbell_engine::Result;
 use doorbell_engine::drive::poller::Progress;
-use doorbell_engine::error::{Error, TeamFault};
+use doorbell_engine::error::Error;
 use doorbell_engine::sync::baton::Token;
 use doorbell_engine::sync::op::Op;
 use doorbell_engine::sync::wait::Step;
@@ -65,7 +66,7 @@ impl Core {
             // Some of them may be over, and not looked at since.
             self.advance(&mut state);
             if state.waiting() >= STARTED_MAX {
-                return Err(Error::Team { operation: "start a collective", why: TeamFault::Full { most: STARTED_MAX } });
+                return Err(Error::cannot("start a collective", TeamError::Full { most: STARTED_MAX }));
             }
         }
         self.post(&mut state, open, Tell::Op(op.clone(), kept), |number| self.body(what, number))?;

@@ -11,6 +11,7 @@
 //!    have done so, without the application's help; the next look finds the channel available.
 
 use super::apart::Apart;
+use super::error::TeamError;
 use super::exchange::{Exchange, Room};
 use super::memory::{Memory, View};
 use super::net::{Failure, Run};
@@ -19,7 +20,7 @@ use super::watch::ChannelStep::{Acquired, Available, Moved, PointReached, Posted
 use super::watch::{ChannelStats, ChannelStep, Count, Counts, Watch};
 use doorbell_engine::Result;
 use doorbell_engine::drive::Shared;
-use doorbell_engine::error::{Error, TeamFault};
+use doorbell_engine::error::Error;
 use doorbell_engine::message::service::PeerId;
 use doorbell_shm::domain::PeerInbox;
 use std::cell::Cell;
@@ -316,7 +317,7 @@ impl Core {
             let advance = std::panic::AssertUnwindSafe(|| exchange.advance(view, left, room, said));
             match combining(|| std::panic::catch_unwind(advance)) {
                 Ok(result) => result,
-                Err(_) => return Err(Box::new(Error::Team { operation: "combine vectors", why: TeamFault::Panicked })),
+                Err(_) => return Err(Box::new(Error::cannot("combine vectors", TeamError::Panicked))),
             }
         } else {
             exchange.advance(view, left, room, said)
@@ -332,10 +333,10 @@ impl Core {
             let operation = "call a collective";
             match failure {
                 Failure::Mismatch(mismatch) => self.mismatched(mismatch.rank),
-                Failure::Panicked => Box::new(Error::Team { operation, why: TeamFault::Panicked }),
+                Failure::Panicked => Box::new(Error::cannot(operation, TeamError::Panicked)),
                 // If a member is gone, that is the reason.
                 Failure::GivenUp | Failure::Ended { .. } => {
-                    Box::new(self.end().unwrap_or(Error::Team { operation, why: TeamFault::OutOfStep }))
+                    Box::new(self.end().unwrap_or_else(|| Error::cannot(operation, TeamError::OutOfStep)))
                 }
             }
         })
@@ -344,7 +345,7 @@ impl Core {
     #[cold]
     fn mismatched(&self, member: usize) -> Box<Error> {
         let node = self.members[member].node;
-        Box::new(Error::Team { operation: "call a collective", why: TeamFault::Mismatch { node } })
+        Box::new(Error::cannot("call a collective", TeamError::Mismatch { node }))
     }
 
     /// Closes a batch: the synchronisation point follows its last operation.

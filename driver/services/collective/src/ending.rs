@@ -1,10 +1,11 @@
 //! How a team ends: a member is gone, breaks off, or gives an operation up.
 
 use super::core::{Core, Way};
+use super::error::TeamError;
 use super::exchange::Exchange;
 use super::memory::{Farewell, Memory};
 use super::state::{Body, Place, State, Task, Turn, tell};
-use doorbell_engine::error::{Error, TeamFault};
+use doorbell_engine::error::Error;
 use doorbell_engine::message::service::{Gone, PeerId};
 use std::sync::atomic::Ordering;
 
@@ -69,7 +70,7 @@ impl Core {
         match self.broken.load(Ordering::Acquire) {
             0 if self.memory().is_some_and(Memory::is_cut) => Some(Error::Damaged { node: self.members[0].node }),
             0 => None,
-            OUT_OF_STEP => Some(Error::Team { operation: "go on with a team", why: TeamFault::OutOfStep }),
+            OUT_OF_STEP => Some(Error::cannot("go on with a team", TeamError::OutOfStep)),
             word => {
                 let why = match word {
                     word if word & LEFT != 0 => Gone::Left,
@@ -124,7 +125,7 @@ impl Core {
         if self.memory().is_some_and(|memory| memory.has_left(member)) {
             return Error::PeerLeft { node, incarnation };
         }
-        Error::Team { operation: "go on with a team", why: TeamFault::GaveUp { node } }
+        Error::cannot("go on with a team", TeamError::GaveUp { node })
     }
 
     /// Ends all operations that are under way.

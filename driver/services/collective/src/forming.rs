@@ -3,13 +3,14 @@
 use super::apart::Apart;
 use super::builder::{MEMBERS_MAX, TeamBuilder};
 use super::core::{Core, Way, check_outside};
+use super::error::TeamError;
 use super::formation::{Agreement, Next, Note, Stage, lineage_number, team_number};
 use super::memory::{Layout, Memory};
 use super::net::Boxes;
 use super::table::Teams;
 use super::team::{Lineage, Team};
 use doorbell_engine::drive::Shared;
-use doorbell_engine::error::{Error, TeamFault};
+use doorbell_engine::error::Error;
 use doorbell_engine::message::service::PeerId;
 use doorbell_engine::node::shared_of;
 use doorbell_engine::sync::baton::Token;
@@ -35,7 +36,7 @@ impl TeamBuilder {
     /// Forms the team: waits until all members do, until `deadline` at most. Turns this node's engine meanwhile.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; [`Error::PeerDied`] and [`Error::PeerLeft`] of a member that is gone; [`Error::NoSuchNode`]; [`Error::Team`] if another member
+    /// [`Error::Timeout`]; [`Error::PeerDied`] and [`Error::PeerLeft`] of a member that is gone; [`Error::NoSuchNode`]; [`TeamError`] if another member
     /// divides the memory differently; [`Error::Invalid`] for a list without this node, with a node twice, or numbers out of range;
     /// [`Error::Shm`] if there is no room; [`Error::Closed`],
     /// [`Error::Forked`], [`Error::Severed`], [`Error::Reentrant`].
@@ -159,7 +160,7 @@ impl Team {
         shrinks: bool,
     ) -> Result<Team> {
         if !Agreement::may_begin_by(attempt) {
-            return Err(Error::Team { operation: OPERATION, why: TeamFault::OutOfStep });
+            return Err(Error::cannot(OPERATION, TeamError::OutOfStep));
         }
         let node = builder.node.clone();
         let shared = shared_of(&node);
@@ -276,9 +277,9 @@ impl Forming<'_> {
                 Next::Done => return self.finish(),
                 Next::Layout(at) => {
                     let node = self.lineage.list[at].node;
-                    return Err(Error::Team { operation: OPERATION, why: TeamFault::Mismatch { node } });
+                    return Err(Error::cannot(OPERATION, TeamError::Mismatch { node }));
                 }
-                Next::Out => return Err(Error::Team { operation: OPERATION, why: TeamFault::OutOfStep }),
+                Next::Out => return Err(Error::cannot(OPERATION, TeamError::OutOfStep)),
             }
             let most = world::now() + Duration::from_millis(25);
             let until = deadline.map_or(most, |deadline| deadline.min(most));

@@ -19,6 +19,7 @@ mod call;
 mod combine;
 mod core;
 mod ending;
+mod error;
 mod exchange;
 mod formation;
 mod forming;
@@ -40,6 +41,7 @@ mod what;
 
 pub use builder::{CHANNELS_MAX, MEMBERS_MAX, SLOT_MAX, SLOT_MIN, TeamBuilder};
 pub use core::{STARTED_MAX, Synchronisation};
+pub use error::TeamError;
 pub use net::Algorithm;
 pub use started::Batch;
 pub use team::Team;

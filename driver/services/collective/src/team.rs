@@ -35,8 +35,8 @@ pub(super) struct Lineage {
 ///
 /// - [`Error::PeerDied`] and [`Error::PeerLeft`], with the member, when one is gone. Every other member gets it, at the latest from its next operation. After that the
 ///   team can only be [shrunk](Self::shrink).
-/// - [`Error::Team`] if members called different operations, if the team is out of step because a member gave up, or if too many operations are under way
-///   ([`TeamFault::Full`]).
+/// - [`TeamError`] if members called different operations, if the team is out of step because a member gave up, or if too many operations are under way
+///   ([`TeamError::Full`]).
 /// - [`Error::Timeout`] if the team has a [timeout](TeamBuilder::patience).
 /// - [`Error::Invalid`] for a root that is no rank, lengths that don't fit, or elements that can't be combined.
 /// - [`Error::Damaged`] if the team's memory was truncated.
@@ -44,8 +44,8 @@ pub(super) struct Lineage {
 ///
 /// [`Error::PeerDied`]: doorbell_engine::Error::PeerDied
 /// [`Error::PeerLeft`]: doorbell_engine::Error::PeerLeft
-/// [`Error::Team`]: doorbell_engine::Error::Team
-/// [`TeamFault::Full`]: doorbell_engine::error::TeamFault::Full
+/// [`TeamError`]: crate::TeamError
+/// [`TeamError::Full`]: crate::TeamError::Full
 /// [`Error::Timeout`]: doorbell_engine::Error::Timeout
 /// [`Error::Invalid`]: doorbell_engine::Error::Invalid
 /// [`Error::Damaged`]: doorbell_engine::Error::Damaged

@@ -1,7 +1,8 @@
 //! One attachment of this process to a device.
 
+use super::error::{DeviceError, fault};
 use super::watch::Watch;
-use doorbell_engine::kit::{DeviceFault, Error, PeerId, Shared};
+use doorbell_engine::kit::{Error, PeerId, Shared};
 use doorbell_shm::device::{Dead, this_thread};
 use doorbell_shm::domain::DeviceSegment;
 use doorbell_shm::keys::OwnerId;
@@ -19,7 +20,7 @@ pub struct Inner {
 }
 
 impl Inner {
-    pub fn fault(&self, operation: &'static str, why: DeviceFault) -> Error {
+    pub fn fault(&self, operation: &'static str, why: DeviceError) -> Error {
         fault(operation, self.segment.name(), why)
     }
 
@@ -58,9 +59,4 @@ impl Drop for Inner {
             (self.leave)(&self.shared);
         }
     }
-}
-
-/// The error of a call on a device.
-pub fn fault(operation: &'static str, device: &str, why: DeviceFault) -> Error {
-    Error::Device { operation, device: device.into(), why: Box::new(why) }
 }

@@ -131,7 +131,7 @@ impl Device {
     /// use the value, one at a time. Waits for the device's lock, which is held for the length of a copy.
     ///
     /// # Errors
-    /// [`Error::Device`](doorbell_engine::Error::Device): a living thread has this id, or the device serves as many threads as it can. [`Error::Timeout`](doorbell_engine::Error::Timeout): the
+    /// [`DeviceError`](crate::DeviceError): a living thread has this id, or the device serves as many threads as it can. [`Error::Timeout`](doorbell_engine::Error::Timeout): the
     /// lock was not free within two seconds.
     pub fn thread(&self, id: u32) -> Result<DeviceThread> {
         DeviceThread::attach(self.inner.clone(), id)

@@ -1,10 +1,10 @@
 //! Sending to a device on another machine: the thread hands the message to the engine, and drives it until the message has left.
 
-use super::attachment::fault;
 use super::envelope::Parts;
+use super::error::{DeviceError, fault};
 use super::net::{Devices, Dropped, Far};
 use super::sender::SEND;
-use doorbell_engine::kit::{DeviceFault, Error, Result, Shared, Token, world};
+use doorbell_engine::kit::{Error, Result, Shared, Token, world};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::{Arc, PoisonError};
@@ -44,7 +44,7 @@ impl FarLane {
             }
             found => {
                 let _ = shared.call(SEND, |devices: &mut Devices| devices.close(stream));
-                Err(found.err().unwrap_or_else(|| fault(SEND, name, DeviceFault::Absent)))
+                Err(found.err().unwrap_or_else(|| fault(SEND, name, DeviceError::Absent)))
             }
         }
     }

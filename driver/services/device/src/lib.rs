@@ -30,6 +30,7 @@
 mod attachment;
 mod device;
 mod envelope;
+mod error;
 mod far;
 mod net;
 mod sender;
@@ -38,6 +39,7 @@ mod watch;
 
 pub use device::{Device, DeviceBuilder};
 pub use envelope::{DeviceCounts, DeviceEnvelope};
+pub use error::DeviceError;
 pub use sender::DeviceSender;
 pub use thread::DeviceThread;
 pub use watch::{DeviceEvent, DeviceStep};

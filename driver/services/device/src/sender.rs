@@ -1,11 +1,9 @@
 //! Sending to the threads of a device.
 
-use super::attachment::fault;
 use super::envelope::{Parts, length};
+use super::error::{DeviceError, fault};
 use super::far::FarLane;
-use doorbell_engine::kit::{
-    DeviceFault, Error, Locality, Moment, Node, PeerId, Progress, Result, Shared, Token, Work, shared_of,
-};
+use doorbell_engine::kit::{Error, Locality, Moment, Node, PeerId, Progress, Result, Shared, Token, Work, shared_of};
 use doorbell_shm::device::{NoWrite, Writer};
 use doorbell_shm::domain::DeviceSegment;
 use std::cell::{Cell, RefCell};
@@ -45,7 +43,7 @@ impl DeviceSender {
     /// waits up to five seconds for a node that serves the device.
     ///
     /// # Errors
-    /// [`Error::Device`]: no living process is attached to a device of this name, or the device has no lane left for this node.
+    /// [`DeviceError`]: no living process is attached to a device of this name, or the device has no lane left for this node.
     pub fn open(node: &Node, name: &str) -> Result<Self> {
         let shared = shared_of(node).clone();
         shared.check()?;
@@ -55,7 +53,7 @@ impl DeviceSender {
                 Locality::Near(Box::new(Lane { segment, writer, work: shared.new_work(), vain: Cell::new(0) }))
             }
             None if shared.has_network() => Locality::Far(FarLane::open(&shared, name)?),
-            None => return Err(fault(SEND, name, DeviceFault::Absent)),
+            None => return Err(fault(SEND, name, DeviceError::Absent)),
         };
         Ok(Self { shared, name: name.into(), way })
     }
@@ -77,7 +75,7 @@ impl DeviceSender {
     /// the network, on its way there. While there is no room, it waits without limit and drives the engine.
     ///
     /// # Errors
-    /// [`Error::Device`]: the message is too long, no living process is attached any more, or the lane was damaged. The message
+    /// [`DeviceError`]: the message is too long, no living process is attached any more, or the lane was damaged. The message
     /// was not sent then; over the network, earlier messages on their way may be lost, too.
     pub fn send(&self, thread: u32, tag: u64, bytes: &[u8]) -> Result<()> {
         self.send_parts(thread, tag, &[bytes], None)
@@ -208,16 +206,16 @@ impl DeviceSender {
         if lane.segment.view().attached().any(|(node, incarnation)| membership.is_living(node, incarnation)) {
             return Ok(());
         }
-        Err(fault(SEND, self.name(), DeviceFault::Absent))
+        Err(fault(SEND, self.name(), DeviceError::Absent))
     }
 
     #[cold]
     fn refused(&self, why: NoWrite, len: usize) -> Error {
         let max = self.message_max();
         let why = match why {
-            NoWrite::TooLong => DeviceFault::TooLong { len, max },
-            NoWrite::Ended => DeviceFault::Absent,
-            NoWrite::Full | NoWrite::Broken => DeviceFault::Damaged,
+            NoWrite::TooLong => DeviceError::TooLong { len, max },
+            NoWrite::Ended => DeviceError::Absent,
+            NoWrite::Full | NoWrite::Broken => DeviceError::Damaged,
         };
         fault(SEND, self.name(), why)
     }
@@ -231,7 +229,7 @@ fn claim(shared: &Shared, segment: &DeviceSegment) -> Result<Writer> {
     })
     .ok_or_else(|| {
         let senders = segment.geometry().senders;
-        fault(SEND, segment.name(), DeviceFault::NoLane { senders })
+        fault(SEND, segment.name(), DeviceError::NoLane { senders })
     })
 }
 

@@ -2,8 +2,9 @@
 
 use super::attachment::Inner;
 use super::envelope::DeviceEnvelope;
+use super::error::DeviceError;
 use super::watch::DeviceStep;
-use doorbell_engine::kit::{CHECK_EVERY, DeviceFault, Error, Moment, Payload, Progress, Result, Token, Updating, Work, world};
+use doorbell_engine::kit::{CHECK_EVERY, Error, Moment, Payload, Progress, Result, Token, Updating, Work, world};
 use doorbell_shm::clock;
 use doorbell_shm::device::{Dead, Header, Held, Received, View, this_thread};
 use doorbell_shm::keys::{OwnerId, Seen};
@@ -90,10 +91,10 @@ impl DeviceThread {
         };
         match attached {
             Some(Ok(slot)) => Ok(slot),
-            Some(Err(owner)) => Err(inner.fault(OPERATION, DeviceFault::Taken { thread: id, owner })),
+            Some(Err(owner)) => Err(inner.fault(OPERATION, DeviceError::Taken { thread: id, owner })),
             None => {
                 let threads = inner.segment.geometry().threads;
-                Err(inner.fault(OPERATION, DeviceFault::Crowded { threads }))
+                Err(inner.fault(OPERATION, DeviceError::Crowded { threads }))
             }
         }
     }
@@ -112,7 +113,7 @@ impl DeviceThread {
     /// Receives the next message for this thread id into `buf`. Waits without limit.
     ///
     /// # Errors
-    /// [`DeviceFault::TooSmall`]: `buf` is shorter than the message, which is kept: call again with a longer buffer. The node
+    /// [`DeviceError::TooSmall`]: `buf` is shorter than the message, which is kept: call again with a longer buffer. The node
     /// has left, or the device was damaged.
     pub fn receive(&mut self, buf: &mut [u8]) -> Result<DeviceEnvelope> {
         self.wait(buf, None)
@@ -181,7 +182,7 @@ impl DeviceThread {
 
     #[cold]
     fn too_small(&self, len: usize, capacity: usize) -> Error {
-        self.inner.fault(RECEIVE, DeviceFault::TooSmall { len, capacity })
+        self.inner.fault(RECEIVE, DeviceError::TooSmall { len, capacity })
     }
 
     /// The steps (a) to (f), once.
@@ -210,7 +211,7 @@ impl DeviceThread {
         drop(held);
         self.note(DeviceStep::Unlocked);
         if self.inner.segment.is_cut() {
-            return Err(self.inner.fault(RECEIVE, DeviceFault::Damaged));
+            return Err(self.inner.fault(RECEIVE, DeviceError::Damaged));
         }
         Ok(match received {
             Received::Message(header, _) => Got::Message(envelope(&header)),
@@ -317,7 +318,7 @@ impl DeviceThread {
         inner.shared.check_long_wait(me)?;
         let view = inner.segment.view();
         if inner.segment.is_cut() {
-            return Err(inner.fault(RECEIVE, DeviceFault::Damaged));
+            return Err(inner.fault(RECEIVE, DeviceError::Damaged));
         }
         // One thread of the device at a time sweeps, but any thread may take the lock of a dead owner.
         let seen = view.lock_seen();

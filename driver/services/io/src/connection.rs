@@ -2,9 +2,8 @@
 
 use super::way::{Letter, Mailbox, Outlet};
 use super::wire::{AT_END, HEAD, IN_MESSAGE, INLINE_MAX, Op, ROOM, Reply, Request, VERSION, Welcome, tag};
-use doorbell_engine::kit::{
-    DeviceFault, Error, Key, KeyFault, Node, NodeId, Peer, PeerId, ReadWrite, Result, Token, shared_of, world,
-};
+use doorbell_device::DeviceError;
+use doorbell_engine::kit::{Error, Key, KeyFault, Node, NodeId, Peer, PeerId, ReadWrite, Result, Token, shared_of, world};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
@@ -410,9 +409,9 @@ impl Connection {
     #[cold]
     fn fail(&mut self, error: Error) -> io::Error {
         self.broken = true;
-        match error {
-            Error::Device { ref why, .. } if matches!(**why, DeviceFault::Absent) => over(self.server.node, Over::NoMore),
-            error => error.into(),
+        match error.downcast_ref() {
+            Some(DeviceError::Absent) => over(self.server.node, Over::NoMore),
+            _ => error.into(),
         }
     }
 }
@@ -478,16 +477,12 @@ fn over(server: NodeId, why: Over) -> io::Error {
 
 #[cold]
 fn no_server(server: NodeId, error: Error) -> io::Error {
-    let why = match &error {
-        Error::Device { why, .. } => **why,
-        _ => return error.into(),
-    };
-    match why {
-        DeviceFault::Absent => {
+    match error.downcast_ref() {
+        Some(DeviceError::Absent) => {
             let what = format!("node {server} serves no files; start `doorbell io serve` there");
             io::Error::new(io::ErrorKind::NotFound, what)
         }
-        DeviceFault::NoLane { .. } | DeviceFault::Crowded { .. } => Errno::USERS.into(),
+        Some(DeviceError::NoLane { .. } | DeviceError::Crowded { .. }) => Errno::USERS.into(),
         _ => error.into(),
     }
 }

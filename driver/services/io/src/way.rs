@@ -4,8 +4,8 @@
 //! so a reply goes straight into its memory, whichever other threads of that node wait.
 
 use super::wire::{HEAD, ROOM, thread_of};
-use doorbell_device::{Device, DeviceEnvelope, DeviceSender, DeviceThread};
-use doorbell_engine::kit::{DeviceFault, Error, Node, NodeId, PeerId, Result, Token, shared_of, world};
+use doorbell_device::{Device, DeviceEnvelope, DeviceError, DeviceSender, DeviceThread};
+use doorbell_engine::kit::{Error, Node, NodeId, PeerId, Result, Token, shared_of, world};
 use std::time::{Duration, Instant};
 
 /// The thread id of a server.
@@ -109,17 +109,14 @@ impl Mailbox {
 
     #[cold]
     fn nothing(&mut self, error: Error) -> Result<Option<Letter>> {
-        match &error {
-            Error::Timeout { .. } => return Ok(None),
-            Error::Device { why, .. } => {
-                // Longer than any valid message: taken, and dropped.
-                if let DeviceFault::TooSmall { len, .. } = **why {
-                    return self.thread.try_receive(&mut vec![0; len]).map(|_| None);
-                }
-            }
-            _ => {}
+        if let Error::Timeout { .. } = error {
+            return Ok(None);
         }
-        Err(error)
+        match error.downcast_ref() {
+            // Longer than any valid message: taken, and dropped.
+            Some(DeviceError::TooSmall { len, .. }) => self.thread.try_receive(&mut vec![0; *len]).map(|_| None),
+            _ => Err(error),
+        }
     }
 }
 

@@ -1,11 +1,11 @@
 //! Locks of a registry elsewhere: how a node finds the coordinator, becomes it, and sends requests to it.
 
-use super::fault::{PATIENCE, fault, odd};
+use super::error::{LockError, PATIENCE, fault, odd};
 use super::home::{destroy, perform};
 use super::service::{Locks, locks};
 use super::wait::Want;
 use super::wire::{self, Answer, Ask, At, Deed, Entry, Home, Tell, Trouble};
-use doorbell_engine::kit::{Error, Locality, LockFault, Node, Op, Outcome, PeerId, Priority, Progress};
+use doorbell_engine::kit::{Error, Locality, Node, Op, Outcome, PeerId, Priority, Progress};
 use doorbell_engine::kit::{Result, Shared, Token, shared_of, world};
 use doorbell_shm::domain::{OpenKey, Restored};
 use doorbell_shm::error::ShmError;
@@ -94,7 +94,7 @@ impl FarKey {
     pub fn unlock(&self, shared: &Shared, me: OwnerId) -> Result<()> {
         let is_mine = locks(shared, "unlock", |locks| locks.mail.note_unlocked(&self.name, me.bits()))?;
         match self.do_deed(shared, "unlock", Deed::Unlock { me: me.bits() }, None) {
-            Err(Error::Lock { why, .. }) if is_mine && matches!(*why, LockFault::NotYours(_)) => Ok(()),
+            Err(error) if is_mine && matches!(error.downcast_ref(), Some(LockError::NotYours(_))) => Ok(()),
             done => done.map(drop),
         }
     }
@@ -480,9 +480,9 @@ pub(super) fn open_key(node: &Node, operation: &'static str, name: &str, make: O
             let membership = shared.membership_arc();
             let place = match make {
                 Some(resource) => membership.init_key(name, resource, world::now() + PATIENCE)?,
-                None => membership.find_key(name).ok_or_else(|| fault(operation, name, LockFault::Unknown))?,
+                None => membership.find_key(name).ok_or_else(|| fault(operation, name, LockError::Unknown))?,
             };
-            let key = OpenKey::new(membership, place).ok_or_else(|| fault(operation, name, LockFault::Destroyed))?;
+            let key = OpenKey::new(membership, place).ok_or_else(|| fault(operation, name, LockError::Destroyed))?;
             key.get().set_user(node.id(), true);
             Ok(Opened::Near(key))
         }

@@ -1,8 +1,8 @@
 //! The guard of a held lock.
 
-use super::fault::fault;
+use super::error::{LockError, fault};
 use super::key::Lock;
-use doorbell_engine::kit::{Error, LockFault, Result};
+use doorbell_engine::kit::{Error, Result};
 use doorbell_shm::keys::{OwnerId, Value};
 use std::marker::PhantomData;
 
@@ -38,7 +38,7 @@ impl<'a> LockGuard<'a> {
     /// Reports that the resource is sound again. Has no effect if it was sound. May wait for the coordinator's reply.
     ///
     /// # Errors
-    /// [`Error::Lock`] if the lock was destroyed, or another process took it against the rules.
+    /// [`LockError`]: the lock was destroyed, or another process took it against the rules.
     pub fn mark_repaired(&mut self) -> Result<()> {
         self.key.repair(self.me)?;
         self.dead = 0;
@@ -48,7 +48,7 @@ impl<'a> LockGuard<'a> {
     /// Unlocks, and reports whether the caller still owned the lock. May wait for the coordinator's reply; a drop does not.
     ///
     /// # Errors
-    /// [`Error::Lock`]: the lock was destroyed, or another process took it against the rules.
+    /// [`LockError`]: the lock was destroyed, or another process took it against the rules.
     pub fn unlock(self) -> Result<()> {
         let unlocked = self.key.release_as(self.me);
         std::mem::forget(self);
@@ -86,16 +86,14 @@ pub(super) fn drop_slowly(key: &Lock, me: OwnerId) {
 #[cold]
 fn complain(key: &Lock, error: &Error) {
     // Leaving the domain and destroying the lock end the ownership anyway.
-    if !matches!(error, Error::Lock { why, .. } if **why == LockFault::Destroyed)
-        && !matches!(error, Error::Closed | Error::Forked)
-    {
+    if error.downcast_ref() != Some(&LockError::Destroyed) && !matches!(error, Error::Closed | Error::Forked) {
         tracing::warn!(%error, key = key.name(), "could not unlock");
     }
 }
 
 /// The error for a lock that the caller does not own.
 pub(super) fn not_yours(key: &Lock, seen: doorbell_shm::keys::Seen) -> Error {
-    fault("unlock", key.name(), LockFault::NotYours(seen.value()))
+    fault("unlock", key.name(), LockError::NotYours(seen.value()))
 }
 
 /// The result of an attempt to lock.

@@ -10,12 +10,12 @@
 //! A node does not believe a peer that calls itself coordinator: it asks all others (`away.rs`). So a lying peer can't be a
 //! second coordinator beside a living one.
 
+use super::error::{LockError, PATIENCE};
 use super::far::{answer_waiting, find_coordinator, init_for, send_answer};
-use super::fault::PATIENCE;
 use super::mail::{Mail, Received};
 use super::wait::Want;
 use super::wire::{self, Answer, Ask, At, Deed, ENTRIES_MAX, Entry, Facts, Home, Tell, Trouble};
-use doorbell_engine::kit::{BlockingPool, Customer, Error, LockFault, PeerId, Shared, world};
+use doorbell_engine::kit::{BlockingPool, Customer, PeerId, Shared, world};
 use doorbell_shm::domain::{Key, Membership, OpenKey};
 use doorbell_shm::error::ShmError;
 use doorbell_shm::keys::{KEYS_MAX, LockFacts, OwnerId, Resource, Seen, waiting};
@@ -376,8 +376,7 @@ impl Registry {
             let taken = Want { shared, key: key.get(), name: &name, me, withdrawn: Some(&withdrawn) }.wait(None);
             let answer = match &taken {
                 Ok(taken) => Answer::taken(key.get(), taken.damaged),
-                Err(Error::Lock { why, .. }) => Answer::Trouble((&**why).into()),
-                Err(_) => Answer::Withdrawn,
+                Err(error) => error.downcast_ref::<LockError>().map_or(Answer::Withdrawn, |why| Answer::Trouble(why.into())),
             };
             let is_wanted = answer_waiting(shared, peer, id, &answer);
             if taken.is_ok() && !is_wanted {
@@ -403,9 +402,9 @@ impl Registry {
         self.membership.seat().map(|(term, _)| term)
     }
 
-    fn key(&self, at: &At) -> Result<OpenKey, LockFault> {
+    fn key(&self, at: &At) -> Result<OpenKey, LockError> {
         let place = if Some(at.term) == self.term() { Some(at.place()) } else { self.membership.find_key(&at.name) };
-        place.and_then(|place| OpenKey::new(self.membership.clone(), place)).ok_or(LockFault::Destroyed)
+        place.and_then(|place| OpenKey::new(self.membership.clone(), place)).ok_or(LockError::Destroyed)
     }
 
     /// The node that this node agreed to as coordinator, for as long as the agreement lasts.

@@ -1,13 +1,13 @@
 //! The handle of a lock.
 
+use super::error::{LockError, PATIENCE, fault, odd};
 use super::far::{FarKey, Opened, error_of};
-use super::fault::{PATIENCE, fault, odd};
 use super::guard::{LockGuard, TryLock, not_yours};
 use super::home::{destroy, perform};
 use super::service::locks;
 use super::wait::{Want, lives};
 use super::wire::{Answer, Deed, Entry};
-use doorbell_engine::kit::{Error, Locality, LockFault, Node, NodeId, PeerId, Result, Shared, Token, shared_of, world};
+use doorbell_engine::kit::{Error, Locality, Node, NodeId, PeerId, Result, Shared, Token, shared_of, world};
 use doorbell_shm::domain::Key;
 use doorbell_shm::keys::{LockFacts, OwnerId, Resource, Seen, Taken, Value, waiting};
 use std::fmt;
@@ -61,9 +61,9 @@ impl Lock {
     /// this handle is the same owner. The number, the node and its incarnation together are unique in the domain. Only the
     /// lower 19 bits of the number count.
     ///
-    /// Two threads that use one number still exclude each other: the second gets [`LockFault::AlreadyYours`].
+    /// Two threads that use one number still exclude each other: the second gets [`LockError::AlreadyYours`].
     ///
-    /// Each number is an owner of its own, which limits the search for [deadlocks](LockFault::Deadlock). A deadlock is found only
+    /// Each number is an owner of its own, which limits the search for [deadlocks](LockError::Deadlock). A deadlock is found only
     /// if each owner in it holds a lock and waits for the next one under the same number. A thread that holds one lock under
     /// its thread's number and waits for another under a number of the program counts as two owners.
     pub fn with_id(&self, number: u32) -> Lock {
@@ -116,7 +116,7 @@ impl Lock {
 
     #[cold]
     fn gone(&self, operation: &'static str) -> Error {
-        fault(operation, &self.name, LockFault::Destroyed)
+        fault(operation, &self.name, LockError::Destroyed)
     }
 
     /// Executes an operation where the registry is, and returns the answer.
@@ -148,7 +148,7 @@ impl Lock {
     /// coordinator dies meanwhile, they ask the next one.
     ///
     /// # Errors
-    /// [`Error::Lock`] if the lock was destroyed; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
+    /// [`LockError::Destroyed`], [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     pub fn facts(&self) -> Result<LockFacts> {
         match self.reach("look at")? {
             Locality::Near(key) => key.facts().ok_or_else(|| self.gone("look at")),
@@ -193,10 +193,9 @@ impl Lock {
     /// which hands the lock to another thread.
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::Otherwise`]: the lock had another value, or is reserved for a waiter that has waited
-    /// long; nothing changed. [`Error::Lock`] with [`LockFault::NotYours`]: `expected` is neither the caller's own
-    /// [identification](Self::my_id) nor a [number](Self::with_id) of this program, or `new` is not an identification of this
-    /// incarnation of this node. Else as [`facts`](Self::facts).
+    /// [`LockError::Otherwise`]: the lock had another value, or is reserved for a waiter that has waited long; nothing changed.
+    /// [`LockError::NotYours`]: `expected` is neither the caller's own [identification](Self::my_id) nor a
+    /// [number](Self::with_id) of this program, or `new` is not an identification of this incarnation of this node. Else as [`facts`](Self::facts).
     pub fn set(&self, expected: Option<OwnerId>, new: Option<OwnerId>) -> Result<()> {
         let me = self.my_id();
         // A thread that could reset another thread's lock would let a third thread in beside the second. A number of the
@@ -205,7 +204,7 @@ impl Lock {
         let is_mine = |id: OwnerId| id == me || id.is_users() && is_of_node(id);
         let foreign = expected.filter(|id| !is_mine(*id)).or(new.filter(|id| !is_of_node(*id)));
         if let Some(foreign) = foreign {
-            return Err(fault("set", &self.name, LockFault::NotYours(Value::Owner(foreign))));
+            return Err(fault("set", &self.name, LockError::NotYours(Value::Owner(foreign))));
         }
         let [expected, new] = [expected, new].map(|id| id.map_or(0, OwnerId::bits));
         // The note is removed before the request goes out, as with every unlock, and restored if the request failed.
@@ -259,9 +258,8 @@ impl Lock {
     /// wait for a message.
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::Deadlock`]: a deadlock, since the owners that this caller would wait for wait for this
-    /// caller; with [`LockFault::AlreadyYours`]; with [`LockFault::Destroyed`]. [`Error::Closed`], [`Error::Forked`],
-    /// [`Error::Reentrant`].
+    /// [`LockError::Deadlock`]: the owners that this caller would wait for wait for this caller. [`LockError::AlreadyYours`],
+    /// [`LockError::Destroyed`], [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     #[inline(always)]
     pub fn lock(&self) -> Result<LockGuard<'_>> {
         self.lock_at_most(None)
@@ -334,7 +332,7 @@ impl Lock {
     #[cold]
     fn lock_far(&self, far: &FarKey, me: OwnerId, deadline: Option<Instant>) -> Result<LockGuard<'_>> {
         if self.has_far(far, me)? {
-            return Err(fault("lock", &self.name, LockFault::AlreadyYours));
+            return Err(fault("lock", &self.name, LockError::AlreadyYours));
         }
         match self.deed("lock", Deed::Lock { me: me.bits() }, deadline) {
             // The coordinator did not reply in time. A little more time is spent to name the owner in the error.
@@ -367,7 +365,7 @@ impl Lock {
             };
             let owner = if let Value::Owner(owner) = value { Some(owner) } else { None };
             if owner == Some(self.my_id()) {
-                return Err(fault("lock", &self.name, LockFault::AlreadyYours));
+                return Err(fault("lock", &self.name, LockError::AlreadyYours));
             }
             if let Locality::Near(key) = self.reach("lock")? {
                 let seen = key.words().get();
@@ -418,7 +416,7 @@ impl Lock {
     /// Releases a lock that the caller's identification owns, by [`set`](Self::set) or [`keep`](LockGuard::keep).
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::NotYours`]: the lock has another value, and nothing changed.
+    /// [`LockError::NotYours`]: the lock has another value, and nothing changed.
     pub fn unlock(&self) -> Result<()> {
         self.release_as(self.my_id())
     }
@@ -467,13 +465,13 @@ impl Lock {
     /// is gone. The present owner keeps the lock until it unlocks, dies or leaves. This call waits for that, until `deadline`.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the node that still owns the lock; the lock is no longer frozen. [`Error::Lock`] with
-    /// [`LockFault::Frozen`]: it was frozen already; with [`LockFault::Otherwise`]: a thread called `unlock_all` before this
-    /// call returned.
+    /// [`Error::Timeout`] names the node that still owns the lock; the lock is no longer frozen.
+    /// [`LockError::Frozen`]: it was frozen already. [`LockError::Otherwise`]: a thread called `unlock_all` before this call
+    /// returned.
     pub fn lock_all(&self, deadline: Instant) -> Result<()> {
         let Answer::Frozen { first } = self.deed("lock_all", Deed::Bar, Some(deadline))? else { return Err(odd(&self.name)) };
         if !first {
-            return Err(fault("lock_all", &self.name, LockFault::Frozen));
+            return Err(fault("lock_all", &self.name, LockError::Frozen));
         }
         self.note(|entry| entry.frozen = true)?;
         let waited = match self.reach("lock_all")? {
@@ -481,7 +479,7 @@ impl Lock {
             Locality::Far(_) => self.poll_empty(deadline),
         };
         // If another thread has ended this freeze, `unlock_all` could end a later one that belongs to another caller.
-        let is_over = matches!(&waited, Err(Error::Lock { .. }));
+        let is_over = waited.as_ref().is_err_and(|error| error.downcast_ref::<LockError>().is_some());
         if waited.is_err() && !is_over {
             let _ = self.unlock_all();
         }
@@ -493,7 +491,7 @@ impl Lock {
         self.poll(POLL, deadline, || {
             let seen = self.seen()?;
             if !seen.is_frozen() {
-                return Err(fault("lock_all", &self.name, LockFault::Otherwise(seen.value())));
+                return Err(fault("lock_all", &self.name, LockError::Otherwise(seen.value())));
             }
             let late = |owner: OwnerId| Err(Error::Timeout { operation: "lock_all", node: Some(owner.node()) });
             Ok(seen.owner().map_or(Ok(()), late))
@@ -503,7 +501,7 @@ impl Lock {
     /// Ends a freeze by [`lock_all`](Self::lock_all), whichever node began it.
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::NotYours`]: the lock was not frozen, and nothing changed.
+    /// [`LockError::NotYours`]: the lock was not frozen, and nothing changed.
     pub fn unlock_all(&self) -> Result<()> {
         self.deed("unlock_all", Deed::Thaw, None)?;
         self.note(|entry| entry.frozen = false)
@@ -520,11 +518,10 @@ impl Lock {
     }
 
     /// Destroys the lock for all nodes. Waits, until `deadline`, until the other nodes that use it have
-    /// [released](Self::release) it or died. Waiters, and callers with an old handle, get [`LockFault::Destroyed`].
+    /// [released](Self::release) it or died. Waiters, and callers with an old handle, get [`LockError::Destroyed`].
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::InUse`] names the nodes that still use it at the deadline; with
-    /// [`LockFault::Otherwise`]: another owner holds it.
+    /// [`LockError::InUse`] names the nodes that still use it at the deadline. [`LockError::Otherwise`]: another owner holds it.
     pub fn destroy(self, deadline: Instant) -> Result<()> {
         let (shared, me) = (self.shared(), self.my_id());
         let living = || -> Result<Vec<NodeId>> {
@@ -534,12 +531,12 @@ impl Lock {
             let (facts, living) = (self.facts()?, living()?);
             let is_other = |node: &NodeId| *node != self.node.id() && living.contains(node);
             let others: Vec<_> = facts.users.iter().copied().filter(is_other).collect();
-            Ok(if others.is_empty() { Ok(facts) } else { Err(fault("destroy", &self.name, LockFault::InUse(others))) })
+            Ok(if others.is_empty() { Ok(facts) } else { Err(fault("destroy", &self.name, LockError::InUse(others))) })
         })?;
         if let Some(owner) = facts.seen.owner().filter(|owner| *owner != me)
             && living()?.contains(&owner.node())
         {
-            return Err(fault("destroy", &self.name, LockFault::Otherwise(Value::Owner(owner))));
+            return Err(fault("destroy", &self.name, LockError::Otherwise(Value::Owner(owner))));
         }
         match self.reach("destroy")? {
             Locality::Near(key) => match destroy(key, Some(me))? {

@@ -47,8 +47,8 @@
 //! last turn of a waiter is as long ago, nobody but the first waiter gets the lock. So a lock that many threads want goes
 //! round, but not every use costs a switch between processes.
 
+mod error;
 mod far;
-mod fault;
 mod guard;
 mod home;
 mod key;
@@ -64,10 +64,9 @@ mod tests;
 mod wait;
 mod wire;
 
+pub use error::LockError;
 pub use guard::{LockGuard, TryLock};
 pub use key::Lock;
 pub use share::{Accepted, Offer};
 pub use shared::{Shared, SharedGuard};
 pub use task::TaskGuard;
-
-pub use doorbell_engine::error::{Deadlock, LockFault};

@@ -1,8 +1,9 @@
 //! How a lock is created and found.
 
+use super::error::LockError;
 use super::far::open_key;
 use super::key::Lock;
-use doorbell_engine::kit::{Error, LockFault, Node, Result};
+use doorbell_engine::kit::{Error, Node, Result};
 use doorbell_shm::error::ShmError;
 use doorbell_shm::keys::{Resource, ResourceError};
 
@@ -24,7 +25,7 @@ impl Lock {
     /// shares; else it waits for the coordinator's reply.
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::Unknown`]: there is no such lock. [`Error::Timeout`]: the coordinator did not reply
+    /// [`LockError::Unknown`]: there is no such lock. [`Error::Timeout`]: the coordinator did not reply
     /// within ten seconds. [`Error::Closed`], [`Error::Forked`].
     pub fn find(node: &Node, name: &str) -> Result<Lock> {
         Lock::of(node, name, open_key(node, "find", name, None)?)
@@ -37,7 +38,7 @@ impl Lock {
     pub fn open(node: &Node, name: &str, resource: Resource) -> Result<Lock> {
         loop {
             match Self::find(node, name) {
-                Err(Error::Lock { why, .. }) if *why == LockFault::Unknown => {}
+                Err(error) if error.downcast_ref() == Some(&LockError::Unknown) => {}
                 found => return found,
             }
             match Self::init(node, name, resource) {

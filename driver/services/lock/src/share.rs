@@ -1,10 +1,11 @@
 //! Locks are offered to other nodes by message, and accepted by them.
 
+use super::error::LockError;
 use super::far::{begin, error_of, send_answer};
 use super::home::Arrived;
 use super::key::Lock;
 use super::service::Locks;
-use super::wire::{self, Answer, Ask, WITH_MAX};
+use super::wire::{self, Answer, Ask, Trouble, WITH_MAX};
 use doorbell_engine::kit::{Error, Incarnation, Node, NodeId, Op, Outcome, PeerId, Result, shared_of};
 use std::sync::Arc;
 use std::time::Instant;
@@ -136,8 +137,10 @@ impl Lock {
                     return Ok((key, with));
                 }
                 // The lock was destroyed after it was offered.
-                Err(Error::Lock { why, .. }) => send_answer(shared, from, id, &Answer::Trouble((&*why).into())),
-                Err(error) => return Err(error),
+                Err(error) => {
+                    let why = error.downcast_ref::<LockError>().map(Trouble::from);
+                    send_answer(shared, from, id, &Answer::Trouble(why.ok_or(error)?));
+                }
             }
         }
     }

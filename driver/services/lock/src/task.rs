@@ -1,9 +1,10 @@
 //! Locks for async tasks. The tasks of one node that wait for a lock stand in a queue, and one thread of the node waits for all
 //! of them. So however many tasks wait, threads remain for the task that owns the lock.
 
+use super::error::LockError;
 use super::guard::{LockGuard, TryLock, drop_slowly};
 use super::key::{Lock, Which};
-use doorbell_engine::kit::{Begun, BlockingPool, Error, LockFault, Op, Outcome, Result};
+use doorbell_engine::kit::{Begun, BlockingPool, Error, Op, Outcome, Result};
 use doorbell_shm::keys::OwnerId;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
@@ -118,7 +119,7 @@ impl Lock {
             }
             match Standing::join(self).answer().await {
                 // The error may concern a lock that was at the same place before.
-                Some(Err(Error::Lock { why, .. })) if matches!(*why, LockFault::Destroyed) && is_first => is_first = false,
+                Some(Err(error)) if is_first && error.downcast_ref() == Some(&LockError::Destroyed) => is_first = false,
                 answer => return answer.unwrap_or(Err(Error::Cancelled)),
             }
         }

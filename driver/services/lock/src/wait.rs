@@ -1,7 +1,7 @@
 //! How a thread waits for a lock in shared memory, for itself or for a node that has only the network.
 
-use super::fault::fault;
-use doorbell_engine::kit::{Backoff, Deadlock, Error, LockFault, Moment, Progress, Result, Shared, Token, Wait};
+use super::error::{LockError, fault};
+use doorbell_engine::kit::{Backoff, Error, Moment, Progress, Result, Shared, Token, Wait};
 use doorbell_shm::domain::Key;
 use doorbell_shm::keys::{Look, OwnerId, Seen, Taken, Waiter};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +39,7 @@ impl Want<'_> {
                 };
                 // With `withdrawn` set, an earlier wait of the same owner may be about to give the lock back.
                 if seen.owner() == Some(self.me) && self.withdrawn.is_none() {
-                    return Err(fault("lock", self.name, LockFault::AlreadyYours));
+                    return Err(fault("lock", self.name, LockError::AlreadyYours));
                 }
                 Ok(None)
             }
@@ -80,7 +80,7 @@ impl Want<'_> {
         if let Some(circle) = membership.circle(waiter) {
             let name = |waiting| membership.name_of(waiting).unwrap_or_default();
             let waits = circle.iter().map(|waiting| (waiting.who, name(waiting))).collect();
-            return Err(fault("lock", self.name, LockFault::Deadlock(Deadlock { waits })));
+            return Err(fault("lock", self.name, LockError::Deadlock { waits }));
         }
         Ok(None)
     }
@@ -93,7 +93,7 @@ impl Want<'_> {
             if moment == Moment::Look {
                 (heard, seen) = (words.arm(), words.get());
                 if !seen.is_frozen() {
-                    return Err(fault("lock_all", self.name, LockFault::Otherwise(seen.value())));
+                    return Err(fault("lock_all", self.name, LockError::Otherwise(seen.value())));
                 }
                 return Ok(seen.owner().is_none().then_some(()));
             }
@@ -118,7 +118,7 @@ impl Want<'_> {
         if self.shared.progress() == Progress::Inline && self.withdrawn.is_none() {
             self.shared.turn(me);
         }
-        if self.key.is_current() { Ok(()) } else { Err(fault(operation, self.name, LockFault::Destroyed)) }
+        if self.key.is_current() { Ok(()) } else { Err(fault(operation, self.name, LockError::Destroyed)) }
     }
 
     fn longest_sleep(&self) -> Duration {

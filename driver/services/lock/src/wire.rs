@@ -1,6 +1,7 @@
 //! The requests, replies and notices that nodes exchange about locks.
 
-use doorbell_engine::kit::{Deadlock, LockFault, NodeId, PeerId};
+use super::error::LockError;
+use doorbell_engine::kit::{NodeId, PeerId};
 use doorbell_shm::domain::Key;
 use doorbell_shm::keys::{KeyRef, LockFacts, OwnerId, Resource, ResourceError, Seen};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -238,17 +239,17 @@ pub enum Trouble {
     Other(String),
 }
 
-impl From<&LockFault> for Trouble {
-    fn from(fault: &LockFault) -> Self {
+impl From<&LockError> for Trouble {
+    fn from(fault: &LockError) -> Self {
         match fault {
-            LockFault::Destroyed => Trouble::Destroyed,
-            LockFault::Unknown => Trouble::Unknown,
-            LockFault::NotYours(value) => Trouble::NotYours(Seen::of(*value).bits()),
-            LockFault::AlreadyYours => Trouble::AlreadyYours,
-            LockFault::Otherwise(value) => Trouble::Otherwise(Seen::of(*value).bits()),
-            LockFault::Frozen => Trouble::Frozen,
-            LockFault::Deadlock(circle) => {
-                Trouble::Deadlock(circle.waits.iter().take(ENTRIES_MAX).map(|(who, key)| (who.bits(), key.clone())).collect())
+            LockError::Destroyed => Trouble::Destroyed,
+            LockError::Unknown => Trouble::Unknown,
+            LockError::NotYours(value) => Trouble::NotYours(Seen::of(*value).bits()),
+            LockError::AlreadyYours => Trouble::AlreadyYours,
+            LockError::Otherwise(value) => Trouble::Otherwise(Seen::of(*value).bits()),
+            LockError::Frozen => Trouble::Frozen,
+            LockError::Deadlock { waits } => {
+                Trouble::Deadlock(waits.iter().take(ENTRIES_MAX).map(|(who, key)| (who.bits(), key.clone())).collect())
             }
             other => Trouble::other(other),
         }
@@ -272,23 +273,23 @@ impl Trouble {
     }
 
     /// The caller's error. The other node may have sent anything.
-    pub fn fault(self, name: &str) -> Result<LockFault, ResourceError> {
+    pub fn fault(self, name: &str) -> Result<LockError, ResourceError> {
         let value = |bits| Seen::from_bits(bits).value();
         Ok(match self {
-            Trouble::Destroyed => LockFault::Destroyed,
-            Trouble::Unknown => LockFault::Unknown,
-            Trouble::NotYours(bits) => LockFault::NotYours(value(bits)),
-            Trouble::AlreadyYours => LockFault::AlreadyYours,
-            Trouble::Otherwise(bits) => LockFault::Otherwise(value(bits)),
-            Trouble::Frozen => LockFault::Frozen,
+            Trouble::Destroyed => LockError::Destroyed,
+            Trouble::Unknown => LockError::Unknown,
+            Trouble::NotYours(bits) => LockError::NotYours(value(bits)),
+            Trouble::AlreadyYours => LockError::AlreadyYours,
+            Trouble::Otherwise(bits) => LockError::Otherwise(value(bits)),
+            Trouble::Frozen => LockError::Frozen,
             Trouble::Deadlock(waits) => {
                 let waits = waits.into_iter().filter_map(|(who, key)| Some((OwnerId::from_bits(who)?, key)));
-                LockFault::Deadlock(Deadlock { waits: waits.collect() })
+                LockError::Deadlock { waits: waits.collect() }
             }
             Trouble::Exists => return Err(ResourceError::Exists { name: name.to_owned() }),
             Trouble::Full => return Err(ResourceError::Full),
             Trouble::Name => return Err(ResourceError::Name { name: name.to_owned() }),
-            Trouble::Other(why) => LockFault::Home(why.chars().filter(|c| !c.is_control()).take(200).collect()),
+            Trouble::Other(why) => LockError::Home(why.chars().filter(|c| !c.is_control()).take(200).collect()),
         })
     }
 }

@@ -3,7 +3,8 @@
 
 use super::wire::{self, HEADER, Kind};
 use crate::envelope::{Parts, length};
-use doorbell_engine::kit::{DeviceFault, Payload, PeerId, world};
+use crate::error::DeviceError;
+use doorbell_engine::kit::{Payload, PeerId, world};
 use doorbell_shm::device::{PACKET, lines};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -38,7 +39,7 @@ pub struct Far {
     device: Option<u64>,
     messages: Messages,
     credit: Credit,
-    failed: Option<DeviceFault>,
+    failed: Option<DeviceError>,
     /// A caller waits for a serving node.
     wanted: bool,
     /// A caller waits until all messages are in the device.
@@ -130,7 +131,7 @@ impl Far {
     }
 
     /// Whether the stream has failed, so that messages on their way are lost. The next message begins it again.
-    pub fn failed(&mut self) -> Option<DeviceFault> {
+    pub fn failed(&mut self) -> Option<DeviceError> {
         let failed = self.failed.take()?;
         self.messages = Messages { sequence: self.messages.sequence, ..Messages::default() };
         (self.asked, self.flushing, self.wanted) = (None, false, false);
@@ -161,7 +162,7 @@ impl Far {
         let nobody = others().iter().all(|other| self.refused.contains(other));
         // A node that was not attached when it was asked may be attached by now.
         if !is_first && nobody && (self.message_max.is_none() || self.lost.is_some_and(|lost| now - lost > PATIENCE)) {
-            self.failed = Some(self.no_lane.map_or(DeviceFault::Absent, |senders| DeviceFault::NoLane { senders }));
+            self.failed = Some(self.no_lane.map_or(DeviceError::Absent, |senders| DeviceError::NoLane { senders }));
             return false;
         }
         self.refused.clear();
@@ -224,12 +225,12 @@ impl Far {
         }
         if self.device.is_some_and(|known| known != device) {
             // Another device of the same name. It is unknown what became of the messages on their way.
-            self.failed = Some(DeviceFault::Absent);
+            self.failed = Some(DeviceError::Absent);
             return false;
         }
         let max = max.min(MESSAGE_MAX) as usize;
         if let Some(item) = self.messages.queue.iter().find(|item| item.bytes.len() > max) {
-            self.failed = Some(DeviceFault::TooLong { len: item.bytes.len(), max });
+            self.failed = Some(DeviceError::TooLong { len: item.bytes.len(), max });
             return false;
         }
         (self.feeder, self.device, self.message_max) = (Some(from), Some(device), Some(max));
@@ -285,7 +286,7 @@ impl Far {
             (self.lost, self.stuck) = (Some(now), None);
         } else if self.stuck.is_some_and(|since| now - since > PATIENCE) {
             // Node after node has announced that it serves the device, and no message has reached it.
-            self.failed = Some(DeviceFault::Damaged);
+            self.failed = Some(DeviceError::Damaged);
         } else if self.stuck.is_none() {
             (self.lost, self.stuck) = (Some(now), Some(now));
         }
