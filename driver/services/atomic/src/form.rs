@@ -225,7 +225,7 @@ const MOST_BYTES: usize = 16 << 10;
 pub const fn locked_words(size: usize) -> usize {
     assert!(
         size <= MOST_BYTES,
-        "a value of more than 16 KiB is too large for a cell; hold it in a Region, and hold a LockKey while it is written"
+        "a value of more than 16 KiB is too large for a cell; hold it in a Region, and hold a Lock while it is written"
     );
     HEAD + 2 * size.div_ceil(8)
 }

@@ -16,7 +16,7 @@ pub enum LockError {
     #[error("it was destroyed; look it up again, or create it again")]
     Destroyed,
     /// No lock has this name.
-    #[error("no lock has this name; create it with LockKey::init, or see `doorbell ls --locks`")]
+    #[error("no lock has this name; create it with Lock::init, or see `doorbell ls --locks`")]
     Unknown,
     /// The caller does not hold the lock.
     #[error("you do not hold it (its value is {0}); only its holder can unlock it or change it")]

@@ -41,7 +41,7 @@ pub(super) type Which = Locality<usize, Arc<str>>;
 
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockKey").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Lock").field("name", &self.name).finish_non_exhaustive()
     }
 }
 

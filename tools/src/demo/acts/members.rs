@@ -51,7 +51,7 @@ pub fn locks(stage: &mut Stage<'_>) -> Result<(), Failure> {
     let region = stage.done(stage.cast.node.region::<u64>(2))?;
     let key = stage.done(Lock::init(&stage.cast.node, FRAME, Resource::Id(1)))?;
     let value = stage.done(key.get())?;
-    stage.line(format_args!("node 0: LockKey::init(\"{FRAME}\")  =>  a lock in the lock registry of the domain, {value}"));
+    stage.line(format_args!("node 0: Lock::init(\"{FRAME}\")  =>  a lock in the lock registry of the domain, {value}"));
     for node in [FIRST, SECOND] {
         stage.order(node, &Order::Contend(region.key().to_bytes().into()))?;
     }
