@@ -2,8 +2,6 @@
 
 mod atomic_storm;
 mod atomics;
-#[cfg(target_arch = "x86_64")]
-mod instruction;
 mod remote_atomics;
 
 doorbell_tests::roles! {

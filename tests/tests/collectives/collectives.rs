@@ -210,59 +210,78 @@ pub fn all(team: &Team, len: usize, root: usize) -> Result<()> {
     team.barrier()
 }
 
-/// One byte of a long vector.
-fn byte(rank: usize, at: usize) -> u8 {
-    ((at as u32).wrapping_mul(0x9E37_79B9) >> 24) as u8 ^ rank as u8
+/// After so many bytes the pattern of a long vector begins again: a prime, so that bytes which are out of place do not match.
+const PERIOD: usize = 65_521;
+
+/// A part of a long vector: at each place the largest of what these ranks have there.
+fn largest(ranks: std::ops::Range<usize>, places: std::ops::Range<usize>) -> Vec<u8> {
+    let byte = |rank: usize, at: usize| ((at as u32).wrapping_mul(0x9E37_79B9) >> 24) as u8 ^ rank as u8;
+    let pattern: Vec<u8> = (0..PERIOD).map(|at| ranks.clone().map(|rank| byte(rank, at)).max().unwrap()).collect();
+    let mut bytes = Vec::with_capacity(places.len());
+    while bytes.len() < places.len() {
+        let rest = &pattern[(places.start + bytes.len()) % PERIOD..];
+        bytes.extend_from_slice(&rest[..rest.len().min(places.len() - bytes.len())]);
+    }
+    bytes
 }
 
 /// One operation with vectors of `bytes` bytes in all, which need not be a multiple of anything.
 fn long(team: &Team, operation: usize, bytes: usize, root: usize) -> Result<()> {
     let (me, members) = (team.rank(), team.len());
     let (root, part) = (root % members, bytes / members);
-    let vector = |rank: usize, range: std::ops::Range<usize>| range.map(|at| byte(rank, at)).collect::<Vec<u8>>();
-    let is = |found: &[u8], what: &str, expected: &dyn Fn(usize) -> u8| {
-        let wrong = (0..found.len()).find(|at| found[*at] != expected(*at));
-        assert_eq!(wrong, None, "{what} of {bytes} bytes: the first wrong one");
+    let vector = |rank: usize, places: std::ops::Range<usize>| largest(rank..rank + 1, places);
+    let is = |found: &[u8], what: &str, expected: &[u8]| {
+        assert_eq!(found.len(), expected.len(), "{what} of {bytes} bytes");
+        if found != expected {
+            let wrong = found.iter().zip(expected).position(|(found, expected)| found != expected);
+            panic!("{what} of {bytes} bytes: byte {wrong:?} is wrong");
+        }
     };
-    let largest = |ranks: usize, at: usize| (0..ranks).map(|rank| byte(rank, at)).max().unwrap();
     // Of each the part at the same place, and of each its first one.
     let counts: Vec<usize> = (0..members).map(|rank| if rank % 3 == 1 { 0 } else { part }).collect();
+    let mine = part * me..part * (me + 1);
     let mut xs = vector(me, 0..bytes);
     match operation {
-        0 => team.broadcast(root, &mut xs).map(|()| is(&xs, "broadcast", &|at| byte(root, at))),
+        0 => team.broadcast(root, &mut xs).map(|()| is(&xs, "broadcast", &vector(root, 0..bytes))),
         1 => team.reduce(root, Max, &mut xs).map(|()| {
-            is(&xs, "reduce", &|at| if me == root { largest(members, at) } else { byte(me, at) });
+            is(&xs, "reduce", &if me == root { largest(0..members, 0..bytes) } else { vector(me, 0..bytes) });
         }),
-        2 => team.allreduce(Max, &mut xs).map(|()| is(&xs, "allreduce", &|at| largest(members, at))),
-        3 => team.scan(Max, &mut xs).map(|()| is(&xs, "scan", &|at| largest(me + 1, at))),
+        2 => team.allreduce(Max, &mut xs).map(|()| is(&xs, "allreduce", &largest(0..members, 0..bytes))),
+        3 => team.scan(Max, &mut xs).map(|()| is(&xs, "scan", &largest(0..me + 1, 0..bytes))),
         4 => {
             let mut all = vec![0; if me == root { part * members } else { 0 }];
             team.gather(root, &xs[..part], (me == root).then_some(&mut all[..]))?;
-            is(&all, "gather", &|at| byte(at / part, at % part));
+            for (rank, found) in all.chunks(part.max(1)).enumerate() {
+                is(found, "gather", &vector(rank, 0..part));
+            }
             Ok(())
         }
         5 => {
-            let mut mine = vec![0; part];
-            team.scatter(root, (me == root).then_some(&xs[..part * members]), &mut mine)?;
-            is(&mine, "scatter", &|at| byte(root, me * part + at));
+            let mut own = vec![0; part];
+            team.scatter(root, (me == root).then_some(&xs[..part * members]), &mut own)?;
+            is(&own, "scatter", &vector(root, mine));
             Ok(())
         }
         6 => {
             let mut all = vec![0; part * members];
             team.allgather(&xs[..part], &mut all)?;
-            is(&all, "allgather", &|at| byte(at / part, at % part));
+            for (rank, found) in all.chunks(part.max(1)).enumerate() {
+                is(found, "allgather", &vector(rank, 0..part));
+            }
             Ok(())
         }
         7 => {
             let mut into = vec![0; part * members];
             team.alltoall(&xs[..part * members], &mut into)?;
-            is(&into, "alltoall", &|at| byte(at / part, me * part + at % part));
+            for (rank, found) in into.chunks(part.max(1)).enumerate() {
+                is(found, "alltoall", &vector(rank, mine.clone()));
+            }
             Ok(())
         }
         8 => {
-            let mut mine = vec![0; part];
-            team.reduce_scatter(Max, &xs[..part * members], &mut mine)?;
-            is(&mine, "reduce_scatter", &|at| largest(members, me * part + at));
+            let mut own = vec![0; part];
+            team.reduce_scatter(Max, &xs[..part * members], &mut own)?;
+            is(&own, "reduce_scatter", &largest(0..members, mine));
             Ok(())
         }
         9 => {
@@ -271,7 +290,7 @@ fn long(team: &Team, operation: usize, bytes: usize, root: usize) -> Result<()> 
             let mut rest = &all[..];
             for (rank, count) in counts.iter().enumerate() {
                 let (of, others) = rest.split_at(*count);
-                is(of, "allgather_v", &|at| byte(rank, at));
+                is(of, "allgather_v", &vector(rank, 0..*count));
                 rest = others;
             }
             Ok(())
@@ -279,13 +298,13 @@ fn long(team: &Team, operation: usize, bytes: usize, root: usize) -> Result<()> 
         10 => {
             let ys = team.start_allreduce(Max, xs)?;
             let zs = team.start_broadcast(root, vector(me, 0..bytes))?;
-            is(&ys.wait()?, "start_allreduce", &|at| largest(members, at));
-            is(&zs.wait()?, "start_broadcast", &|at| byte(root, at));
+            is(&ys.wait()?, "start_allreduce", &largest(0..members, 0..bytes));
+            is(&zs.wait()?, "start_broadcast", &vector(root, 0..bytes));
             Ok(())
         }
         _ => {
             let xs = team.start_reduce(root, Max, xs)?.wait()?;
-            is(&xs, "start_reduce", &|at| if me == root { largest(members, at) } else { byte(me, at) });
+            is(&xs, "start_reduce", &if me == root { largest(0..members, 0..bytes) } else { vector(me, 0..bytes) });
             Ok(())
         }
     }

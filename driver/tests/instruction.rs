@@ -1,4 +1,5 @@
 //! The machine code of `atomic!`: functions that do nothing but one update.
+#![cfg(all(feature = "atomic", target_arch = "x86_64"))]
 
 use doorbell::atomic;
 use doorbell::atomic::AtomicCell;
