@@ -63,7 +63,7 @@ pub fn processes(part: &str) -> Vec<i32> {
 
 /// Waits until this is so; fails if it does not come true.
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !is_so() {
         assert!(Instant::now() < deadline, "{what} does not come true");
         thread::sleep(Duration::from_millis(5));
