@@ -6,7 +6,8 @@
 //! 2. [`envelope`]: the description of a message — [`Envelope`].
 //! 3. [`packet`]: the unit of transfer — a [`PacketHead`] with its kind, and the [`Payload`] behind it.
 //! 4. [`fabric`]: the transport — [`Fabric`] polls packets in, [`Link`] pushes them out.
-//! 5. [`sync`]: the atomics and barriers that every crate uses. Under `cfg(loom)` they are loom's.
+//! 5. [`transfer`]: the two ends of bytes that a network moves apart from its packets — [`BytesOut`], [`BytesIn`].
+//! 6. [`sync`]: the atomics and barriers that every crate uses. Under `cfg(loom)` they are loom's.
 //!
 //! This crate does no input or output and knows no particular fabric.
 
@@ -15,9 +16,11 @@ pub mod fabric;
 pub mod id;
 pub mod packet;
 pub mod sync;
+pub mod transfer;
 pub mod world;
 
 pub use envelope::{Envelope, Message};
 pub use fabric::{Fabric, Link, LinkDown, Push, Sink, Verdict};
 pub use id::{Incarnation, NodeId, PRIORITIES, ParseIdError, Priority, Role};
 pub use packet::{PacketHead, PacketKind, Payload};
+pub use transfer::{BytesIn, BytesOut, TransferId};

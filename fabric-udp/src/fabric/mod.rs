@@ -23,10 +23,10 @@ mod strands;
 mod transfers;
 
 pub use crate::protocol::Outstanding;
+pub use doorbell_fabric::{BytesIn, BytesOut};
 pub use guest::{Ask, Grant, ask};
 pub use link::UdpLink;
 pub use options::{LINKS_MAX, UdpError, UdpOptions, read_key};
-pub use transfers::{BytesIn, BytesOut};
 
 use crate::port::{Direct, Room};
 use crate::protocol::{Endpoint, Path, SessionId, Time, TransferId};

@@ -1,30 +1,10 @@
 //! The source and destination of transfers: memory of the fabric's user.
 
 use crate::protocol::{Endpoint, SessionId, Source, Time, TransferId};
-use doorbell_fabric::Priority;
+use doorbell_fabric::{BytesIn, BytesOut, Priority};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
-
-/// The bytes that a transfer sends, in memory of the caller that began it. Any thread calls it while it holds the fabric, so it
-/// must neither block nor call the fabric.
-pub trait BytesOut: Send + Sync {
-    /// Passes `len` bytes from `at` to a callback, for the first transmission and for each repetition. Returns false if the bytes
-    /// are gone; then the transfer ends.
-    fn lend(&self, at: u64, len: usize, to: &mut dyn FnMut(&[u8])) -> bool;
-    /// Whether the bytes are still there.
-    fn has(&self) -> bool;
-    /// Reports the end of the transfer. `whole` is false if the peer wants no more of it, the bytes could not be read, or the
-    /// session ended.
-    fn ended(&self, whole: bool);
-}
-
-/// The destination of a transfer's bytes. The polling thread calls it while it holds the fabric, so it must neither block nor
-/// call the fabric.
-pub trait BytesIn: Send + Sync {
-    /// Stores new bytes, in any order. They lie within the transfer.
-    fn store(&self, at: u64, bytes: &[u8]);
-}
 
 type Name = (SessionId, TransferId);
 

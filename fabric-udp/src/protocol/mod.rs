@@ -46,7 +46,8 @@ pub(crate) use handshake::{ADDRESSES_MAX, is_one_place};
 pub use lent::Middle;
 pub use stats::{EndpointStats, Outstanding, SessionStats};
 pub use time::Time;
-pub use transfer::{TransferError, TransferId};
+pub use doorbell_fabric::TransferId;
+pub use transfer::TransferError;
 
 /// One local UDP socket: an index into [`Config::links`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

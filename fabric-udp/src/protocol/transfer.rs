@@ -9,7 +9,7 @@ use super::loss::Carried;
 use super::ranges::RangeSet;
 use super::wire::Writer;
 use super::{SessionId, Source};
-use doorbell_fabric::{PRIORITIES, Priority};
+use doorbell_fabric::{PRIORITIES, Priority, TransferId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
@@ -20,10 +20,6 @@ const EARLY_MAX: usize = 4096;
 const PIECES_MAX: usize = 1 << 15;
 /// Fewer bytes are not worth a frame, unless they are the last.
 const PIECE_LEAST: usize = 256;
-
-/// One transfer of one direction of a session, named by its receiver. A name is never reused within the session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TransferId(pub u64);
 
 /// Why a transfer cannot begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,8 +1,8 @@
 //! The sending half of one connection to a node, over any fabric.
 
-use super::net::{BytesOut, TransferId, UdpLink};
+use super::net::UdpLink;
 use crate::mode::LinkMetrics;
-use doorbell_fabric::{Link, PacketHead, PacketKind, Push};
+use doorbell_fabric::{BytesOut, Link, PacketHead, PacketKind, Push, TransferId};
 use doorbell_shm::fabric::ShmLink;
 use doorbell_shm::lane::BULK_LEAST;
 use doorbell_shm::region::OwnRegion;

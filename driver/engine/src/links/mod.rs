@@ -14,7 +14,8 @@ mod net;
 mod network;
 
 pub use link::AnyLink;
-pub use net::{AnyPort, BytesIn, BytesOut, Net, Network, port_of_bell, watch};
+pub use doorbell_fabric::{BytesIn, BytesOut};
+pub use net::{AnyPort, Net, Network, port_of_bell, watch};
 
 use doorbell_fabric::{Fabric, Incarnation, NodeId, Priority, Sink};
 use doorbell_shm::board::LatencyHistogram;

@@ -2,12 +2,10 @@
 
 pub use super::network::{AnyPort, Network, port_of_bell, watch};
 pub use doorbell_udp::UdpLink;
-pub use doorbell_udp::fabric::{BytesIn, BytesOut};
-pub use doorbell_udp::protocol::TransferId;
 
 use super::AnyLink;
 use doorbell_fabric::world;
-use doorbell_fabric::{Incarnation, NodeId, Priority, Sink};
+use doorbell_fabric::{BytesIn, Incarnation, NodeId, Priority, Sink};
 use doorbell_shm::domain::Member;
 use doorbell_shm::fabric::{Change, ShmFabric};
 use doorbell_udp::UdpFabric;

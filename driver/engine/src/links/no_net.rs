@@ -5,7 +5,7 @@
 pub use super::bell_port::{AnyPort, port_of_bell, watch};
 
 use super::AnyLink;
-use doorbell_fabric::{Incarnation, NodeId, PacketHead, Priority, Push, Sink};
+use doorbell_fabric::{BytesIn, BytesOut, Incarnation, NodeId, PacketHead, Priority, Push, Sink, TransferId};
 use doorbell_shm::domain::Member;
 use doorbell_shm::doorbell::Bell;
 use doorbell_shm::fabric::{Change, ShmFabric};
@@ -15,20 +15,6 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-
-pub struct TransferId(pub u64);
-
-/// The source of a transfer.
-pub trait BytesOut: Send + Sync {
-    fn lend(&self, at: u64, len: usize, to: &mut dyn FnMut(&[u8])) -> bool;
-    fn has(&self) -> bool;
-    fn ended(&self, whole: bool);
-}
-
-/// The destination of a transfer.
-pub trait BytesIn: Send + Sync {
-    fn store(&self, at: u64, bytes: &[u8]);
-}
 
 pub enum UdpLink {}
 

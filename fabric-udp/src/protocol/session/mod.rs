@@ -23,7 +23,7 @@ use super::pacing::Pacer;
 use super::random::Random;
 use super::stats::{Outstanding, SessionStats};
 use super::time::{MICRO, Nanos, Time};
-use super::transfer::TransferId;
+use super::TransferId;
 use super::{CloseReason, Event, Path, Peer, SessionId};
 use cargo::{Cargo, Closing, Control};
 use doorbell_fabric::{LinkDown, PRIORITIES, PacketHead, Priority, Push, Sink};

@@ -7,7 +7,7 @@ use crate::protocol::header::Header;
 use crate::protocol::lane::{Arrival, Source};
 use crate::protocol::loss::Carried;
 use crate::protocol::time::Time;
-use crate::protocol::transfer::TransferId;
+use crate::protocol::TransferId;
 use crate::protocol::wire::Reader;
 use crate::protocol::{CloseReason, Event, Path, Receive};
 use doorbell_fabric::Priority;

@@ -8,7 +8,7 @@ use crate::protocol::header::HEADER;
 use crate::protocol::lent::Lent;
 use crate::protocol::loss::Carried;
 use crate::protocol::time::Time;
-use crate::protocol::transfer::TransferId;
+use crate::protocol::TransferId;
 use crate::protocol::wire::Writer;
 use crate::protocol::{Event, Path, Source};
 use doorbell_fabric::Priority;
