@@ -4,7 +4,8 @@ use super::notice::{Greeting, MEMBERS_MAX, Member, Notice};
 use super::{Ask, CODE_LEFT, CODE_UNWANTED, Change, GUESTS, NOTICE_TAG, Peer, Stage, UdpFabric};
 use crate::port::{Direct, TroubleKind};
 use crate::protocol::{CloseReason, Event, Rejection, SessionId, Time};
-use doorbell_fabric::{NodeId, PacketHead, PacketKind, Priority, Push};
+use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Priority, Push};
+use std::net::SocketAddr;
 
 impl UdpFabric {
     /// Handles the consequences of what arrived and of time passing.
@@ -128,7 +129,8 @@ impl UdpFabric {
             .filter(|(node, _)| *node != newcomer)
             .flat_map(|(node, peer)| {
                 // Tell all known addresses, because the newcomer may be on another network.
-                let member = move |address| Member { node, incarnation: peer.incarnation, address };
+                let (node, incarnation) = (node.0.into(), peer.incarnation.0.into());
+                let member = move |address: SocketAddr| Member { node, incarnation, address: address.into() };
                 self.endpoint.addresses(peer.session).into_iter().map(member)
             })
             .collect();
@@ -158,10 +160,11 @@ impl UdpFabric {
             return;
         }
         for Member { node, incarnation, address } in members {
+            let (node, incarnation) = (NodeId(node.get()), Incarnation(incarnation.get()));
             let Some(place) = self.peers.get(node.index()) else { continue };
             let is_known = place.as_ref().is_some_and(|peer| peer.incarnation == incarnation);
             if !is_known && node != self.me.0 {
-                self.contacts.tell(now, source, node, incarnation, address);
+                self.contacts.tell(now, source, node, incarnation, address.get());
             }
         }
         if last && let Some(session) = self.peers.get(source.index()).and_then(Option::as_ref).map(|peer| peer.session) {

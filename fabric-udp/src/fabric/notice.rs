@@ -2,9 +2,8 @@
 //! checked before it is believed.
 
 use super::About;
-use crate::protocol::wire::{Put, Reader};
-use doorbell_fabric::{Incarnation, NodeId, Role};
-use std::net::SocketAddr;
+use crate::protocol::wire::{Address, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned, take};
+use doorbell_fabric::{NodeId, Role};
 
 /// The version of the greeting's format.
 const GREETING: u8 = 1;
@@ -13,10 +12,9 @@ const LABEL_MAX: usize = 31;
 /// The most ids that a guest can name as taken on its side.
 const AVOID_MAX: usize = 64;
 /// The most bytes of a notice.
-pub const NOTICE_MAX: usize = 4 + MEMBERS_MAX * MEMBER_BYTES;
+pub const NOTICE_MAX: usize = 4 + MEMBERS_MAX * size_of::<Member>();
 /// The most members named in one notice.
 pub const MEMBERS_MAX: usize = 32;
-const MEMBER_BYTES: usize = 24;
 
 /// The greeting of a node when a session begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,44 +25,55 @@ pub struct Greeting {
     pub asks: Option<Vec<NodeId>>,
 }
 
+/// The beginning of a greeting. The label and the ids follow.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct GreetingHead {
+    form: u8,
+    role: u8,
+    asks: u8,
+    label: u8,
+    pid: U32,
+    nonce: U64,
+}
+
 impl Greeting {
     pub fn encode(&self) -> Vec<u8> {
         let About { role, pid, label, nonce } = &self.about;
         let label = &label.as_bytes()[..label.len().min(LABEL_MAX)];
-        let mut bytes = vec![GREETING, *role as u8, self.asks.is_some().into(), label.len() as u8];
-        bytes.u32(*pid);
-        bytes.u64(*nonce);
-        bytes.bytes(label);
-        self.asks.iter().flatten().take(AVOID_MAX).for_each(|node| bytes.u16(node.0));
-        bytes
+        let (asks, len) = (self.asks.is_some().into(), label.len() as u8);
+        let head =
+            GreetingHead { form: GREETING, role: *role as u8, asks, label: len, pid: (*pid).into(), nonce: (*nonce).into() };
+        let avoid: Vec<U16> = self.asks.iter().flatten().take(AVOID_MAX).map(|node| node.0.into()).collect();
+        [head.as_bytes(), label, avoid.as_bytes()].concat()
     }
 
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut reader = Reader::new(bytes);
-        let [form, role, asks, label] = reader.array()?;
-        let (pid, nonce, label) = (reader.u32()?, reader.u64()?, reader.bytes(label.into())?);
-        if form != GREETING || asks > 1 || label.len() > LABEL_MAX {
+    pub fn decode(mut bytes: &[u8]) -> Option<Self> {
+        let head = take::<GreetingHead>(&mut bytes)?;
+        let label = bytes.split_off(..usize::from(head.label))?;
+        if head.form != GREETING || head.asks > 1 || label.len() > LABEL_MAX {
             return None;
         }
         // The label is for people; without control characters it does no harm on a terminal.
         let label = String::from_utf8_lossy(label).chars().filter(|char| !char.is_control()).collect();
-        let about = About { role: Role::from_number(role)?, pid, label, nonce };
-        let avoid = std::iter::from_fn(|| reader.u16()).take(AVOID_MAX).map(NodeId);
-        Some(Self { about, asks: (asks == 1).then(|| avoid.collect()) })
+        let about = About { role: Role::from_number(head.role)?, pid: head.pid.get(), label, nonce: head.nonce.get() };
+        let avoid = std::iter::from_fn(|| take::<U16>(&mut bytes)).take(AVOID_MAX).map(|node| NodeId(node.get()));
+        Some(Self { about, asks: (head.asks == 1).then(|| avoid.collect()) })
     }
 }
 
 /// A node as told by another node that knows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
-    pub node: NodeId,
-    pub incarnation: Incarnation,
-    pub address: SocketAddr,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct Member {
+    pub node: U16,
+    pub incarnation: U32,
+    pub address: Address,
 }
 
 /// A notice between two fabrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
+pub(super) enum Notice {
     /// Some of the nodes that its sender has sessions with. The last of several such notices is marked.
     Members { members: Vec<Member>, last: bool },
     /// The receiver asked for an id and may be this node, in a domain of at most `max_nodes` nodes.
@@ -76,42 +85,25 @@ pub enum Notice {
 impl Notice {
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Notice::Members { members, last } => {
-                let mut bytes = vec![1, (*last).into(), members.len() as u8, 0];
-                for Member { node, incarnation, address } in members {
-                    bytes.u16(node.0);
-                    bytes.u32(incarnation.0);
-                    bytes.address(*address);
-                }
-                bytes
-            }
-            Notice::Welcome { node, max_nodes } => {
-                let mut bytes = vec![2];
-                bytes.u16(node.0);
-                bytes.u16(*max_nodes);
-                bytes
-            }
+            Notice::Members { members, last } => [&[1, (*last).into(), members.len() as u8, 0], members[..].as_bytes()].concat(),
+            Notice::Welcome { node, max_nodes } => [&[2], [U16::new(node.0), U16::new(*max_nodes)].as_bytes()].concat(),
             Notice::NoRoom => vec![3],
         }
     }
 
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut reader = Reader::new(bytes);
-        let notice = match reader.u8()? {
-            1 => {
-                let [last @ 0..=1, count, _] = reader.array()? else { return None };
-                let member = |reader: &mut Reader| {
-                    let (node, incarnation) = (NodeId(reader.u16()?), Incarnation(reader.u32()?));
-                    Some(Member { node, incarnation, address: reader.address()? })
-                };
-                let members = (0..count).map(|_| member(&mut reader)).collect::<Option<Vec<_>>>()?;
-                Some(Notice::Members { members, last: last == 1 }).filter(|_| usize::from(count) <= MEMBERS_MAX)?
+        match bytes {
+            [1, last @ 0..=1, count, _, rest @ ..] if usize::from(*count) <= MEMBERS_MAX => {
+                let members = <[Member]>::ref_from_bytes_with_elems(rest, usize::from(*count)).ok()?;
+                Some(Notice::Members { members: members.to_vec(), last: *last == 1 })
             }
-            2 => Notice::Welcome { node: NodeId(reader.u16()?), max_nodes: reader.u16()? },
-            3 => Notice::NoRoom,
-            _ => return None,
-        };
-        reader.is_empty().then_some(notice)
+            [2, rest @ ..] => {
+                let [node, max_nodes] = <[U16; 2]>::read_from_bytes(rest).ok()?.map(U16::get);
+                Some(Notice::Welcome { node: NodeId(node), max_nodes })
+            }
+            [3] => Some(Notice::NoRoom),
+            _ => None,
+        }
     }
 }
 
@@ -119,6 +111,7 @@ impl Notice {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::net::SocketAddr;
 
     proptest! {
         #[test]
@@ -133,9 +126,9 @@ mod tests {
         #[test]
         fn notices_survive_the_way(ids in proptest::collection::vec(any::<(u16, u32, u32, u16)>(), 0..=MEMBERS_MAX), last: bool) {
             let members: Vec<_> = ids.into_iter().map(|(node, life, ip, port)| Member {
-                node: NodeId(node),
-                incarnation: Incarnation(life),
-                address: SocketAddr::new(std::net::Ipv4Addr::from(ip).into(), port),
+                node: node.into(),
+                incarnation: life.into(),
+                address: SocketAddr::new(std::net::Ipv4Addr::from(ip).into(), port).into(),
             }).collect();
             for notice in [Notice::Members { members, last }, Notice::Welcome { node: NodeId(7), max_nodes: 16 }, Notice::NoRoom] {
                 let bytes = notice.encode();

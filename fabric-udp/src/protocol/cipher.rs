@@ -4,7 +4,7 @@
 //! nonce.
 
 use super::header::{HEADER, Header};
-use super::wire::Writer;
+use super::wire::IntoBytes;
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::hmac;
 use twox_hash::XxHash3_64;
@@ -155,7 +155,7 @@ impl Cipher {
     pub fn seal(&mut self, datagram: &mut [u8], session: u32, number: u64, covered: u16) {
         match self {
             Cipher::Checked(checked) => {
-                Header { epoch: 0, covered, session, number }.write(&mut Writer::new(datagram));
+                datagram[..HEADER].copy_from_slice(Header::new(0, covered, session, number).as_bytes());
                 let end = datagram.len() - CHECK;
                 let (body, tag) = datagram.split_at_mut(end);
                 let covered = if covered == 0 { end } else { usize::from(covered) };
@@ -185,7 +185,7 @@ impl Cipher {
         match self {
             Cipher::Checked(checked) => {
                 let end = datagram.len().checked_sub(CHECK).filter(|end| *end >= HEADER)?;
-                let covered = match usize::from(header.covered) {
+                let covered = match usize::from(header.covered.get()) {
                     0 => end,
                     covered if checked.full || covered < HEADER || covered > end => return None,
                     covered => covered,
@@ -215,8 +215,8 @@ impl Sealed {
         self.since.get_or_insert(number);
         self.packets += 1;
         self.bytes += datagram.len() as u64;
-        Header { epoch: self.send.epoch, covered: 0, session, number }.write(&mut Writer::new(datagram));
         let (header, rest) = datagram.split_at_mut(HEADER);
+        header.copy_from_slice(Header::new(self.send.epoch, 0, session, number).as_bytes());
         let (body, tag) = rest.split_at_mut(rest.len() - TAG);
         let key = &self.send.key;
         // Only a body of more than 64 GiB is refused.
@@ -225,7 +225,7 @@ impl Sealed {
     }
 
     fn open<'d>(&mut self, header: &Header, datagram: &'d mut [u8]) -> Option<&'d mut [u8]> {
-        if datagram.len() < HEADER + TAG || header.covered != 0 {
+        if datagram.len() < HEADER + TAG || header.covered.get() != 0 {
             return None;
         }
         let (first, rest) = datagram.split_at_mut(HEADER);
@@ -236,7 +236,7 @@ impl Sealed {
             u8::MAX => self.previous.as_ref()?,
             _ => return None,
         };
-        let body = key.key.open_in_place(key.nonce(header.number), Aad::from(&*first), rest).ok()?;
+        let body = key.key.open_in_place(key.nonce(header.number.get()), Aad::from(&*first), rest).ok()?;
         if ahead == 1
             && let Some(next) = self.upcoming.take()
         {

@@ -1,5 +1,7 @@
 //! The configuration of an endpoint.
 
+use super::congestion::Cubic;
+use super::mtu::PathMtu;
 use super::time::{MICRO, Nanos, nanos};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::fmt;
@@ -54,6 +56,13 @@ impl LinkConfig {
         let payload = mtu.saturating_sub(48);
         let payload = if payload < 1_200 { 1_200 } else { payload };
         LinkConfig { mtu: if payload > 65_507 { 65_507 } else { payload }, start: 1_200, search: true }
+    }
+
+    /// The search and the window with which a path by this link begins. `theirs`: the largest datagram that the other end takes.
+    pub(crate) fn begin(&self, config: &Config, theirs: u16) -> (PathMtu, Cubic) {
+        let mtu = PathMtu::new(self.start, self.mtu.min(theirs.into()), self.search);
+        let congestion = Cubic::new(config.initial_window, mtu.current());
+        (mtu, congestion)
     }
 }
 

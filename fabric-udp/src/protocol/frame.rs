@@ -1,6 +1,6 @@
 //! The frames of a data datagram, behind its header.
 
-use super::wire::{Put, Reader, Writer};
+use super::wire::{FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned, Writer, take};
 use doorbell_fabric::{PacketHead, PacketKind, Priority};
 
 /// The most ranges in one acknowledgement.
@@ -41,32 +41,39 @@ pub(crate) const ACK_RANGE: usize = 8;
 /// The greatest length of a close.
 pub(crate) const CLOSE_LEN: usize = 4;
 
+/// The beginning of every frame but Padding and Ping.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Head {
+    kind: u8,
+    byte: u8,
+    len: U16,
+}
+
+/// What follows it in Packet (sequence, tag, the message's sequence) and in Ack (delay, largest, numbers below it).
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Numbers(U32, U64, U32);
+
+/// A range of an acknowledgement behind the first: the count of missing numbers before it less one, and of numbers in it less
+/// one.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct AckRange {
+    gap: U32,
+    more: U32,
+}
+
 /// One frame, as it lies in a datagram.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Frame<'a> {
-    Ping,
     Ack(Ack<'a>),
-    Close {
-        code: u8,
-    },
-    Challenge(u64),
-    Response(u64),
     /// Bytes of a transfer.
     Data {
         transfer: u64,
         offset: u64,
         total: u64,
         bytes: &'a [u8],
-    },
-    /// The bytes of a transfer below `limit` may be sent.
-    Grant {
-        transfer: u64,
-        limit: u64,
-    },
-    /// One end gives up a transfer.
-    Cancel {
-        transfer: u64,
-        by_receiver: bool,
     },
     /// A whole packet of a lane.
     Packet {
@@ -81,6 +88,26 @@ pub(crate) enum Frame<'a> {
         total: u32,
         offset: u32,
         bytes: &'a [u8],
+    },
+    Short(Short),
+}
+
+/// A frame of a few numbers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Short {
+    Ping,
+    Close(u8),
+    Challenge(u64),
+    Response(u64),
+    /// The bytes of a transfer below `limit` may be sent.
+    Grant {
+        transfer: u64,
+        limit: u64,
+    },
+    /// One end gives up a transfer.
+    Cancel {
+        transfer: u64,
+        by_receiver: bool,
     },
     /// A lane's limit for its sender.
     Credit {
@@ -99,122 +126,113 @@ pub(crate) struct Packet<'a> {
 }
 
 /// An acknowledgement of packet numbers.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Ack<'a> {
     /// The highest number.
     pub largest: u64,
     /// The time since that number arrived, in nanoseconds.
     pub delay: u32,
     first: u32,
-    rest: &'a [u8],
+    rest: &'a [AckRange],
 }
 
 impl Ack<'_> {
     /// Whether no range goes below zero. [`ranges`](Self::ranges) may be called only then.
     fn is_sound(&self) -> bool {
-        let Some(mut low) = self.largest.checked_sub(u64::from(self.first)) else { return false };
-        for pair in self.rest.chunks_exact(ACK_RANGE) {
-            let (gap, more) = pair_of(pair);
-            let Some(next) = low.checked_sub(gap + more + 2) else { return false };
-            low = next;
-        }
-        true
+        let below = |low: u64, range: &AckRange| low.checked_sub(u64::from(range.gap) + u64::from(range.more) + 2);
+        let low = self.largest.checked_sub(self.first.into());
+        low.and_then(|low| self.rest.iter().try_fold(low, below)).is_some()
     }
 
     /// The ranges, both ends included, the highest first.
     pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let first = (self.largest - u64::from(self.first), self.largest);
         let mut low = first.0;
-        std::iter::once(first).chain(self.rest.chunks_exact(ACK_RANGE).map(move |pair| {
-            let (gap, more) = pair_of(pair);
-            let high = low - gap - 2;
-            low = high - more;
+        std::iter::once(first).chain(self.rest.iter().map(move |range| {
+            let high = low - u64::from(range.gap) - 2;
+            low = high - u64::from(range.more);
             (low, high)
         }))
     }
 }
 
-/// The count of missing numbers before a range less one, and of numbers in it less one.
-fn pair_of(bytes: &[u8]) -> (u64, u64) {
-    let mut reader = Reader::new(bytes);
-    (u64::from(reader.u32().unwrap_or(0)), u64::from(reader.u32().unwrap_or(0)))
-}
-
 /// The next frame, `None` at the end, or an error if the frame is malformed.
 #[inline]
-pub(crate) fn read<'a>(reader: &mut Reader<'a>) -> Result<Option<Frame<'a>>, &'static str> {
-    let Some(kind) = reader.u8() else { return Ok(None) };
-    if kind == PADDING {
+pub(crate) fn read<'a>(bytes: &mut &'a [u8]) -> Result<Option<Frame<'a>>, &'static str> {
+    match bytes.first() {
         // Padding is always last.
-        return Ok(None);
+        None | Some(&PADDING) => Ok(None),
+        Some(&PING) => {
+            *bytes = &bytes[1..];
+            Ok(Some(Frame::Short(Short::Ping)))
+        }
+        Some(_) => read_body(bytes).map(Some).ok_or("a malformed frame"),
     }
-    read_body(kind, reader).map(Some).ok_or("a malformed frame")
+}
+
+fn words<const N: usize>(bytes: &mut &[u8]) -> Option<[u64; N]> {
+    Some(take::<[U64; N]>(bytes)?.map(U64::get))
 }
 
 #[inline]
-fn read_body<'a>(kind: u8, reader: &mut Reader<'a>) -> Option<Frame<'a>> {
-    if kind == PING {
-        return Some(Frame::Ping);
-    }
-    // Every other frame begins with its kind, a byte and a number of bytes.
-    let (byte, len) = (reader.u8()?, usize::from(reader.u16()?));
-    Some(match (kind & !3, kind) {
+fn read_body<'a>(bytes: &mut &'a [u8]) -> Option<Frame<'a>> {
+    let Head { kind, byte, len } = take(bytes)?;
+    let len = usize::from(len.get());
+    let priority = || Priority::ALL.get(usize::from(kind & 3)).copied();
+    Some(match (kind & !3, *kind) {
         (PACKET, _) => {
-            let priority = priority_of(kind & 3)?;
-            let kind = PacketKind::from_number(byte)?;
-            let (sequence, tag, message) = (reader.u32()?, reader.u64()?, reader.u32()?);
-            let total = if kind.has_total() { reader.u64()? } else { len as u64 };
-            let head = PacketHead { kind, tag, sequence: message, total };
-            Frame::Packet { priority, sequence, packet: Packet { head, payload: reader.bytes(len)? } }
+            let priority = priority()?;
+            let kind = PacketKind::from_number(*byte)?;
+            let Numbers(sequence, tag, message) = take(bytes)?;
+            let total = if kind.has_total() { take::<U64>(bytes)?.get() } else { len as u64 };
+            let head = PacketHead { kind, tag: tag.get(), sequence: message.get(), total };
+            let packet = Packet { head, payload: bytes.split_off(..len)? };
+            Frame::Packet { priority, sequence: sequence.get(), packet }
         }
         (FRAGMENT, _) => {
-            let priority = priority_of(kind & 3)?;
-            let (sequence, total, offset) = (reader.u32()?, reader.u32()?, reader.u32()?);
-            let bytes = reader.bytes(len)?;
+            let [sequence, total, offset] = take::<[U32; 3]>(bytes)?.map(U32::get);
+            let bytes = bytes.split_off(..len)?;
             if u64::from(offset) + len as u64 > u64::from(total) || total as usize > IMAGE_MAX || bytes.is_empty() {
                 return None;
             }
-            Frame::Fragment { priority, sequence, total, offset, bytes }
+            Frame::Fragment { priority: priority()?, sequence, total, offset, bytes }
         }
         (CREDIT, _) => {
-            let priority = priority_of(kind & 3)?;
-            Frame::Credit { priority, refused: byte != 0, stamp: reader.u32()?, limit: reader.u64()? }
+            let (priority, stamp) = (priority()?, take::<U32>(bytes)?.get());
+            let [limit] = words(bytes)?;
+            Frame::Short(Short::Credit { priority, refused: *byte != 0, stamp, limit })
         }
         (_, ACK) => {
-            let count = usize::from(byte);
-            let (delay, largest, first) = (reader.u32()?, reader.u64()?, reader.u32()?);
-            if count > ACK_RANGES_MAX {
-                return None;
-            }
-            let ack = Ack { largest, delay, first, rest: reader.bytes(count * ACK_RANGE)? };
-            if !ack.is_sound() {
+            let Numbers(delay, largest, first) = take(bytes)?;
+            let (rest, behind) = <[AckRange]>::ref_from_prefix_with_elems(bytes, usize::from(*byte)).ok()?;
+            *bytes = behind;
+            let ack = Ack { largest: largest.get(), delay: delay.get(), first: first.get(), rest };
+            if rest.len() > ACK_RANGES_MAX || !ack.is_sound() {
                 return None;
             }
             Frame::Ack(ack)
         }
-        (_, CLOSE) => Frame::Close { code: byte },
-        (_, CHALLENGE) => Frame::Challenge(reader.u64()?),
-        (_, RESPONSE) => Frame::Response(reader.u64()?),
         (_, DATA) => {
-            let (transfer, offset, total) = (reader.u64()?, reader.u64()?, reader.u64()?);
-            let bytes = reader.bytes(len)?;
+            let [transfer, offset, total] = words(bytes)?;
+            let bytes = bytes.split_off(..len)?;
             if offset.checked_add(len as u64)? > total {
                 return None;
             }
             Frame::Data { transfer, offset, total, bytes }
         }
-        (_, GRANT) => Frame::Grant { transfer: reader.u64()?, limit: reader.u64()? },
+        (_, CLOSE) => Frame::Short(Short::Close(*byte)),
+        (_, CHALLENGE) => Frame::Short(Short::Challenge(words::<1>(bytes)?[0])),
+        (_, RESPONSE) => Frame::Short(Short::Response(words::<1>(bytes)?[0])),
+        (_, GRANT) => {
+            let [transfer, limit] = words(bytes)?;
+            Frame::Short(Short::Grant { transfer, limit })
+        }
         (_, CANCEL) => {
-            let transfer = reader.u64()?;
-            reader.u64()?;
-            Frame::Cancel { transfer, by_receiver: byte != 0 }
+            let [transfer, _] = words(bytes)?;
+            Frame::Short(Short::Cancel { transfer, by_receiver: *byte != 0 })
         }
         _ => return None,
     })
-}
-
-fn priority_of(number: u8) -> Option<Priority> {
-    Priority::ALL.get(usize::from(number)).copied()
 }
 
 /// The greatest length of a packet's image.
@@ -230,39 +248,49 @@ pub(crate) fn image_len(head: &PacketHead, payload: usize) -> usize {
 pub(crate) fn write_image(image: &mut [u8], priority: Priority, sequence: u32, head: &PacketHead, payload: &[u8]) {
     let mut writer = Writer::new(image);
     write_head(&mut writer, PACKET | priority as u8, head.kind as u8, payload.len());
-    writer.u32(sequence);
-    writer.u64(head.tag);
-    writer.u32(head.sequence);
+    writer.put(&Numbers(sequence.into(), head.tag.into(), head.sequence.into()));
     if head.kind.has_total() {
-        writer.u64(head.total);
+        writer.put(&U64::new(head.total));
     }
-    writer.bytes(payload);
+    writer.put(payload);
 }
 
 /// The packet of an image that was assembled from fragments.
-pub(crate) fn read_image(image: &[u8]) -> Option<(Priority, u32, Packet<'_>)> {
-    let mut reader = Reader::new(image);
-    match read(&mut reader) {
-        Ok(Some(Frame::Packet { priority, sequence, packet })) if reader.is_empty() => Some((priority, sequence, packet)),
+pub(crate) fn read_image(mut image: &[u8]) -> Option<(Priority, u32, Packet<'_>)> {
+    match read(&mut image) {
+        Ok(Some(Frame::Packet { priority, sequence, packet })) if image.is_empty() => Some((priority, sequence, packet)),
         _ => None,
     }
 }
 
-/// The beginning of every frame but a ping.
 #[inline]
 fn write_head(writer: &mut Writer, kind: u8, byte: u8, len: usize) {
-    writer.bytes(&[kind, byte, len as u8, (len >> 8) as u8]);
+    writer.put(&Head { kind, byte, len: (len as u16).into() });
 }
 
-/// A frame of numbers alone.
+/// Writes a frame of words alone.
 #[inline]
 fn write_words<const N: usize>(writer: &mut Writer, kind: u8, byte: u8, len: usize, words: [u64; N]) {
     write_head(writer, kind, byte, len);
-    words.into_iter().for_each(|word| writer.u64(word));
+    writer.put(&words.map(U64::new));
 }
 
-pub(crate) fn write_ping(writer: &mut Writer) {
-    writer.u8(PING);
+impl Short {
+    pub fn write(self, writer: &mut Writer) {
+        match self {
+            Short::Ping => writer.put(&PING),
+            Short::Close(code) => write_words(writer, CLOSE, code, 0, []),
+            Short::Challenge(word) => write_words(writer, CHALLENGE, 0, 0, [word]),
+            Short::Response(word) => write_words(writer, RESPONSE, 0, 0, [word]),
+            Short::Grant { transfer, limit } => write_words(writer, GRANT, 0, 0, [transfer, limit]),
+            Short::Cancel { transfer, by_receiver } => write_words(writer, CANCEL, by_receiver.into(), 0, [transfer, 0]),
+            Short::Credit { priority, refused, stamp, limit } => {
+                write_head(writer, CREDIT | priority as u8, refused.into(), 0);
+                writer.put(&U32::new(stamp));
+                writer.put(&U64::new(limit));
+            }
+        }
+    }
 }
 
 /// Fills `len` bytes that no reader looks at. Nothing may follow.
@@ -276,37 +304,19 @@ pub(crate) fn write_ack(writer: &mut Writer, delay: u32, ranges: impl Iterator<I
     let Some((mut low, largest)) = ranges.next() else { return };
     let most = ((writer.room().saturating_sub(ACK_LEN)) / ACK_RANGE).min(ACK_RANGES_MAX);
     let start = writer.len();
-    write_head(writer, ACK, 0, 0);
-    writer.u32(delay);
-    writer.u64(largest);
-    writer.u32((largest - low) as u32);
-    let mut count = 0;
+    let mut head = Head { kind: ACK, byte: 0, len: U16::ZERO };
+    writer.space(size_of::<Head>());
+    writer.put(&Numbers(delay.into(), largest.into(), ((largest - low) as u32).into()));
     for (next_low, next_high) in ranges.take(most) {
-        let gap = low - next_high - 2;
-        if gap > u64::from(u32::MAX) {
-            break;
-        }
-        writer.u32(gap as u32);
-        writer.u32((next_high - next_low) as u32);
+        let Ok(gap) = u32::try_from(low - next_high - 2) else { break };
+        writer.put(&AckRange { gap: gap.into(), more: ((next_high - next_low) as u32).into() });
         low = next_low;
-        count += 1;
+        head.byte += 1;
     }
     let end = writer.len();
-    writer.back_to(start + 1);
-    writer.u8(count);
-    writer.space(end - start - 2);
-}
-
-pub(crate) fn write_close(writer: &mut Writer, code: u8) {
-    write_head(writer, CLOSE, code, 0);
-}
-
-pub(crate) fn write_challenge(writer: &mut Writer, word: u64) {
-    write_words(writer, CHALLENGE, 0, 0, [word]);
-}
-
-pub(crate) fn write_response(writer: &mut Writer, word: u64) {
-    write_words(writer, RESPONSE, 0, 0, [word]);
+    writer.back_to(start);
+    writer.put(&head);
+    writer.space(end - start - size_of::<Head>());
 }
 
 /// Writes the head of transfer bytes. The bytes themselves follow.
@@ -314,22 +324,8 @@ pub(crate) fn write_data_head(writer: &mut Writer, transfer: u64, offset: u64, t
     write_words(writer, DATA, 0, len, [transfer, offset, total]);
 }
 
-pub(crate) fn write_grant(writer: &mut Writer, transfer: u64, limit: u64) {
-    write_words(writer, GRANT, 0, 0, [transfer, limit]);
-}
-
-pub(crate) fn write_cancel(writer: &mut Writer, transfer: u64, by_receiver: bool) {
-    write_words(writer, CANCEL, by_receiver.into(), 0, [transfer, 0]);
-}
-
 pub(crate) fn write_fragment(writer: &mut Writer, priority: Priority, sequence: u32, total: u32, offset: u32, bytes: &[u8]) {
     write_head(writer, FRAGMENT | priority as u8, 0, bytes.len());
-    [sequence, total, offset].into_iter().for_each(|number| writer.u32(number));
-    writer.bytes(bytes);
-}
-
-pub(crate) fn write_credit(writer: &mut Writer, priority: Priority, refused: bool, stamp: u32, limit: u64) {
-    write_head(writer, CREDIT | priority as u8, refused.into(), 0);
-    writer.u32(stamp);
-    writer.u64(limit);
+    writer.put(&[sequence, total, offset].map(U32::new));
+    writer.put(bytes);
 }

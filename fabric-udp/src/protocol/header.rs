@@ -1,6 +1,6 @@
 //! The first bytes of a datagram.
 
-use super::wire::{Put, Reader, Writer};
+use super::wire::{FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
 /// The kind of a datagram, which is its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,38 +30,33 @@ impl Kind {
 }
 
 /// The length of the header of a data datagram.
-pub(crate) const HEADER: usize = 16;
+pub(crate) const HEADER: usize = size_of::<Header>();
 
 /// The header of a data datagram. It is sent in clear and covered by the checksum or as associated data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
 pub(crate) struct Header {
+    kind: u8,
     /// The number of the key that seals it, counted from zero, wrapping. Always zero without a key.
     pub epoch: u8,
     /// The number of bytes from the start that the checksum covers; zero means all. Always zero with a key.
-    pub covered: u16,
+    pub covered: U16,
     /// The receiver's name for the session.
-    pub session: u32,
+    pub session: U32,
     /// The packet number. Never used twice in one direction of a session.
-    pub number: u64,
+    pub number: U64,
 }
 
 impl Header {
     #[inline]
-    pub fn write(&self, writer: &mut Writer) {
-        let first = u64::from(Kind::Data as u8)
-            | u64::from(self.epoch) << 8
-            | u64::from(self.covered) << 16
-            | u64::from(self.session) << 32;
-        writer.u64(first);
-        writer.u64(self.number);
+    pub fn new(epoch: u8, covered: u16, session: u32, number: u64) -> Self {
+        let kind = Kind::Data as u8;
+        Self { kind, epoch, covered: covered.into(), session: session.into(), number: number.into() }
     }
 
     /// The header of a datagram that is known to be of kind [`Data`](Kind::Data).
     #[inline]
     pub fn read(datagram: &[u8]) -> Option<Header> {
-        let mut reader = Reader::new(datagram);
-        let first = reader.u64()?;
-        let number = reader.u64()?;
-        Some(Header { epoch: (first >> 8) as u8, covered: (first >> 16) as u16, session: (first >> 32) as u32, number })
+        Some(Self::read_from_prefix(datagram).ok()?.0)
     }
 }

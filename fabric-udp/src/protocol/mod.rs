@@ -40,13 +40,13 @@ use doorbell_fabric::{Incarnation, NodeId, Sink};
 use std::net::SocketAddr;
 
 pub use config::{Config, ConfigError, DomainKey, Integrity, LinkConfig, PROTOCOL_VERSION};
+pub use doorbell_fabric::TransferId;
 pub use endpoint::{Endpoint, Target};
 pub use handshake::Rejection;
 pub(crate) use handshake::{ADDRESSES_MAX, is_one_place};
 pub use lent::Middle;
 pub use stats::{EndpointStats, Outstanding, SessionStats};
 pub use time::Time;
-pub use doorbell_fabric::TransferId;
 pub use transfer::TransferError;
 
 /// One local UDP socket: an index into [`Config::links`].

@@ -1,124 +1,48 @@
-//! Reads and writes little-endian numbers, and checks every bound.
+//! Layouts of little-endian numbers: read off the front of a slice, and written one after another. Every bound is checked.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+pub(crate) use zerocopy::little_endian::{U16, U32, U64};
+pub(crate) use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Reads numbers and bytes off the front of a slice.
-#[derive(Clone, Copy)]
-pub(crate) struct Reader<'a> {
-    bytes: &'a [u8],
+/// Takes a value of fixed layout off the front of a slice.
+#[inline]
+pub(crate) fn take<'a, T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &mut &'a [u8]) -> Option<&'a T> {
+    let (value, rest) = T::ref_from_prefix(bytes).ok()?;
+    *bytes = rest;
+    Some(value)
 }
 
-impl<'a> Reader<'a> {
-    #[inline]
-    pub fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes }
-    }
+/// Takes bytes behind their number.
+pub(crate) fn take_message<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let len = take::<U16>(bytes)?.get();
+    bytes.split_off(..usize::from(len))
+}
 
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
-    }
+/// An address. One of IPv4 is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct Address {
+    ip: [u8; 16],
+    port: U16,
+}
 
-    #[inline]
-    pub fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.bytes.split_at_checked(len)?;
-        self.bytes = rest;
-        Some(taken)
-    }
-
-    #[inline]
-    pub fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (taken, rest) = self.bytes.split_first_chunk::<N>()?;
-        self.bytes = rest;
-        Some(*taken)
-    }
-
-    #[inline]
-    pub fn u8(&mut self) -> Option<u8> {
-        self.array::<1>().map(|[byte]| byte)
-    }
-
-    #[inline]
-    pub fn u16(&mut self) -> Option<u16> {
-        self.array().map(u16::from_le_bytes)
-    }
-
-    #[inline]
-    pub fn u32(&mut self) -> Option<u32> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    #[inline]
-    pub fn u64(&mut self) -> Option<u64> {
-        self.array().map(u64::from_le_bytes)
-    }
-
-    /// Bytes behind their number.
-    pub fn message(&mut self) -> Option<&'a [u8]> {
-        let len = self.u16()?;
-        self.bytes(len.into())
-    }
-
-    pub fn address(&mut self) -> Option<SocketAddr> {
-        let ip = IpAddr::V6(Ipv6Addr::from(self.array::<16>()?)).to_canonical();
-        Some(SocketAddr::new(ip, self.u16()?))
+impl Address {
+    pub fn get(self) -> SocketAddr {
+        SocketAddr::new(IpAddr::V6(Ipv6Addr::from(self.ip)).to_canonical(), self.port.get())
     }
 }
 
-/// Takes numbers and bytes one after another.
-pub(crate) trait Put {
-    fn bytes(&mut self, bytes: &[u8]);
-
-    #[inline]
-    fn u8(&mut self, number: u8) {
-        self.bytes(&[number]);
-    }
-
-    #[inline]
-    fn u16(&mut self, number: u16) {
-        self.bytes(&number.to_le_bytes());
-    }
-
-    #[inline]
-    fn u32(&mut self, number: u32) {
-        self.bytes(&number.to_le_bytes());
-    }
-
-    #[inline]
-    fn u64(&mut self, number: u64) {
-        self.bytes(&number.to_le_bytes());
-    }
-
-    /// Bytes behind their number.
-    fn message(&mut self, bytes: &[u8]) {
-        self.u16(bytes.len() as u16);
-        self.bytes(bytes);
-    }
-
-    fn address(&mut self, address: SocketAddr) {
+impl From<SocketAddr> for Address {
+    fn from(address: SocketAddr) -> Self {
         let ip = match address.ip() {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
             IpAddr::V6(ip) => ip,
         };
-        self.bytes(&ip.octets());
-        self.u16(address.port());
+        Self { ip: ip.octets(), port: address.port().into() }
     }
 }
 
-impl Put for Vec<u8> {
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.extend_from_slice(bytes);
-    }
-}
-
-impl Put for Writer<'_> {
-    #[inline]
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.space(bytes.len()).copy_from_slice(bytes);
-    }
-}
-
-/// Writes numbers and bytes one after another. The caller ensures that there is [`room`](Self::room).
+/// Writes values one after another. The caller ensures that there is [`room`](Self::room).
 pub(crate) struct Writer<'a> {
     buf: &'a mut [u8],
     at: usize,
@@ -128,6 +52,13 @@ impl<'a> Writer<'a> {
     #[inline]
     pub fn new(buf: &'a mut [u8]) -> Self {
         Self { buf, at: 0 }
+    }
+
+    /// Writes a value of fixed layout, or bytes.
+    #[inline]
+    pub fn put<T: IntoBytes + Immutable + ?Sized>(&mut self, value: &T) {
+        let bytes = value.as_bytes();
+        self.space(bytes.len()).copy_from_slice(bytes);
     }
 
     /// The number of bytes written.

@@ -3,7 +3,8 @@
 use super::open::Attempt;
 use super::sessions::Entry;
 use super::{Endpoint, Target};
-use crate::protocol::{Path, SessionId, Time, handshake};
+use crate::protocol::handshake::{self, Hello};
+use crate::protocol::{Path, SessionId, Time};
 use std::net::SocketAddr;
 
 impl Endpoint {
@@ -35,7 +36,7 @@ impl Endpoint {
         let mut ways: Vec<_> = handshake::reaches(&self.config)
             .enumerate()
             .flat_map(|(at, (link, near))| {
-                let is_alike = move |far: &&SocketAddr| near.address.is_ipv4() == far.is_ipv4();
+                let is_alike = move |far: &&SocketAddr| near.address.get().is_ipv4() == far.is_ipv4();
                 let ways = session.far.iter().enumerate().filter(move |(_, far)| is_alike(far));
                 ways.map(move |(to, far)| ((at, to) != (place, place), Path { link, peer: *far }))
             })
@@ -49,7 +50,10 @@ impl Endpoint {
     fn attempt(&mut self, now: Time, target: Target, strand: u8) -> Option<SessionId> {
         let nonce = self.random.u64();
         let give_up = now + self.config.connect_for;
-        let id = self.sessions.insert(|id| Entry::Attempt(Box::new(Attempt::new(id, now, target, strand, nonce, give_up))))?;
+        let id = self.sessions.insert(|id| {
+            let hello = Hello::new(&self.secret, self.config.versions, id.0 as u32, nonce);
+            Entry::Attempt(Box::new(Attempt::new(id, now, target, strand, hello, give_up)))
+        })?;
         self.earliest = self.earliest.min(now);
         Some(id)
     }

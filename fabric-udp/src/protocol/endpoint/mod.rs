@@ -14,7 +14,6 @@ use super::config::Spans;
 use super::handshake::{Cookies, DomainSecret};
 use super::header::{Header, Kind};
 use super::random::Random;
-use super::session::{Genuine, Opened};
 use super::time::{Nanos, Time};
 use super::{CloseReason, Config, ConfigError, EndpointStats, Event, LinkId, Path, Peer, Receive, SessionId};
 use crate::Run;
@@ -34,14 +33,30 @@ pub struct Target {
 
 /// The most answers to strangers that wait to be sent.
 const ANSWERS_MAX: usize = 64;
-/// Close codes of the protocol itself; lower codes belong to the driver.
+/// The lowest close code of the protocol itself; lower codes belong to the driver.
 const CODE_DAMAGED: u8 = 0xF0;
-const CODE_IDLE: u8 = 0xF1;
-const CODE_REPLACED: u8 = 0xF2;
-const CODE_DUPLICATE: u8 = 0xF3;
 const CODE_NO_FIRST: u8 = 0xF4;
+/// Their meanings.
+const CODES: [(u8, CloseReason); 5] = [
+    (CODE_DAMAGED, CloseReason::Damaged("the other end reports a broken rule")),
+    (0xF1, CloseReason::Idle),
+    (0xF2, CloseReason::Replaced),
+    (0xF3, CloseReason::Duplicate),
+    (CODE_NO_FIRST, CloseReason::NoFirst),
+];
 /// The shortest time between two events about refused strangers.
 const REFUSED_EVERY: Nanos = 1_000_000_000;
+
+/// The code by which the other end is told why a session ends.
+fn code_of(reason: CloseReason) -> Option<u8> {
+    let is_it = |(_, of): &&(u8, CloseReason)| std::mem::discriminant(of) == std::mem::discriminant(&reason);
+    CODES.iter().find(is_it).map(|(code, _)| *code)
+}
+
+/// Why a session ended that the other end closed with this code.
+fn reason_of(code: u8) -> CloseReason {
+    CODES.iter().find(|(of, _)| *of == code).map_or(CloseReason::ByPeer(code), |(_, reason)| *reason)
+}
 
 /// All sessions of one node, over its links.
 ///
@@ -142,35 +157,18 @@ impl Endpoint {
             self.stats.junk += 1;
             return stopped;
         };
-        let Some((index, session)) = self.sessions.named(header.session) else {
+        let Some((index, session)) = self.sessions.named(header.session.get()).filter(|(_, session)| session.over.is_none())
+        else {
             self.stats.stray += 1;
             return stopped;
         };
-        if session.over.is_some() {
-            self.stats.stray += 1;
-            return stopped;
-        }
-        let body = match session.open(from, &header, datagram) {
-            Opened::Body(body) => body,
-            Opened::Corrupted => {
-                self.stats.corrupted += 1;
-                return stopped;
-            }
-            Opened::Misplaced => {
-                self.stats.misplaced += 1;
-                return stopped;
-            }
-            Opened::Duplicate => {
-                // The sender may have missed the answer.
-                return stopped;
-            }
-        };
+        let Some(body) = session.open(from, &header, datagram, &mut self.stats) else { return stopped };
         if !session.confirmed && !self.confirm(now, index) {
             self.settle(now, index);
             return stopped;
         }
         let Some(session) = self.sessions.get_mut(index) else { return stopped };
-        stopped = session.take(now, &Genuine { from, number: header.number, body }, receiver, stopped, &mut self.events);
+        stopped = session.take(now, from, header.number.get(), body, receiver, stopped);
         let was_asked = std::mem::take(&mut session.was_asked);
         self.after(now, index);
         if was_asked {
@@ -204,6 +202,7 @@ impl Endpoint {
     #[inline]
     fn after(&mut self, now: Time, index: usize) {
         let Some(session) = self.sessions.get_mut(index) else { return };
+        self.events.extend(session.events.drain(..));
         if !session.listed && session.is_ready() {
             session.listed = true;
             self.to_deliver.push_back(index);
@@ -295,7 +294,6 @@ impl Endpoint {
             if let Some(session) = self.sessions.get_mut(index) {
                 if session.deadline() <= now {
                     asks |= session.on_timeout(now);
-                    session.tell_path(&mut self.events);
                     let unanswered = session.is_unanswered().then_some((session.peer.node, session.silent_since()));
                     self.compare(now, index, unanswered);
                 }

@@ -2,7 +2,7 @@
 
 use super::Attempt;
 use crate::protocol::session::Session;
-use crate::protocol::{Path, Peer, SessionId, Time};
+use crate::protocol::{Peer, SessionId, Time};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -135,17 +135,8 @@ impl Sessions {
         }
     }
 
-    /// Attempts to reach this address with this strand.
-    pub fn attempts_at(&self, path: Path, strand: u8) -> Vec<usize> {
-        self.attempts(|attempt| attempt.target.path == path && attempt.strand == strand)
-    }
-
-    /// Attempts at further sessions with a node.
-    pub fn further_attempts(&self, node: NodeId) -> Vec<usize> {
-        self.attempts(|attempt| attempt.target.node == Some(node) && attempt.strand > 0)
-    }
-
-    fn attempts(&self, meant: impl Fn(&Attempt) -> bool) -> Vec<usize> {
+    /// Some of the attempts.
+    pub fn attempts(&self, meant: impl Fn(&Attempt) -> bool) -> Vec<usize> {
         let of = |(index, place): (usize, &Place)| match &place.entry {
             Entry::Attempt(attempt) if meant(attempt) => Some(index),
             _ => None,
@@ -159,6 +150,11 @@ impl Sessions {
             Entry::Session(session) if session.confirmed && session.peer == peer => Some((index, &**session)),
             _ => None,
         })
+    }
+
+    /// Those of them that are not the first.
+    pub fn further(&self, peer: Peer) -> Vec<usize> {
+        self.all_with(peer).filter(|(_, session)| session.strand > 0).map(|(index, _)| index).collect()
     }
 
     pub fn remove_attempt(&mut self, id: SessionId) -> bool {
@@ -202,6 +198,12 @@ impl Sessions {
             Entry::Session(session) if !session.confirmed => Some((index, &**session)),
             _ => None,
         })
+    }
+
+    /// Those of them with a node and a strand.
+    pub fn offers_of(&self, node: NodeId, strand: u8) -> Vec<usize> {
+        let is_of = |session: &Session| (session.peer.node, session.strand) == (node, strand);
+        self.offers().filter(|(_, session)| is_of(session)).map(|(index, _)| index).collect()
     }
 
     /// Records a session with this incarnation of a node. Any other incarnation is retired for good, even if its sessions ended

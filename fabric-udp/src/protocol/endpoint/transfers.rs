@@ -71,7 +71,7 @@ impl Endpoint {
     ) -> Result<(), TransferError> {
         let (index, live) = self.sessions.live(session).ok_or(TransferError::Gone)?;
         live.begin_transfer(now, transfer.0, part, total, granted, priority)?;
-        live.tell_finished(&mut self.events);
+        live.tell_finished();
         self.after(now, index);
         Ok(())
     }

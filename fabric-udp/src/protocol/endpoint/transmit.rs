@@ -4,7 +4,7 @@ use super::Endpoint;
 use crate::protocol::cipher::CHECK;
 use crate::protocol::lent::Middle;
 use crate::protocol::session::Session;
-use crate::protocol::{Event, Path, Source, Time, Transmit};
+use crate::protocol::{Path, Source, Time, Transmit};
 use std::collections::VecDeque;
 
 /// The most datagrams of one run, as the kernel takes them.
@@ -76,7 +76,7 @@ impl Endpoint {
                 continue;
             }
             session.queued = false;
-            let made = fill(now, (index, session), buf, source, lend, &mut self.events);
+            let made = fill(now, (index, session), buf, source, lend);
             self.after(now, index);
             if let Some((transmit, count)) = made {
                 self.stats.datagrams_out += count;
@@ -112,9 +112,8 @@ fn fill<S: Source>(
     buf: &mut [u8],
     source: &mut S,
     lend: bool,
-    events: &mut VecDeque<Event>,
 ) -> Option<(Transmit, u64)> {
-    let first = session.transmit(now, buf, None, lend, source, events)?;
+    let first = session.transmit(now, buf, None, lend, source)?;
     if let Some(lent) = first.lent {
         let len = first.len + lent.len as usize;
         return Some((Transmit { path: first.to, len, segment: len, lent: Some((index, lent)) }, 1));
@@ -123,7 +122,7 @@ fn fill<S: Source>(
     let (mut len, mut count) = (segment, 1);
     if !first.alone {
         while count < SEGMENTS_MAX && len + segment <= RUN_MAX {
-            let Some(next) = session.transmit(now, &mut buf[len..], Some(segment), false, source, events) else { break };
+            let Some(next) = session.transmit(now, &mut buf[len..], Some(segment), false, source) else { break };
             len += next.len;
             count += 1;
             if next.len < segment {

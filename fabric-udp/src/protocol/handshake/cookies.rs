@@ -3,7 +3,8 @@
 use super::Hello;
 use crate::protocol::cipher::mac;
 use crate::protocol::random::Random;
-use std::net::{IpAddr, SocketAddr};
+use crate::protocol::wire::{Address, IntoBytes};
+use std::net::SocketAddr;
 
 pub(crate) const COOKIE: usize = 24;
 
@@ -26,11 +27,7 @@ impl Cookies {
     }
 
     fn tag(&self, time: u64, from: SocketAddr, hello: &Hello) -> [u8; 16] {
-        let address = match from.ip() {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-            IpAddr::V6(ip) => ip.octets(),
-        };
-        let tag = mac(&self.secret, &[&time.to_le_bytes(), &address, &from.port().to_le_bytes(), &hello.prologue()]);
+        let tag = mac(&self.secret, &[&time.to_le_bytes(), Address::from(from).as_bytes(), hello.as_bytes()]);
         *tag.first_chunk().expect("32 bytes")
     }
 

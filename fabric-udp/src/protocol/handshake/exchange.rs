@@ -5,6 +5,7 @@ use super::params::Params;
 use super::proof::{DomainSecret, OPEN_PROOF};
 use crate::protocol::cipher::{Secrets, mac};
 use crate::protocol::random::Random;
+use crate::protocol::wire::IntoBytes;
 use snow::params::{CipherChoice, DHChoice, HashChoice};
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 use std::cell::RefCell;
@@ -22,9 +23,8 @@ pub(crate) enum Exchange {
 impl Exchange {
     /// Begins the exchange. Returns the message for Open.
     pub fn begin(secret: &DomainSecret, hello: &Hello, params: &Params, random: &mut Random) -> Option<(Exchange, Vec<u8>)> {
-        let Some(key) = &secret.key else { return Some((Exchange::Clear(params.share), params.write())) };
-        let prologue = hello.prologue();
-        let mut state = noise(key, random, &prologue)?.build_initiator().ok()?;
+        let Some(key) = &secret.key else { return Some((Exchange::Clear(params.fixed.share), params.write())) };
+        let mut state = noise(key, random, hello)?.build_initiator().ok()?;
         let message = say(&mut state, params)?;
         Some((Exchange::Noise(Box::new(state)), message))
     }
@@ -34,7 +34,7 @@ impl Exchange {
         match self {
             Exchange::Clear(share) => {
                 let params = Params::read(message)?;
-                let (send, receive) = secrets_of_shares(&hello.prologue(), share, &params.share);
+                let (send, receive) = secrets_of_shares(hello, share, &params.fixed.share);
                 Some((params, Secrets { send, receive }))
             }
             Exchange::Noise(state) => {
@@ -55,15 +55,14 @@ pub(crate) struct Asked {
 impl Asked {
     pub fn read(secret: &DomainSecret, hello: &Hello, message: &[u8], random: &mut Random) -> Option<Asked> {
         let Some(key) = &secret.key else { return Some(Asked { params: Params::read(message)?, noise: None }) };
-        let prologue = hello.prologue();
-        let mut state = noise(key, random, &prologue)?.build_responder().ok()?;
+        let mut state = noise(key, random, hello)?.build_responder().ok()?;
         Some(Asked { params: hear(&mut state, message)?, noise: Some(Box::new(state)) })
     }
 
     /// Agrees. Returns the peer's parameters, the message for Accept, and the secrets.
     pub fn agree(self, hello: &Hello, ours: &Params) -> Option<(Params, Vec<u8>, Secrets)> {
         let Some(mut state) = self.noise else {
-            let (receive, send) = secrets_of_shares(&hello.prologue(), &self.params.share, &ours.share);
+            let (receive, send) = secrets_of_shares(hello, &self.params.fixed.share, &ours.fixed.share);
             return Some((self.params, ours.write(), Secrets { send, receive }));
         };
         let message = say(&mut state, ours)?;
@@ -108,12 +107,12 @@ impl CryptoResolver for Resolver {
     }
 }
 
-fn noise<'k>(key: &'k [u8; 32], random: &mut Random, prologue: &'k [u8]) -> Option<snow::Builder<'k>> {
+fn noise<'k>(key: &'k [u8; 32], random: &mut Random, hello: &'k Hello) -> Option<snow::Builder<'k>> {
     let resolver = Box::new(Resolver(RefCell::new(random.child())));
-    snow::Builder::with_resolver(NOISE.parse().ok()?, resolver).psk(0, key).ok()?.prologue(prologue).ok()
+    snow::Builder::with_resolver(NOISE.parse().ok()?, resolver).psk(0, key).ok()?.prologue(hello.as_bytes()).ok()
 }
 
-fn secrets_of_shares(prologue: &[u8], asking: &[u8; 16], answering: &[u8; 16]) -> ([u8; 32], [u8; 32]) {
-    let one = |label: &[u8]| mac(&OPEN_PROOF, &[label, prologue, asking, answering]);
+fn secrets_of_shares(hello: &Hello, asking: &[u8; 16], answering: &[u8; 16]) -> ([u8; 32], [u8; 32]) {
+    let one = |label: &[u8]| mac(&OPEN_PROOF, &[label, hello.as_bytes(), asking, answering]);
     (one(b"doorbell asking"), one(b"doorbell answering"))
 }

@@ -16,63 +16,51 @@ pub(crate) use proof::DomainSecret;
 pub use rejection::Rejection;
 
 use super::header::Kind;
-use super::wire::{Put, Reader};
+use super::wire::{FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned, take, take_message};
 use proof::undamaged;
 
 const MAGIC: [u8; 3] = *b"DBL";
 /// The most bytes of a handshake datagram.
 pub(crate) const HANDSHAKE_MAX: usize = 1100;
 
-/// The head of Hello and Open: the requesting node and the session that it asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hello {
-    pub versions: (u16, u16),
-    /// The requesting end's name for the session.
-    pub session: u32,
-    pub nonce: u64,
-    pub domain: u64,
-    pub keyed: bool,
-}
-
 /// The start of a datagram of this kind.
-fn start(kind: Kind) -> Vec<u8> {
-    let mut datagram = Vec::with_capacity(128);
-    datagram.u8(kind as u8);
-    datagram.bytes(&MAGIC);
-    datagram
+fn start(kind: Kind) -> [u8; 4] {
+    let [d, b, l] = MAGIC;
+    [kind as u8, d, b, l]
 }
 
-/// Skips the start of a datagram.
-fn skip_start(reader: &mut Reader) -> Option<()> {
-    reader.u8()?;
-    (reader.array()? == MAGIC).then_some(())
+/// Takes the start of a datagram.
+fn take_start(datagram: &mut &[u8]) -> Option<()> {
+    let [_, magic @ ..] = take::<[u8; 4]>(datagram)?;
+    (*magic == MAGIC).then_some(())
+}
+
+/// The prologue of Hello and Open: the requesting node and the session that it asks for. Both ends must have seen these bytes
+/// alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct Hello {
+    pub versions: [U16; 2],
+    /// The requesting end's name for the session.
+    pub session: U32,
+    pub nonce: U64,
+    pub domain: U64,
+    pub keyed: U32,
 }
 
 impl Hello {
-    fn start(&self, kind: Kind) -> Vec<u8> {
-        let mut datagram = start(kind);
-        datagram.bytes(&self.prologue());
-        datagram
+    pub fn new(secret: &DomainSecret, versions: (u16, u16), session: u32, nonce: u64) -> Self {
+        Self {
+            versions: [versions.0.into(), versions.1.into()],
+            session: session.into(),
+            nonce: nonce.into(),
+            domain: secret.domain.into(),
+            keyed: u32::from(secret.key.is_some()).into(),
+        }
     }
 
-    /// The bytes that both ends must have seen alike.
-    fn prologue(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(28);
-        bytes.u16(self.versions.0);
-        bytes.u16(self.versions.1);
-        bytes.u32(self.session);
-        bytes.u64(self.nonce);
-        bytes.u64(self.domain);
-        bytes.u32(self.keyed.into());
-        bytes
-    }
-
-    fn read(reader: &mut Reader) -> Option<Hello> {
-        skip_start(reader)?;
-        let versions = (reader.u16()?, reader.u16()?);
-        let (session, nonce, domain) = (reader.u32()?, reader.u64()?, reader.u64()?);
-        let keyed = reader.u32()? & 1 != 0;
-        Some(Hello { versions, session, nonce, domain, keyed })
+    pub fn is_keyed(&self) -> bool {
+        self.keyed.get() & 1 != 0
     }
 }
 
@@ -87,39 +75,38 @@ pub(crate) enum Request<'d> {
 /// Reads a Hello or an Open. `None`: malformed or damaged.
 pub(crate) fn read_request<'d>(secret: &DomainSecret, versions: (u16, u16), datagram: &'d [u8]) -> Option<Request<'d>> {
     let datagram = undamaged(datagram)?;
-    let mut reader = Reader::new(datagram);
-    let hello = Hello::read(&mut reader)?;
+    let mut rest = datagram;
+    take_start(&mut rest)?;
+    let hello = *take::<Hello>(&mut rest)?;
+    let [lowest, highest] = hello.versions.map(U16::get);
     // Only this part is common to all versions. Nothing further of another version can be checked.
-    if hello.versions.0 > versions.1 || hello.versions.1 < versions.0 {
+    if lowest > versions.1 || highest < versions.0 {
         return Some(Request::Rejected(hello, Rejection::Version { lowest: versions.0, highest: versions.1 }));
     }
-    if hello.keyed != secret.key.is_some() {
-        let why = if hello.keyed { Rejection::HasNoKey } else { Rejection::NeedsKey };
+    if hello.is_keyed() != secret.key.is_some() {
+        let why = if hello.is_keyed() { Rejection::HasNoKey } else { Rejection::NeedsKey };
         return Some(Request::Rejected(hello, why));
     }
     if hello.domain != secret.domain {
         return Some(Request::Rejected(hello, Rejection::OtherDomain));
     }
     let Some(body) = secret.check(datagram, false) else {
-        return hello.keyed.then_some(Request::Rejected(hello, Rejection::WrongKey));
+        return hello.is_keyed().then_some(Request::Rejected(hello, Rejection::WrongKey));
     };
-    let mut reader = Reader::new(body);
-    Hello::read(&mut reader)?;
+    let mut rest = body.get(size_of::<[u8; 4]>() + size_of::<Hello>()..)?;
     if Kind::of(datagram) == Some(Kind::Hello) {
         return Some(Request::Hello(hello));
     }
-    Some(Request::Open(hello, reader.array()?, reader.message()?))
+    Some(Request::Open(hello, *take(&mut rest)?, take_message(&mut rest)?))
 }
 
 pub(crate) fn write_hello(secret: &DomainSecret, hello: &Hello) -> Vec<u8> {
-    secret.prove(hello.start(Kind::Hello), false)
+    secret.prove(false, &[&start(Kind::Hello), hello.as_bytes()])
 }
 
 pub(crate) fn write_open(secret: &DomainSecret, hello: &Hello, cookie: &[u8; COOKIE], message: &[u8]) -> Vec<u8> {
-    let mut datagram = hello.start(Kind::Open);
-    datagram.bytes(cookie);
-    datagram.message(message);
-    secret.prove(datagram, false)
+    let len = (message.len() as u16).to_le_bytes();
+    secret.prove(false, &[&start(Kind::Open), hello.as_bytes(), cookie, &len, message])
 }
 
 /// An answer to a Hello or an Open from the requesting end's viewpoint. Each answer names the session and repeats the nonce.
@@ -130,62 +117,55 @@ pub(crate) enum Answer<'d> {
     Reject(Rejection),
 }
 
-fn start_answer(kind: Kind, hello: &Hello) -> Vec<u8> {
-    let mut datagram = start(kind);
-    datagram.u32(hello.session);
-    datagram.u64(hello.nonce);
-    datagram
+/// An answer with this content.
+fn answer(secret: &DomainSecret, kind: Kind, hello: &Hello, openly: bool, parts: &[&[u8]]) -> Vec<u8> {
+    secret.prove(openly, &[&start(kind), hello.session.as_bytes(), hello.nonce.as_bytes(), &parts.concat()])
 }
 
 pub(crate) fn write_retry(secret: &DomainSecret, hello: &Hello, cookie: &[u8; COOKIE]) -> Vec<u8> {
-    let mut datagram = start_answer(Kind::Retry, hello);
-    datagram.bytes(cookie);
-    secret.prove(datagram, false)
+    answer(secret, Kind::Retry, hello, false, &[cookie])
 }
 
 pub(crate) fn write_reject(secret: &DomainSecret, hello: &Hello, why: Rejection) -> Vec<u8> {
-    let mut datagram = start_answer(Kind::Reject, hello);
     let (number, more) = why.number();
-    datagram.u32(number.into());
-    datagram.u64(more);
-    secret.prove(datagram, why.is_open())
+    answer(secret, Kind::Reject, hello, why.is_open(), &[&u32::from(number).to_le_bytes(), &more.to_le_bytes()])
 }
 
 pub(crate) fn write_accept(secret: &DomainSecret, hello: &Hello, session: u32, message: &[u8]) -> Vec<u8> {
-    let mut datagram = start_answer(Kind::Accept, hello);
-    datagram.u32(session);
-    datagram.message(message);
-    secret.prove(datagram, false)
+    let len = (message.len() as u16).to_le_bytes();
+    answer(secret, Kind::Accept, hello, false, &[&session.to_le_bytes(), &len, message])
 }
 
-/// The session and the nonce that an answer is for.
-pub(crate) fn addressee(datagram: &[u8]) -> Option<(u32, u64)> {
-    let mut reader = Reader::new(datagram);
-    skip_start(&mut reader)?;
-    Some((reader.u32()?, reader.u64()?))
+/// Takes the start of an answer: the session and the nonce that it is for.
+pub(crate) fn take_addressee(datagram: &mut &[u8]) -> Option<(u32, u64)> {
+    take_start(datagram)?;
+    Some((take::<U32>(datagram)?.get(), take::<U64>(datagram)?.get()))
 }
 
 /// Reads an answer.
 pub(crate) fn read_answer<'d>(secret: &DomainSecret, datagram: &'d [u8]) -> Option<Answer<'d>> {
     let kind = Kind::of(datagram)?;
-    let rejection = |body: &[u8]| {
-        let mut reader = Reader::new(body.get(16..)?);
-        let number = u8::try_from(reader.u32()?).ok()?;
-        Rejection::from_number(number, reader.u64()?)
-    };
     let datagram = undamaged(datagram)?;
+    let content = |openly| {
+        let mut rest = secret.check(datagram, openly)?;
+        take_addressee(&mut rest)?;
+        Some(rest)
+    };
+    let rejection = |mut rest: &[u8]| {
+        let number = u8::try_from(take::<U32>(&mut rest)?.get()).ok()?;
+        Rejection::from_number(number, take::<U64>(&mut rest)?.get())
+    };
     if kind == Kind::Reject
-        && let Some(why) = secret.check(datagram, true).and_then(rejection)
+        && let Some(why) = content(true).and_then(rejection)
         && why.is_open()
     {
         return Some(Answer::Reject(why));
     }
-    let body = secret.check(datagram, false)?;
-    let mut reader = Reader::new(body.get(16..)?);
+    let mut rest = content(false)?;
     match kind {
-        Kind::Retry => Some(Answer::Retry(reader.array()?)),
-        Kind::Accept => Some(Answer::Accept(reader.u32()?, reader.message()?)),
-        Kind::Reject => rejection(body).map(Answer::Reject),
+        Kind::Retry => Some(Answer::Retry(*take(&mut rest)?)),
+        Kind::Accept => Some(Answer::Accept(take::<U32>(&mut rest)?.get(), take_message(&mut rest)?)),
+        Kind::Reject => rejection(rest).map(Answer::Reject),
         Kind::Hello | Kind::Open | Kind::Data => None,
     }
 }

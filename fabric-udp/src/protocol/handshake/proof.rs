@@ -28,8 +28,9 @@ impl DomainSecret {
         }
     }
 
-    /// Appends the proof. `openly`: for a receiver without the key.
-    pub(super) fn prove(&self, mut datagram: Vec<u8>, openly: bool) -> Vec<u8> {
+    /// A datagram of these parts and their proof. `openly`: for a receiver without the key.
+    pub(super) fn prove(&self, openly: bool, parts: &[&[u8]]) -> Vec<u8> {
+        let mut datagram = parts.concat();
         let tag = mac(if openly { &OPEN_PROOF } else { &self.proof }, &[&datagram]);
         datagram.extend_from_slice(&tag[..PROOF]);
         let check = XxHash3_64::oneshot(&datagram);

@@ -1,9 +1,8 @@
 //! The receiving end of a lane. Packets go to the driver in order; early and refused packets wait.
 
 use super::{CHARGE, charge};
-use crate::protocol::frame::{self, Frame, Packet, image_len, read_image, write_image};
+use crate::protocol::frame::{self, Frame, Packet, Short, image_len, read_image, write_image};
 use crate::protocol::ranges::RangeSet;
-use crate::protocol::wire::Reader;
 use doorbell_fabric::{Incarnation, NodeId, PacketKind, Payload, Priority, Sink, Verdict};
 use std::collections::BTreeMap;
 
@@ -80,11 +79,9 @@ impl Ready {
     fn iter(&self) -> impl Iterator<Item = (Packet<'_>, usize)> {
         let mut rest = &self.images[self.at..];
         std::iter::from_fn(move || {
-            let mut reader = Reader::new(rest);
-            let Ok(Some(Frame::Packet { packet, .. })) = frame::read(&mut reader) else { return None };
-            let len = image_len(&packet.head, packet.payload.len());
-            rest = &rest[len..];
-            Some((packet, len))
+            let before = rest.len();
+            let Ok(Some(Frame::Packet { packet, .. })) = frame::read(&mut rest) else { return None };
+            Some((packet, before - rest.len()))
         })
     }
 
@@ -146,12 +143,12 @@ impl LaneIn {
         self.next + self.ready.count
     }
 
-    /// The credit for the sender: whether it is refused, the stamp of this credit, and its limit.
-    pub fn credit(&mut self) -> (bool, u32, u64) {
+    /// The next credit for the sender.
+    pub fn credit(&mut self) -> Short {
         self.limit = self.taken + self.window;
         self.stamp = self.stamp.wrapping_add(1);
         self.untold = false;
-        (self.refused, self.stamp, self.limit)
+        Short::Credit { priority: self.priority, refused: self.refused, stamp: self.stamp, limit: self.limit }
     }
 
     /// Handles a whole packet.

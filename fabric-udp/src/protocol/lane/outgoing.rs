@@ -5,7 +5,7 @@ use crate::protocol::frame::{self, FRAGMENT_HEAD, IMAGE_MAX, PACKET_HEAD_MAX, im
 use crate::protocol::lent::{LEND_LEAST, Lender, Lent};
 use crate::protocol::loss::Carried;
 use crate::protocol::ranges::RangeSet;
-use crate::protocol::wire::{Put, Writer};
+use crate::protocol::wire::Writer;
 use doorbell_fabric::{PacketHead, PacketKind, Priority};
 use std::collections::VecDeque;
 
@@ -193,7 +193,7 @@ impl LaneOut {
         for slot in self.slots.range((first - self.base) as usize..) {
             let (at, len) = (slot.at as usize, slot.len as usize);
             if at != to {
-                writer.bytes(&self.images[from..to]);
+                writer.put(&self.images[from..to]);
                 (from, to) = (at, at);
             }
             if to - from + len > writer.room() {
@@ -213,7 +213,7 @@ impl LaneOut {
                 *lend = Some(Lent { by: Lender::Lane(self.priority), at: to as u64, len: payload as u32 });
             }
         }
-        writer.bytes(&self.images[from..to]);
+        writer.put(&self.images[from..to]);
         if self.unsent > first {
             return Some(Carried::Packets { lane: self.priority as u8, first, count: (self.unsent - first) as u32 });
         }
@@ -240,7 +240,7 @@ impl LaneOut {
             }
             if slot.parts.is_none() {
                 if image.len() <= writer.room() {
-                    writer.bytes(image);
+                    writer.put(image);
                     self.again.remove(number, number + 1);
                     return Some(Carried::Packets { lane: self.priority as u8, first: number, count: 1 });
                 }

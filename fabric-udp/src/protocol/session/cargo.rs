@@ -6,13 +6,6 @@ use crate::protocol::transfer::{TransfersIn, TransfersOut};
 use doorbell_fabric::{PRIORITIES, Priority};
 use std::collections::VecDeque;
 
-/// Small items that are sent once each, and again if they were lost.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Control {
-    Grant(u64),
-    Cancel { transfer: u64, by_receiver: bool },
-}
-
 /// The progress of a session's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Closing {
@@ -35,7 +28,8 @@ pub(crate) struct Cargo {
     pub lanes_in: [LaneIn; PRIORITIES],
     pub transfers_out: TransfersOut,
     pub transfers_in: TransfersIn,
-    pub controls: VecDeque<Control>,
+    /// Grants and cancellations to be sent once each, and again if they were lost.
+    pub controls: VecDeque<Carried>,
     pub closing: Closing,
 }
 
@@ -96,22 +90,20 @@ impl Cargo {
             }
             Carried::Data { transfer, offset, len } => return self.transfers_out.on_lost(transfer, offset, len),
             Carried::Credit { lane } => self.lanes_in[usize::from(lane)].untold = true,
-            Carried::Grant { transfer } if self.transfers_in.limit(transfer).is_some() => {
-                self.tell(Control::Grant(transfer));
-            }
-            Carried::Cancel { transfer, by_receiver } => self.tell(Control::Cancel { transfer, by_receiver }),
+            Carried::Grant { transfer } if self.transfers_in.limit(transfer).is_none() => {}
+            Carried::Grant { .. } | Carried::Cancel { .. } => self.tell(what),
             Carried::Close => {
                 if let Closing::Telling { told, .. } = &mut self.closing {
                     *told = false;
                 }
             }
-            Carried::Grant { .. } | Carried::Answer { .. } | Carried::Probe { .. } | Carried::Nothing => {}
+            Carried::Answer { .. } | Carried::Probe { .. } | Carried::Nothing => {}
         }
         0
     }
 
     /// Queues an item; duplicates are sent once.
-    pub fn tell(&mut self, control: Control) {
+    pub fn tell(&mut self, control: Carried) {
         if !self.controls.contains(&control) {
             self.controls.push_back(control);
         }

@@ -8,6 +8,7 @@ mod receive;
 mod timers;
 mod transmit;
 
+use super::TransferId;
 use super::ack::Received;
 use super::cipher::{Cipher, RekeyAfter, Secrets, TAG_MAX};
 use super::config::{Config, Integrity, Spans};
@@ -17,31 +18,23 @@ use super::handshake::{Hello, Params};
 use super::header::HEADER;
 use super::lane::{Arrival, LaneIn, payload_max};
 use super::lent::{Lender, Lent, Middle};
-use super::loss::{Flight, RoundTrip};
+use super::loss::{Carried, Flight, RoundTrip};
 use super::mtu::PathMtu;
 use super::pacing::Pacer;
 use super::random::Random;
 use super::stats::{Outstanding, SessionStats};
 use super::time::{MICRO, Nanos, Time};
-use super::TransferId;
+use super::wire::U64;
 use super::{CloseReason, Event, Path, Peer, SessionId};
-use cargo::{Cargo, Closing, Control};
+use cargo::{Cargo, Closing};
 use doorbell_fabric::{LinkDown, PRIORITIES, PacketHead, Priority, Push, Sink};
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
 
 pub(crate) use paths::Spare;
-pub(crate) use receive::{Genuine, Opened};
 
 /// The number of ranges of an acknowledgement that travels with packets.
 const RANGES_ALONG: usize = 4;
-
-/// The answer to a request for a session, kept until the requesting end shows that it got it.
-pub(crate) struct Offer {
-    pub nonce: u64,
-    pub accept: Vec<u8>,
-}
 
 /// A possible new address of the peer.
 struct Move {
@@ -67,9 +60,10 @@ pub(crate) struct Session {
     pub held: bool,
     /// The other end has shown that it has the keys.
     pub confirmed: bool,
-    pub offer: Option<Offer>,
+    /// The answer to the request for it, kept until the requesting end shows that it got it.
+    pub accept: Vec<u8>,
     /// The nonce of the request that led here.
-    pub nonce: u64,
+    pub nonce: U64,
     /// The greeting of the other end for the driver.
     pub greeting: Vec<u8>,
     /// The reason why it ended, if it did. Packets that wait for the driver may still be delivered.
@@ -114,7 +108,6 @@ pub(crate) struct Session {
     spares_at: Time,
     /// The time since when the path in use is thought to be cut.
     suspected: Option<Time>,
-    changed_path: bool,
     pub last_heard: Time,
     /// The time at which the peer last acknowledged something new.
     acked_at: Time,
@@ -134,6 +127,8 @@ pub(crate) struct Session {
     words: Random,
     lane_window: u64,
     stats: SessionStats,
+    /// What the driver is to be told next.
+    pub events: Vec<Event>,
 }
 
 /// Lanes and transfers, each of every priority.
@@ -142,7 +137,6 @@ const CLASSES: usize = 2 * PRIORITIES;
 /// The facts from which a session is made.
 pub(crate) struct Beginning<'a> {
     pub config: &'a Config,
-    pub spans: Spans,
     pub path: Path,
     /// Whether this end requested it. Then the other end has shown already that it has the keys.
     pub asked: bool,
@@ -153,7 +147,6 @@ pub(crate) struct Beginning<'a> {
     pub secrets: &'a Secrets,
     /// The assumed round trip.
     pub guess: Nanos,
-    pub spares: Vec<Spare>,
     /// A source of numbers that only this end knows.
     pub words: Random,
 }
@@ -161,33 +154,35 @@ pub(crate) struct Beginning<'a> {
 impl Session {
     /// A session. The caller fills in the id.
     pub fn new(now: Time, beginning: Beginning) -> Self {
-        let Beginning { config, spans, path, asked, hello, remote, theirs, secrets, guess, spares, words } = beginning;
+        let Beginning { config, path, asked, hello, remote, theirs, secrets, guess, words } = beginning;
+        let (fixed, spans) = (theirs.fixed, config.spans());
         let link = config.links[usize::from(path.link.0)];
         let limits = RekeyAfter { packets: config.rekey_after_packets, bytes: config.rekey_after_bytes };
-        let full = theirs.full_integrity || config.integrity == Integrity::Full;
-        let mtu = PathMtu::new(link.start, link.mtu.min(theirs.mtu.into()), link.search);
-        let congestion = Cubic::new(config.initial_window, mtu.current());
-        let peer_delay = u64::from(theirs.ack_delay) * MICRO;
-        let lane_window = u64::from(theirs.lane_window);
-        let strand = theirs.strand;
+        let full = fixed.full_integrity != 0 || config.integrity == Integrity::Full;
+        let (mtu, congestion) = link.begin(config, fixed.mtu.get());
+        let spares = Spare::all(config, path, &theirs, asked, guess, now);
+        let peer_delay = u64::from(fixed.ack_delay) * MICRO;
+        let lane_window = u64::from(fixed.lane_window);
+        let strand = fixed.strand;
         Self {
             id: SessionId(0),
             remote,
             path,
-            peer: Peer { node: theirs.node, incarnation: theirs.incarnation },
+            peer: theirs.peer(),
             strand,
             home: (strand > 0).then_some(path),
-            far: theirs.addresses.iter().flatten().map(|reach| reach.address).collect(),
+            far: theirs.addresses.iter().flatten().map(|reach| reach.address.get()).collect(),
             held: false,
             confirmed: asked,
-            offer: None,
+            accept: Vec::new(),
             nonce: hello.nonce,
+            quiet_after: spans.quiet_after(config.node, theirs.peer().node, strand),
             greeting: theirs.greeting,
             over: None,
             settled: false,
             queued: false,
             listed: false,
-            cipher: if hello.keyed { Cipher::sealed(secrets, limits) } else { Cipher::checked(secrets, full) },
+            cipher: if hello.is_keyed() { Cipher::sealed(secrets, limits) } else { Cipher::checked(secrets, full) },
             received: Received::new(),
             flight: Flight::new(RoundTrip::new(guess), spans.patience, peer_delay, spans.dead / 8),
             window: congestion.window(),
@@ -211,12 +206,10 @@ impl Session {
             spares_at: if spares.is_empty() { Time::NEVER } else { now },
             spares,
             suspected: None,
-            changed_path: false,
             last_heard: now,
             acked_at: now,
             heard_here: now,
             last_used: now,
-            quiet_after: spans.quiet_after(config.node, theirs.node, strand),
             vouched: false,
             doubted: None,
             spans,
@@ -224,6 +217,7 @@ impl Session {
             words,
             lane_window,
             stats: SessionStats::default(),
+            events: Vec::new(),
         }
     }
 
@@ -250,14 +244,14 @@ impl Session {
     pub fn expect(&mut self, total: u64, limit: u64) -> u64 {
         let transfer = self.cargo.transfers_in.expect(total, limit);
         if total > 0 {
-            self.cargo.controls.push_back(Control::Grant(transfer));
+            self.cargo.controls.push_back(Carried::Grant { transfer });
         }
         transfer
     }
 
     pub fn grant(&mut self, transfer: u64, limit: u64) {
         if self.cargo.transfers_in.grant(transfer, limit) {
-            self.cargo.controls.push_back(Control::Grant(transfer));
+            self.cargo.controls.push_back(Carried::Grant { transfer });
         }
     }
 
@@ -282,7 +276,7 @@ impl Session {
         let running =
             if by_receiver { self.cargo.transfers_in.cancel(transfer) } else { self.cargo.transfers_out.cancel(transfer) };
         if running {
-            self.cargo.controls.push_back(Control::Cancel { transfer, by_receiver });
+            self.cargo.controls.push_back(Carried::Cancel { transfer, by_receiver });
         }
         running
     }
@@ -383,10 +377,11 @@ impl Session {
         self.window = self.congestion.window();
     }
 
-    pub fn tell_finished(&mut self, events: &mut VecDeque<Event>) {
+    /// Reports the transfers to the peer that ended.
+    pub fn tell_finished(&mut self) {
         while let Some((transfer, sent)) = self.cargo.transfers_out.finished.pop_front() {
             let (session, transfer) = (self.id, TransferId(transfer));
-            events.push_back(if sent {
+            self.events.push(if sent {
                 Event::Sent { session, transfer }
             } else {
                 Event::Cancelled { session, transfer, outgoing: true }

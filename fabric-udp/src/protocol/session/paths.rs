@@ -6,8 +6,10 @@
 //! paths.
 
 use super::Session;
+use crate::protocol::config::Config;
 use crate::protocol::congestion::Cubic;
-use crate::protocol::frame::{self, CHALLENGE_LEN};
+use crate::protocol::frame::{CHALLENGE_LEN, Short};
+use crate::protocol::handshake::{self, Params};
 use crate::protocol::header::HEADER;
 use crate::protocol::loss::{Carried, RoundTrip};
 use crate::protocol::mtu::PathMtu;
@@ -15,9 +17,10 @@ use crate::protocol::pacing::Pacer;
 use crate::protocol::time::{Nanos, Time};
 use crate::protocol::wire::Writer;
 use crate::protocol::{Event, Path};
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 
+/// The most paths of a session.
+const PATHS_MAX: usize = 4;
 /// The number of unanswered pings in a row after which the other paths are challenged, and the number after which one of them is
 /// taken.
 const SUSPECT_AFTER: u32 = 2;
@@ -52,7 +55,7 @@ pub(crate) struct Spare {
 
 impl Spare {
     /// A path about which nothing is known yet.
-    pub fn new(now: Time, path: Path, guess: Nanos, congestion: Cubic, mtu: PathMtu) -> Self {
+    fn new(now: Time, path: Path, guess: Nanos, congestion: Cubic, mtu: PathMtu) -> Self {
         Self {
             path,
             valid: false,
@@ -68,6 +71,47 @@ impl Spare {
             congestion,
             mtu,
         }
+    }
+
+    /// The other paths to the sender of `theirs`: each of our links with each of its addresses, at most [`PATHS_MAX`] with the
+    /// one in use. Paths that share neither link nor address with others come first. Both ends choose alike, from the viewpoint
+    /// of the requesting end.
+    pub fn all(config: &Config, path: Path, theirs: &Params, asked: bool, guess: Nanos, now: Time) -> Vec<Spare> {
+        let Some(far) = &theirs.addresses else { return Vec::new() };
+        let mut near: Vec<_> = handshake::reaches(config).map(|(link, reach)| (link, Some(reach.address.get()))).collect();
+        let mut far: Vec<_> = far.iter().map(|reach| (reach.address.get(), reach.mtu.get())).collect();
+        if near.is_empty() {
+            near.push((path.link, None));
+        }
+        if far.is_empty() && theirs.wildcard {
+            // The other end asks by each of our addresses, from its address that leads there. Only that end knows which one does.
+            return Vec::new();
+        }
+        if far.is_empty() {
+            far.push((path.peer, theirs.fixed.mtu.get()));
+        }
+        let mut pairs = Vec::new();
+        for (at, (link, local)) in near.iter().enumerate() {
+            for (place, (peer, mtu)) in far.iter().enumerate() {
+                let order = if asked { (at, place) } else { (place, at) };
+                // An IPv4 address does not lead to an IPv6 address, or the reverse.
+                if local.is_none_or(|local| local.is_ipv4() == peer.is_ipv4()) {
+                    pairs.push((order, Path { link: *link, peer: *peer }, *mtu));
+                }
+            }
+        }
+        pairs.sort_by_key(|(order, ..)| *order);
+        let mut chosen = vec![path];
+        let mut spares = Vec::new();
+        while chosen.len() < PATHS_MAX {
+            let shared = |path: &Path| chosen.iter().filter(|one| one.link == path.link || one.peer == path.peer).count();
+            let free = pairs.iter().filter(|(_, path, _)| !chosen.contains(path));
+            let Some(&(_, path, theirs)) = free.min_by_key(|(_, path, _)| shared(path)) else { break };
+            let (mtu, congestion) = config.links[usize::from(path.link.0)].begin(config, theirs);
+            spares.push(Spare::new(now, path, guess, congestion, mtu));
+            chosen.push(path);
+        }
+        spares
     }
 
     /// Challenges the path, unless a Challenge is under way.
@@ -210,18 +254,19 @@ impl Session {
 
     /// Moves to another path. Everything under way is sent again there.
     fn change_path(&mut self, now: Time, at: usize) {
-        let Self { spares, flight, cargo, mtu, congestion, path, stats, .. } = self;
+        let Self { spares, flight, cargo, mtu, congestion, stats, .. } = self;
         let spare = &mut spares[at];
         let round_trip = std::mem::replace(&mut spare.round_trip, flight.round_trip);
         flight.leave(round_trip, |carried| match carried {
             Carried::Probe { .. } => mtu.forget_probe(),
             carried => stats.bytes_again += cargo.again(carried),
         });
-        std::mem::swap(&mut spare.path, path);
         std::mem::swap(&mut spare.mtu, mtu);
         std::mem::swap(&mut spare.congestion, congestion);
         (spare.asked, spare.tries, spare.unanswered, spare.challenge, spare.response) = (None, 0, 0, false, None);
         spare.next = now + self.spans.keep_alive;
+        let to = spare.path;
+        self.spares[at].path = self.go_by(to);
         self.window = self.congestion.window();
         self.pacer = Pacer::new(now);
         (self.limited_until, self.paced_until) = (0, Time::NEVER);
@@ -231,15 +276,13 @@ impl Session {
         self.ping = true;
         self.movement = None;
         self.stats.path_changes += 1;
-        self.changed_path = true;
         self.note_spares();
     }
 
-    /// Reports a new path.
-    pub fn tell_path(&mut self, events: &mut VecDeque<Event>) {
-        if std::mem::take(&mut self.changed_path) {
-            events.push_back(Event::Moved { session: self.id, path: self.path });
-        }
+    /// Takes another path, and tells the driver. Returns the former one.
+    pub(super) fn go_by(&mut self, path: Path) -> Path {
+        self.events.push(Event::Moved { session: self.id, path });
+        std::mem::replace(&mut self.path, path)
     }
 
     /// The addresses of the peer: the one in use, and those of the other paths.
@@ -261,7 +304,7 @@ impl Session {
         writer.space(HEADER);
         let answer = self.spares.iter_mut().find_map(|spare| Some((spare.path, spare.response.take()?)));
         let to = if let Some((to, word)) = answer.or_else(|| self.response_to.take()) {
-            frame::write_response(&mut writer, word);
+            Short::Response(word).write(&mut writer);
             to
         } else {
             let spare = self.spares.iter_mut().find(|spare| spare.challenge)?;
@@ -271,7 +314,7 @@ impl Session {
                 spare.word = self.words.u64();
             }
             spare.tries = spare.tries.saturating_add(1);
-            frame::write_challenge(&mut writer, spare.word);
+            Short::Challenge(spare.word).write(&mut writer);
             spare.path
         };
         self.cipher.seal(&mut buf[..len], self.remote, number, 0);

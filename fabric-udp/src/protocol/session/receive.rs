@@ -1,58 +1,40 @@
 //! The effects of a datagram on a session.
 
 use super::{Closing, Move, Session};
+use crate::protocol::TransferId;
 use crate::protocol::cipher::Cipher;
-use crate::protocol::frame::{self, Ack, Frame};
+use crate::protocol::frame::{self, Ack, Frame, Short};
 use crate::protocol::header::Header;
 use crate::protocol::lane::{Arrival, Source};
 use crate::protocol::loss::Carried;
 use crate::protocol::time::Time;
-use crate::protocol::TransferId;
-use crate::protocol::wire::Reader;
-use crate::protocol::{CloseReason, Event, Path, Receive};
+use crate::protocol::{CloseReason, EndpointStats, Event, Path, Receive};
 use doorbell_fabric::Priority;
-use std::collections::VecDeque;
-
-/// A datagram that is authentic.
-pub(crate) struct Genuine<'d> {
-    pub from: Path,
-    pub number: u64,
-    pub body: &'d [u8],
-}
-
-/// The result of opening a datagram.
-#[derive(Debug)]
-pub(crate) enum Opened<'d> {
-    /// Genuine and new; its body.
-    Body(&'d [u8]),
-    /// Its tag or checksum is wrong.
-    Corrupted,
-    /// It came before.
-    Duplicate,
-    /// It came from an address where the peer is not.
-    Misplaced,
-}
 
 impl Session {
-    /// Checks a datagram, and decrypts it in place.
+    /// Checks a datagram, and decrypts it in place. Returns its body if it is genuine and new.
     #[inline]
-    pub fn open<'d>(&mut self, from: Path, header: &Header, datagram: &'d mut [u8]) -> Opened<'d> {
+    pub fn open<'d>(
+        &mut self,
+        from: Path,
+        header: &Header,
+        datagram: &'d mut [u8],
+        stats: &mut EndpointStats,
+    ) -> Option<&'d mut [u8]> {
         // The last number of all could have no successor.
-        if !self.received.is_new(header.number) || header.number == u64::MAX {
+        if !self.received.is_new(header.number.get()) || header.number == u64::MAX {
+            // The sender may have missed the answer.
             self.stats.duplicates += 1;
-            return Opened::Duplicate;
+            return None;
         }
         // Without a key, a peer that moved looks like an eavesdropper that replays its datagrams.
         if from != self.path && matches!(self.cipher, Cipher::Checked(_)) && !self.knows(from) {
-            return Opened::Misplaced;
+            stats.misplaced += 1;
+            return None;
         }
-        match self.cipher.open(header, datagram) {
-            Some(body) => Opened::Body(body),
-            None => {
-                self.stats.corrupted += 1;
-                Opened::Corrupted
-            }
-        }
+        let body = self.cipher.open(header, datagram);
+        stats.corrupted += u64::from(body.is_none());
+        body
     }
 
     /// Processes the body of a genuine datagram. Returns whether the driver wants to return later; if `stopped`, it wanted that
@@ -60,12 +42,12 @@ impl Session {
     pub fn take<R: Receive>(
         &mut self,
         now: Time,
-        genuine: &Genuine,
+        from: Path,
+        number: u64,
+        mut body: &[u8],
         receiver: &mut R,
         mut stopped: bool,
-        events: &mut VecDeque<Event>,
     ) -> bool {
-        let Genuine { from, number, body } = *genuine;
         self.stats.datagrams_in += 1;
         self.stats.bytes_in += body.len() as u64;
         self.doubted = None;
@@ -77,13 +59,12 @@ impl Session {
             self.last_heard = now;
         }
         let latest = self.received.largest().is_none_or(|largest| number > largest);
-        let mut reader = Reader::new(body);
         let mut wants_answer = false;
         // A datagram that only tests a path does not show that its sender uses the path.
         let mut asks_only = true;
         loop {
             // Read in place: copying recently written bytes in smaller pieces stalls the processor.
-            let read = frame::read(&mut reader);
+            let read = frame::read(&mut body);
             let frame = match &read {
                 Ok(Some(frame)) => frame,
                 Ok(None) => break,
@@ -93,7 +74,7 @@ impl Session {
                 }
             };
             wants_answer |= !matches!(frame, Frame::Ack(_));
-            asks_only &= matches!(frame, Frame::Challenge(_) | Frame::Response(_));
+            asks_only &= matches!(frame, Frame::Short(Short::Challenge(_) | Short::Response(_)));
             let broken = match frame {
                 Frame::Packet { priority, sequence, packet } => {
                     let source = self.source();
@@ -115,7 +96,7 @@ impl Session {
                     });
                     match placed {
                         Ok(true) => {
-                            events.push_back(Event::Arrived { session, transfer: TransferId(transfer) });
+                            self.events.push(Event::Arrived { session, transfer: TransferId(transfer) });
                             None
                         }
                         Ok(false) => None,
@@ -123,7 +104,7 @@ impl Session {
                     }
                 }
                 Frame::Ack(ack) => self.on_ack(now, ack).err().map(|reason| (None, reason)),
-                other => self.on_control(now, other, from, events).err().map(|reason| (None, reason)),
+                Frame::Short(short) => self.on_short(now, *short, from).err().map(|reason| (None, reason)),
             };
             if let Some((priority, reason)) = broken {
                 self.fail(priority, reason, receiver);
@@ -135,8 +116,7 @@ impl Session {
         if from != self.path && latest && !asks_only {
             self.elsewhere(now, from, wants_answer);
         }
-        self.tell_path(events);
-        self.tell_finished(events);
+        self.tell_finished();
         stopped
     }
 
@@ -196,27 +176,24 @@ impl Session {
         self.end(CloseReason::Damaged(reason));
     }
 
-    fn on_control(&mut self, now: Time, frame: &Frame, from: Path, events: &mut VecDeque<Event>) -> Result<(), &'static str> {
-        match *frame {
-            Frame::Credit { priority, refused, stamp, limit } => {
+    fn on_short(&mut self, now: Time, frame: Short, from: Path) -> Result<(), &'static str> {
+        match frame {
+            Short::Credit { priority, refused, stamp, limit } => {
                 self.cargo.lanes_out[priority.index()].on_credit(refused, stamp, limit);
             }
-            Frame::Grant { transfer, limit } => self.cargo.transfers_out.on_grant(transfer, limit)?,
-            Frame::Cancel { transfer, by_receiver } => {
+            Short::Grant { transfer, limit } => self.cargo.transfers_out.on_grant(transfer, limit)?,
+            Short::Cancel { transfer, by_receiver } => {
                 let running = if by_receiver {
                     self.cargo.transfers_out.on_cancel(transfer)
                 } else {
                     self.cargo.transfers_in.cancel(transfer)
                 };
                 if running {
-                    events.push_back(Event::Cancelled {
-                        session: self.id,
-                        transfer: TransferId(transfer),
-                        outgoing: by_receiver,
-                    });
+                    let (session, transfer) = (self.id, TransferId(transfer));
+                    self.events.push(Event::Cancelled { session, transfer, outgoing: by_receiver });
                 }
             }
-            Frame::Close { code } => {
+            Short::Close(code) => {
                 // A driver that still had something to send must learn that it is lost.
                 let reason = match self.cargo.closing {
                     Closing::No | Closing::Finishing { .. } => CloseReason::ByPeer(code),
@@ -224,17 +201,16 @@ impl Session {
                 };
                 self.end(reason);
             }
-            Frame::Challenge(word) if from == self.path => self.response = Some(word),
-            Frame::Challenge(word) => self.challenged(from, word),
-            Frame::Response(word) => {
+            Short::Challenge(word) if from == self.path => self.response = Some(word),
+            Short::Challenge(word) => self.challenged(from, word),
+            Short::Response(word) => {
                 self.on_spare_answer(now, from, word);
                 if let Some(movement) = self.movement.take_if(|movement| movement.word == word && movement.to == from) {
-                    self.path = movement.to;
-                    self.changed_path = true;
+                    self.go_by(movement.to);
                     self.flight.restart(self.flight.round_trip.smoothed);
                 }
             }
-            Frame::Ping | Frame::Ack(_) | Frame::Data { .. } | Frame::Packet { .. } | Frame::Fragment { .. } => {}
+            Short::Ping => {}
         }
         Ok(())
     }

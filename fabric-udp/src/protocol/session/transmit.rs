@@ -1,18 +1,17 @@
 //! Builds the next datagram of a session.
 
-use super::{CLASSES, Closing, Control, Move, RANGES_ALONG, Session};
+use super::{CLASSES, Closing, Move, RANGES_ALONG, Session};
+use crate::protocol::TransferId;
 use crate::protocol::frame::{
-    self, ACK_LEN, ACK_RANGE, CHALLENGE_LEN, CLOSE_LEN, CREDIT_LEN, FRAGMENT_HEAD, GRANT_LEN, PACKET_HEAD,
+    self, ACK_LEN, ACK_RANGE, CHALLENGE_LEN, CLOSE_LEN, CREDIT_LEN, FRAGMENT_HEAD, GRANT_LEN, PACKET_HEAD, Short,
 };
 use crate::protocol::header::HEADER;
 use crate::protocol::lent::Lent;
 use crate::protocol::loss::Carried;
 use crate::protocol::time::Time;
-use crate::protocol::TransferId;
 use crate::protocol::wire::Writer;
 use crate::protocol::{Event, Path, Source};
 use doorbell_fabric::Priority;
-use std::collections::VecDeque;
 
 /// The number of datagrams for which a class stands back before it goes first.
 const PATIENCE: u8 = 15;
@@ -73,7 +72,6 @@ impl Session {
         segment: Option<usize>,
         lend: bool,
         source: &mut S,
-        events: &mut VecDeque<Event>,
     ) -> Option<Piece> {
         if !self.confirmed || self.over.is_some() {
             return None;
@@ -117,10 +115,10 @@ impl Session {
         self.write_news(&mut draft);
         if bulk {
             self.last_used = now;
-            self.write_bulk(mtu - tag - HEADER, &mut draft, source, events);
+            self.write_bulk(mtu - tag - HEADER, &mut draft, source);
         }
         if (self.ping || self.questions > 0) && !draft.wants_answer && draft.writer.room() > 0 {
-            frame::write_ping(&mut draft.writer);
+            Short::Ping.write(&mut draft.writer);
             draft.wants_answer = true;
         }
         if draft.wants_answer {
@@ -219,7 +217,8 @@ impl Session {
 
     /// Writes credits, grants and the like.
     fn write_news(&mut self, draft: &mut Draft) {
-        let mut carry = |draft: &mut Draft, what| {
+        let mut put = |draft: &mut Draft, frame: Short, what| {
+            frame.write(&mut draft.writer);
             self.flight.carry(what);
             draft.count += 1;
             draft.wants_answer = true;
@@ -227,48 +226,42 @@ impl Session {
         if draft.writer.room() >= CHALLENGE_LEN
             && let Some(word) = self.response.take()
         {
-            frame::write_response(&mut draft.writer, word);
-            carry(draft, Carried::Nothing);
+            put(draft, Short::Response(word), Carried::Nothing);
         }
-        for (index, lane) in self.cargo.lanes_in.iter_mut().enumerate() {
+        for (priority, lane) in Priority::ALL.into_iter().zip(&mut self.cargo.lanes_in) {
             if lane.untold && draft.writer.room() >= CREDIT_LEN {
-                let (refused, stamp, limit) = lane.credit();
-                frame::write_credit(&mut draft.writer, Priority::ALL[index], refused, stamp, limit);
-                carry(draft, Carried::Credit { lane: index as u8 });
+                put(draft, lane.credit(), Carried::Credit { lane: priority as u8 });
             }
         }
         while draft.count < CARRIED_MAX / 2 && draft.writer.room() >= GRANT_LEN {
             let Some(control) = self.cargo.controls.pop_front() else { break };
-            match control {
-                Control::Grant(transfer) => {
+            let frame = match control {
+                Carried::Cancel { transfer, by_receiver } => Short::Cancel { transfer, by_receiver },
+                Carried::Grant { transfer } => {
                     let Some(limit) = self.cargo.transfers_in.limit(transfer) else { continue };
-                    frame::write_grant(&mut draft.writer, transfer, limit);
-                    carry(draft, Carried::Grant { transfer });
+                    Short::Grant { transfer, limit }
                 }
-                Control::Cancel { transfer, by_receiver } => {
-                    frame::write_cancel(&mut draft.writer, transfer, by_receiver);
-                    carry(draft, Carried::Cancel { transfer, by_receiver });
-                }
-            }
+                _ => continue,
+            };
+            put(draft, frame, control);
         }
         if let Closing::Telling { code, told } = &mut self.cargo.closing
             && !*told
             && draft.writer.room() >= CLOSE_LEN
         {
             *told = true;
-            frame::write_close(&mut draft.writer, *code);
-            carry(draft, Carried::Close);
+            put(draft, Short::Close(*code), Carried::Close);
         }
     }
 
     /// Writes packets and transfers by priority. A class that stood back for long goes first.
-    fn write_bulk<S: Source>(&mut self, whole: usize, draft: &mut Draft, source: &mut S, events: &mut VecDeque<Event>) {
+    fn write_bulk<S: Source>(&mut self, whole: usize, draft: &mut Draft, source: &mut S) {
         let starving = (0..CLASSES).rev().find(|class| self.passed_over[*class] >= PATIENCE);
         for class in starving.into_iter().chain(0..CLASSES) {
             if draft.writer.room() < PACKET_HEAD.min(FRAGMENT_HEAD) || draft.count >= CARRIED_MAX || draft.lent.is_some() {
                 break;
             }
-            if self.write_class(class, whole, draft, source, events) {
+            if self.write_class(class, whole, draft, source) {
                 self.passed_over[class] = 0;
             }
         }
@@ -289,14 +282,7 @@ impl Session {
 
     /// Writes one class. Even classes are lanes, odd ones transfers. Returns whether anything was written.
     #[inline]
-    fn write_class<S: Source>(
-        &mut self,
-        class: usize,
-        whole: usize,
-        draft: &mut Draft,
-        source: &mut S,
-        events: &mut VecDeque<Event>,
-    ) -> bool {
+    fn write_class<S: Source>(&mut self, class: usize, whole: usize, draft: &mut Draft, source: &mut S) -> bool {
         let before = draft.count;
         if class.is_multiple_of(2) {
             let lane = &mut self.cargo.lanes_out[class / 2];
@@ -331,8 +317,8 @@ impl Session {
             }
             self.cargo.transfers_out.rotate(priority);
             for transfer in unreadable {
-                self.cargo.tell(Control::Cancel { transfer, by_receiver: false });
-                events.push_back(Event::Cancelled { session, transfer: TransferId(transfer), outgoing: true });
+                self.cargo.tell(Carried::Cancel { transfer, by_receiver: false });
+                self.events.push(Event::Cancelled { session, transfer: TransferId(transfer), outgoing: true });
             }
         }
         draft.wants_answer |= draft.count > before;
@@ -360,7 +346,7 @@ impl Session {
             let len = HEADER + CHALLENGE_LEN + tag;
             let mut writer = Writer::new(&mut buf[..len]);
             writer.space(HEADER);
-            frame::write_challenge(&mut writer, word);
+            Short::Challenge(word).write(&mut writer);
             self.flight.carry(Carried::Nothing);
             self.finish(now, &mut buf[..len], 0, None, 1, true, true);
             return Some(Piece { len, to, alone: true, lent: None });
@@ -374,14 +360,14 @@ impl Session {
             let len = HEADER + 1 + tag;
             let mut writer = Writer::new(&mut buf[..len]);
             writer.space(HEADER);
-            frame::write_ping(&mut writer);
+            Short::Ping.write(&mut writer);
             self.finish(now, &mut buf[..len], 0, None, 0, true, false);
             return Some(Piece { len, to: self.path, alone: true, lent: None });
         }
         let size = self.mtu.probe(now).filter(|size| *size <= buf.len() && self.flight.bytes < self.window)?;
         let mut writer = Writer::new(&mut buf[..size]);
         writer.space(HEADER);
-        frame::write_ping(&mut writer);
+        Short::Ping.write(&mut writer);
         let rest = writer.room() - tag;
         frame::write_padding(&mut writer, rest);
         self.mtu.on_probe_sent();
@@ -401,7 +387,7 @@ impl Session {
             frame::write_ack(&mut writer, delay, ranges.take(1));
         }
         if let Some(code) = code {
-            frame::write_close(&mut writer, code);
+            Short::Close(code).write(&mut writer);
         }
         let len = writer.len() + tag;
         buf.truncate(len);

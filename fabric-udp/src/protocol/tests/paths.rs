@@ -353,7 +353,7 @@ fn who_knows_of_no_paths_is_met_by_one() {
     let config = Config { links: vec![LinkConfig::UNKNOWN; 2], ..config(0) };
     let addresses = vec![link(0, 0), "[fd00::7]:9".parse().unwrap()];
     let config = Config { addresses, incarnation: Incarnation(5), greeting: vec![7; 512], ..config };
-    let params = Params::new(&config, &config.links[0], &mut random);
+    let params = Params::new(&config, &config.links[0], 0, &mut random);
     let bytes = params.write();
     assert_eq!(Params::read(&bytes), Some(params.clone()));
     let mut former = params.clone();

@@ -309,15 +309,9 @@ fn open(network: &mut Net, from: Path, life: u32, strand: u8, random: &mut Rando
     let now = network.now();
     let config = Config { incarnation: Incarnation(life), ..config(0) };
     let endpoint = network.endpoint(1);
-    let hello = Hello {
-        versions: config.versions,
-        session: random.u64() as u32,
-        nonce: random.u64(),
-        domain: endpoint.secret().domain,
-        keyed: endpoint.secret().key.is_some(),
-    };
+    let hello = Hello::new(endpoint.secret(), config.versions, random.u64() as u32, random.u64());
     let cookie: [u8; COOKIE] = endpoint.cookie(now, from.peer, &hello);
-    let params = Params::new(&config, &config.links[0], random).of_strand(strand);
+    let params = Params::new(&config, &config.links[0], strand, random);
     let (_, message) = Exchange::begin(endpoint.secret(), &hello, &params, random).unwrap();
     handshake::write_open(endpoint.secret(), &hello, &cookie, &message)
 }

@@ -5,6 +5,7 @@ use super::tape::Tape;
 use crate::protocol::handshake::{COOKIE, Exchange, Hello, Params, write_hello, write_open};
 use crate::protocol::random::Random;
 use crate::protocol::sim::{Dice, Driver, Network, Rules};
+use crate::protocol::wire::{U32, U64};
 use crate::protocol::{Config, DomainKey, Endpoint, Event, LinkConfig, Receive, SessionId, Source, Target, Time, TransferId};
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Sink, Verdict};
 use std::collections::BTreeMap;
@@ -276,18 +277,12 @@ impl<'p> Siege<'p> {
         let (from, what) = (self.stranger(), self.tape.byte());
         let now = self.network.now();
         let secret = self.network.nodes[TARGET].endpoint.as_ref().expect("it lives").secret();
-        let mut hello = Hello {
-            versions: (1, 1),
-            session: self.tape.number() as u32,
-            nonce: self.tape.number(),
-            domain: secret.domain,
-            keyed: secret.key.is_some(),
-        };
+        let mut hello = Hello::new(secret, (1, 1), self.tape.number() as u32, self.tape.number());
         match what & 15 {
-            0 => hello.versions = (2, u16::MAX),
-            1 => hello.versions = (u16::MAX, 0),
-            2 => hello.domain ^= 1,
-            3 => hello.keyed ^= true,
+            0 => hello.versions = [2.into(), u16::MAX.into()],
+            1 => hello.versions = [u16::MAX.into(), 0.into()],
+            2 => hello.domain ^= U64::new(1),
+            3 => hello.keyed ^= U32::new(1),
             _ => {}
         }
         let datagram = if what & 16 != 0 {
@@ -302,7 +297,7 @@ impl<'p> Siege<'p> {
                 ack_delay: Duration::from_micros(self.tape.number() & 0x3_ffff),
                 ..self.config.clone()
             };
-            let params = Params::new(&me, &link, &mut self.random);
+            let params = Params::new(&me, &link, 0, &mut self.random);
             let Some((_, message)) = Exchange::begin(secret, &hello, &params, &mut self.random) else { return };
             let cookie = if what & 32 != 0 { self.cookie(now, from, &hello) } else { [self.tape.byte(); COOKIE] };
             let secret = self.network.nodes[TARGET].endpoint.as_ref().expect("it lives").secret();
