@@ -7,8 +7,7 @@ use super::socket::{self, Made};
 use super::sources::Sources;
 use super::{Sent, Statistics, Trouble, TroubleKind, Woken};
 use crate::Run;
-use std::fmt;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -59,9 +58,6 @@ impl Counter {
 struct Counts {
     received: [Counter; 3],
     sent: [Counter; 3],
-    full: Counter,
-    failed: Counter,
-    unusable: Counter,
 }
 
 /// The buffer for an arriving run. Each receiving thread has its own.
@@ -75,18 +71,6 @@ impl Default for Room {
     /// It has 68 KiB, which cost memory only as they are used.
     fn default() -> Self {
         Self { place: calls::place(), more: false }
-    }
-}
-
-impl fmt::Debug for Room {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Room").field("more", &self.more).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Direct {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Direct").field("local", &self.0.made.local).finish_non_exhaustive()
     }
 }
 
@@ -194,9 +178,9 @@ impl Direct {
         while delivered < budget {
             let place = &mut *room.place;
             let got = match peer {
-                Some(peer) if self.is_bare() => calls::receive_connected(self.as_fd(), place, peer),
-                _ if self.is_bare() => calls::receive_bare(self.as_fd(), place),
-                _ => calls::receive(self.as_fd(), place),
+                Some(peer) if self.is_bare() => calls::receive_connected(&self.0.made.socket, place, peer),
+                _ if self.is_bare() => calls::receive_bare(&self.0.made.socket, place),
+                _ => calls::receive(&self.0.made.socket, place),
             };
             match got {
                 Ok(arrival) => {
@@ -225,10 +209,8 @@ impl Direct {
     /// Counts a run and hands it over.
     fn deliver<F: FnMut(Run<'_>) + ?Sized>(&self, place: &mut Place, arrival: Arrival, each: &mut F) {
         let counts = &self.0.counts;
-        let Some(peer) = arrival.peer.filter(|_| !arrival.truncated) else {
-            counts.unusable.add(1);
-            return;
-        };
+        // Nobody can use one that is longer than any can be, or without an Internet address.
+        let Some(peer) = arrival.peer.filter(|_| !arrival.truncated) else { return };
         let bytes = &mut place.payload[..arrival.bytes];
         let segment = arrival.remarks.segment.filter(|segment| *segment > 0).unwrap_or(bytes.len());
         counts.received[1].add(datagrams(bytes.len(), segment) as u64);
@@ -249,7 +231,7 @@ impl Direct {
         loop {
             let most = if self.gso(segment) { SEGMENTS_MOST.min(RUN_BYTES_MOST / segment).max(1) } else { 1 };
             let part = &run.bytes[gone * segment..len.min((gone + most) * segment)];
-            match self.send_part(run, part) {
+            match self.send_call(run, part.len(), &[IoSlice::new(part)]) {
                 Ok(()) if (gone + most) * segment >= len => return Sent::Sent,
                 Ok(()) => gone += most,
                 Err(error) if error.raw_os_error() == Some(libc::EIO) && part.len() > segment => {
@@ -267,8 +249,7 @@ impl Direct {
     pub fn send_pieces(&self, peer: SocketAddr, pieces: [&[u8]; 3]) -> Sent {
         let len = pieces.iter().map(|piece| piece.len()).sum();
         let run = Run { peer, bytes: &mut [], segment: len };
-        let label = self.label(&run, len);
-        match self.send_call(len, len, || calls::send_pieces(self.as_fd(), &label, pieces)) {
+        match self.send_call(&run, len, &pieces.map(IoSlice::new)) {
             Ok(()) => Sent::Sent,
             Err(error) => self.judge(&run, 0, false, &error),
         }
@@ -285,7 +266,7 @@ impl Direct {
         }
         self.0.troubled.store(false, Relaxed);
         for _ in 0..STRANGERS_ERRORS {
-            let (peer, report) = match calls::receive_report(self.as_fd()) {
+            let (peer, report) = match calls::receive_report(&self.0.made.socket) {
                 Ok(found) => found,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
                 // Any call reports errors of earlier datagrams, even this one.
@@ -344,9 +325,6 @@ impl Direct {
             }
             // Kernels before 4.12 do not report this.
             sum.overflowed += calls::overflowed(direct.as_fd()).map_or(0, u64::from);
-            sum.full += counts.full.read();
-            sum.failed += counts.failed.read();
-            sum.unusable += counts.unusable.read();
         }
         sum
     }
@@ -357,31 +335,21 @@ impl Direct {
 
     fn label(&self, run: &Run<'_>, len: usize) -> Label {
         let segment = (len > run.segment).then_some(run.segment as u16);
-        if self.0.connected {
-            return Label::connected(segment);
-        }
         let source = self.0.sources.as_ref().and_then(|sources| sources.find(run.peer));
-        Label::new(run.peer, segment, source, self.0.made.local.is_ipv6())
+        Label::new((!self.0.connected).then_some(run.peer), segment, source, self.0.made.local.is_ipv6())
     }
 
-    fn sent(&self, len: usize, segment: usize) {
-        self.0.counts.sent[1].add(datagrams(len, segment) as u64);
-        self.0.counts.sent[2].add(len as u64);
-    }
-
-    /// Makes one call. It never reports as sent what was not sent.
-    fn send_part(&self, run: &Run<'_>, part: &[u8]) -> io::Result<()> {
-        let label = self.label(run, part.len());
-        self.send_call(part.len(), run.segment, || calls::send(self.as_fd(), &label, part))
-    }
-
-    fn send_call(&self, len: usize, segment: usize, call: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    /// Sends `len` bytes of a run, which lie in these pieces, by one call. It never reports as sent what was not sent.
+    fn send_call(&self, run: &Run<'_>, len: usize, pieces: &[IoSlice<'_>]) -> io::Result<()> {
+        let label = self.label(run, len);
         let mut tries = 0;
         loop {
-            match call() {
+            match calls::send(&self.0.made.socket, &label, pieces) {
                 Ok(()) => {
-                    self.0.counts.sent[0].add(1);
-                    self.sent(len, segment);
+                    let counts = &self.0.counts.sent;
+                    counts[0].add(1);
+                    counts[1].add(datagrams(len, run.segment) as u64);
+                    counts[2].add(len as u64);
                     if self.is_full() {
                         self.0.full.store(false, Relaxed);
                     }
@@ -403,11 +371,9 @@ impl Direct {
     fn judge(&self, run: &Run<'_>, gone: usize, cut: bool, error: &io::Error) -> Sent {
         let errno = error.raw_os_error().unwrap_or_default();
         if matches!(errno, libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) {
-            self.0.counts.full.add(1);
             self.0.full.store(true, Relaxed);
             return Sent::Full { gone };
         }
-        self.0.counts.failed.add(1);
         let kind = match TroubleKind::of_errno(errno) {
             Some(kind) => kind,
             // This is what older kernels report for datagrams that exceed the interface's MTU and would have to be cut from a

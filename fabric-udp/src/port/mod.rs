@@ -211,12 +211,6 @@ pub struct Statistics {
     /// Datagrams that arrived but found the receive buffer full, or had a wrong checksum. They were lost here and not on the way.
     /// Zero before Linux 4.12, which does not report it.
     pub overflowed: u64,
-    /// The number of sends that found no room.
-    pub full: u64,
-    /// The number of runs that could not be sent.
-    pub failed: u64,
-    /// Discarded datagrams: longer than any can be, or without an Internet address.
-    pub unusable: u64,
 }
 
 /// The way in which a port waits.

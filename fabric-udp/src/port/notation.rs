@@ -1,80 +1,26 @@
-//! The kernel's encoding of addresses and control messages, as bytes.
+//! The kernel's encoding of control messages, as bytes.
 
 #![forbid(unsafe_code)]
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// The size of the longest Internet socket address.
-pub const NAME_BYTES: usize = size_of::<libc::sockaddr_in6>();
 /// The size of the control data of an arriving datagram: its segments, its destination, an error, lost datagrams. With room to
 /// spare.
 pub const CONTROL_BYTES: usize = 144;
 /// The size of the control data of an outgoing datagram: the segments and the source.
 pub const ORDERS_BYTES: usize = 64;
-/// The size of the header of a control message.
-const CONTROL_HEADER: usize = size_of::<libc::cmsghdr>();
+/// The header of a control message.
+#[derive(FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Control {
+    len: usize,
+    level: i32,
+    kind: i32,
+}
+
+const CONTROL_HEADER: usize = size_of::<Control>();
 const CONTROL_ALIGN: usize = align_of::<libc::cmsghdr>();
-
-/// A socket address in the kernel's encoding.
-#[derive(Clone, Copy)]
-#[repr(C, align(8))]
-pub struct Name {
-    pub bytes: [u8; NAME_BYTES],
-    pub len: u32,
-}
-
-impl Name {
-    /// No address, for a connected socket.
-    pub fn none() -> Self {
-        Self { bytes: [0; NAME_BYTES], len: 0 }
-    }
-
-    /// Encodes an address. An IPv6 socket (`mapped`) reaches an IPv4 address by its mapped form.
-    pub fn new(address: SocketAddr, mapped: bool) -> Self {
-        let address = match address {
-            SocketAddr::V4(v4) if mapped => SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0).into(),
-            address => address,
-        };
-        let mut bytes = [0; NAME_BYTES];
-        bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
-        match address {
-            SocketAddr::V4(v4) => {
-                bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
-                bytes[4..8].copy_from_slice(&v4.ip().octets());
-                Self { bytes, len: size_of::<libc::sockaddr_in>() as u32 }
-            }
-            SocketAddr::V6(v6) => {
-                bytes[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
-                bytes[4..8].copy_from_slice(&v6.flowinfo().to_be_bytes());
-                bytes[8..24].copy_from_slice(&v6.ip().octets());
-                bytes[24..28].copy_from_slice(&v6.scope_id().to_ne_bytes());
-                Self { bytes, len: NAME_BYTES as u32 }
-            }
-        }
-    }
-
-    /// Decodes an IPv4 or IPv6 address. A mapped IPv4 address becomes a plain one.
-    pub fn read(bytes: &[u8]) -> Option<SocketAddr> {
-        let family = u16::from_ne_bytes(*bytes.first_chunk()?);
-        let port = u16::from_be_bytes(bytes.get(2..4)?.try_into().ok()?);
-        match i32::from(family) {
-            libc::AF_INET => {
-                let octets: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;
-                Some(SocketAddr::from((Ipv4Addr::from(octets), port)))
-            }
-            libc::AF_INET6 => {
-                let octets: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
-                let scope = u32::from_ne_bytes(bytes.get(24..28)?.try_into().ok()?);
-                let ip = Ipv6Addr::from(octets);
-                Some(match ip.to_ipv4_mapped() {
-                    Some(v4) => SocketAddr::from((v4, port)),
-                    None => SocketAddrV6::new(ip, port, 0, scope).into(),
-                })
-            }
-            _ => None,
-        }
-    }
-}
 
 /// The control data of an outgoing datagram.
 #[derive(Clone, Copy)]
@@ -119,10 +65,8 @@ impl Orders {
     fn push(&mut self, level: i32, kind: i32, contents: &[u8]) {
         let at = self.len;
         let end = at + CONTROL_HEADER + contents.len();
-        let header = &mut self.bytes[at..at + CONTROL_HEADER];
-        header[..size_of::<usize>()].copy_from_slice(&(CONTROL_HEADER + contents.len()).to_ne_bytes());
-        header[size_of::<usize>()..][..4].copy_from_slice(&level.to_ne_bytes());
-        header[size_of::<usize>() + 4..][..4].copy_from_slice(&kind.to_ne_bytes());
+        let header = Control { len: CONTROL_HEADER + contents.len(), level, kind };
+        self.bytes[at..at + CONTROL_HEADER].copy_from_slice(header.as_bytes());
         self.bytes[at + CONTROL_HEADER..end].copy_from_slice(contents);
         self.len = end.next_multiple_of(CONTROL_ALIGN);
     }
@@ -153,7 +97,7 @@ impl Remarks {
     /// Decodes the kernel's control data. Skips unknown messages.
     pub fn read(mut bytes: &[u8]) -> Self {
         let mut remarks = Self::default();
-        while let Some((len, level, kind)) = header(bytes) {
+        while let Ok((Control { len, level, kind }, _)) = Control::read_from_prefix(bytes) {
             if len < CONTROL_HEADER || len > bytes.len() {
                 break;
             }
@@ -164,26 +108,24 @@ impl Remarks {
     }
 
     fn note(&mut self, level: i32, kind: i32, contents: &[u8]) {
+        let words = || Some(<[[u8; 4]; 3]>::read_from_prefix(contents).ok()?.0);
         match (level, kind) {
             (libc::SOL_UDP, libc::UDP_GRO) => {
-                self.segment =
-                    contents.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes)).and_then(|n| usize::try_from(n).ok());
+                self.segment = i32::read_from_prefix(contents).ok().and_then(|(bytes, _)| usize::try_from(bytes).ok());
             }
             (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                 // The second field is the source address for a reply, even if the datagram was a broadcast.
-                self.local =
-                    contents.get(4..8).and_then(|b| <[u8; 4]>::try_from(b).ok()).map(|octets| Ipv4Addr::from(octets).into());
+                self.local = words().map(|[_, source, _]| Ipv4Addr::from(source).into());
             }
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
                 let ip = contents.first_chunk().map(|octets: &[u8; 16]| Ipv6Addr::from(*octets));
                 self.local = ip.filter(|ip| !ip.is_multicast()).map(|ip| ip.to_canonical());
             }
             (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR) => {
-                // sock_extended_err: errno, origin, type, code, a pad, and a word of information.
-                let word = |at: usize| contents.get(at..at + 4).and_then(|b| <[u8; 4]>::try_from(b).ok()).map(u32::from_ne_bytes);
-                if let (Some(errno), Some(origin), Some(mtu)) = (word(0), contents.get(4), word(8)) {
-                    let local = *origin == libc::SO_EE_ORIGIN_LOCAL || *origin == libc::SO_EE_ORIGIN_NONE;
-                    self.report = Some(Report { errno: errno as i32, local, mtu });
+                // sock_extended_err: errno; origin, type, code and a pad; and a word of information.
+                if let Some([errno, [origin, ..], mtu]) = words() {
+                    let local = origin == libc::SO_EE_ORIGIN_LOCAL || origin == libc::SO_EE_ORIGIN_NONE;
+                    self.report = Some(Report { errno: i32::from_ne_bytes(errno), local, mtu: u32::from_ne_bytes(mtu) });
                 }
             }
             _ => {}
@@ -191,40 +133,15 @@ impl Remarks {
     }
 }
 
-fn header(bytes: &[u8]) -> Option<(usize, i32, i32)> {
-    const WORD: usize = size_of::<usize>();
-    let len = usize::from_ne_bytes(*bytes.first_chunk::<WORD>()?);
-    let level = i32::from_ne_bytes(bytes.get(WORD..WORD + 4)?.try_into().ok()?);
-    let kind = i32::from_ne_bytes(bytes.get(WORD + 4..WORD + 8)?.try_into().ok()?);
-    Some((len, level, kind))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn addresses() -> impl Strategy<Value = SocketAddr> {
-        prop_oneof![
-            any::<([u8; 4], u16)>().prop_map(|(octets, port)| SocketAddr::from((octets, port))),
-            any::<([u8; 16], u16, u32)>().prop_map(|(octets, port, scope)| {
-                let mut octets = octets;
-                octets[0] = 0x20; // Not a mapped IPv4 address.
-                SocketAddrV6::new(octets.into(), port, 0, scope).into()
-            }),
-        ]
-    }
-
     proptest! {
         #[test]
-        fn an_address_is_read_as_it_was_written(address in addresses(), mapped: bool) {
-            let name = Name::new(address, mapped);
-            prop_assert_eq!(Name::read(&name.bytes[..name.len as usize]), Some(address));
-        }
-
-        #[test]
         fn any_bytes_may_stand_where_remarks_should(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (Remarks::read(&bytes), Name::read(&bytes));
+            let _ = Remarks::read(&bytes);
         }
 
         #[test]
