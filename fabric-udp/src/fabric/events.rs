@@ -167,7 +167,7 @@ impl UdpFabric {
                 self.contacts.tell(now, source, node, incarnation, address.get());
             }
         }
-        if last && let Some(session) = self.peers.get(source.index()).and_then(Option::as_ref).map(|peer| peer.session) {
+        if last && let Some(session) = self.peer(source).map(|peer| peer.session) {
             self.contacts.told(session);
         }
     }

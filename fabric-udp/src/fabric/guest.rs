@@ -1,11 +1,11 @@
 //! Guests: nodes that ask for an id, and the node that gives them one.
 
-use super::notice::{Greeting, NOTICE_MAX, Notice};
+use super::notice::{Greeting, Notice};
 use super::open::{make_endpoint, open_port};
-use super::{About, GUESTS, NOTICE_TAG, UdpError, UdpFabric, UdpOptions};
+use super::{About, GUESTS, UdpError, UdpFabric, UdpOptions};
 use crate::port::Kind;
-use crate::protocol::{CloseReason, Event, LinkId, Path, SessionId, Target};
-use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Sink, Verdict};
+use crate::protocol::{CloseReason, Event, Path, SessionId, Target};
+use doorbell_fabric::{Incarnation, NodeId};
 use std::time::{Duration, Instant};
 
 /// How long an id that was given to a guest stays reserved for it.
@@ -26,25 +26,6 @@ pub struct Ask {
     pub(super) session: SessionId,
     /// The ids that are taken on the guest's side.
     pub avoid: Vec<NodeId>,
-}
-
-/// Keeps the first notice.
-#[derive(Default)]
-struct Ear(Option<Vec<u8>>);
-
-impl Sink for Ear {
-    fn packet(&mut self, _: NodeId, _: Incarnation, _: Priority, head: &PacketHead, payload: Payload<'_>) -> Verdict {
-        if head.kind == PacketKind::Control && head.tag == NOTICE_TAG && payload.len() <= NOTICE_MAX {
-            self.0.get_or_insert_with(|| payload.to_vec());
-        }
-        Verdict::Taken
-    }
-
-    fn damaged(&mut self, _: NodeId, _: Priority, _: &'static str) {}
-}
-
-impl crate::protocol::Receive for Ear {
-    fn place(&mut self, _: crate::protocol::SessionId, _: crate::protocol::TransferId, _: u64, _: &[u8]) {}
 }
 
 /// Asks the first node that the options name for an id outside `avoid`. Blocks until that node answers, or until `deadline`.
@@ -73,18 +54,10 @@ pub fn ask(domain: &str, about: &About, avoid: &[NodeId], options: &UdpOptions, 
     let link = fabric.contacts.link_towards(address, 0);
     let target = Target { path: Path { link, peer: address }, node: None };
     let mut session = fabric.endpoint.connect(now, target);
-    let mut ear = Ear::default();
     loop {
+        fabric.drain(false);
         let now = fabric.now();
-        let UdpFabric { endpoint, links, room, .. } = &mut fabric;
-        for (link, direct) in (0..).map(LinkId).zip(&*links) {
-            // An error here recurs when something is sent.
-            let _ = direct.receive(room, 8, &mut |mut run: crate::Run<'_>| {
-                endpoint.handle(now, link, &mut run, &mut ear);
-            });
-        }
-        let answer = ear.0.take().and_then(|bytes| Notice::decode(&bytes));
-        let answered = answer.and_then(|notice| match notice {
+        let answered = fabric.heard.drain(..).find_map(|(_, bytes)| match Notice::decode(&bytes)? {
             Notice::Welcome { node, max_nodes } => Some(Ok(Grant { node, max_nodes: max_nodes.into() })),
             Notice::NoRoom => Some(Err(UdpError::NoRoom { address })),
             Notice::Members { .. } => None,

@@ -2,7 +2,7 @@
 
 use super::{BytesOut, Outstanding, UdpFabric};
 use crate::protocol::TransferId;
-use doorbell_fabric::{Incarnation, Link, LinkDown, NodeId, PacketHead, PacketKind, Priority, Push};
+use doorbell_fabric::{Incarnation, Link, NodeId, PacketHead, PacketKind, Priority, Push};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -70,11 +70,7 @@ impl UdpLink {
     /// without it they are delayed.
     pub fn push_held(&mut self, head: &PacketHead, bytes: &[u8]) -> Push {
         let Some(mut fabric) = self.enter(TRIES) else { return Push::Full };
-        match fabric.push_held(self.session, self.priority, head, bytes) {
-            // The same as in `push`.
-            Push::Down(LinkDown::Damaged) => Push::Full,
-            push => push,
-        }
+        or_full(fabric.push_held(self.session, self.priority, head, bytes))
     }
 
     /// The traffic under way on this link, and the UDP link it uses. `None`: another thread has the fabric now, or the session
@@ -94,6 +90,11 @@ impl UdpLink {
     }
 }
 
+/// If the session has ended, its end will be reported soon. Nothing was damaged.
+fn or_full(push: Push) -> Push {
+    if matches!(push, Push::Down(_)) { Push::Full } else { push }
+}
+
 impl Link for UdpLink {
     #[inline]
     unsafe fn push(&mut self, head: &PacketHead, bytes: *const u8, len: usize) -> Push {
@@ -107,11 +108,7 @@ impl Link for UdpLink {
         if packet_bytes > 0 {
             self.packet_bytes = packet_bytes;
         }
-        match push {
-            // The session has ended, and its end will be reported soon. Nothing was damaged.
-            Push::Down(LinkDown::Damaged) => Push::Full,
-            push => push,
-        }
+        or_full(push)
     }
 
     #[inline]

@@ -49,7 +49,6 @@ impl UdpFabric {
     /// Declares that this fabric reaches a node that was met.
     pub fn accept(&mut self, node: NodeId) {
         self.settle(node, Stage::Accepted);
-        self.want_strands(node);
     }
 
     /// Declares that another fabric reaches a node that was met, and that this one reaches it too. The other fabric says whether
@@ -57,10 +56,6 @@ impl UdpFabric {
     /// forever. Call [`gone`](Self::gone) when the node is gone.
     pub fn beside(&mut self, node: NodeId) {
         self.settle(node, Stage::Beside);
-        if let Some(Some(peer)) = self.peers.get(node.index()) {
-            peer.sessions().for_each(|session| self.endpoint.vouch(session));
-        }
-        self.want_strands(node);
     }
 
     /// Another fabric says that this incarnation of a node, which was accepted or is reached beside, is gone.
@@ -89,34 +84,41 @@ impl UdpFabric {
     }
 
     fn settle(&mut self, node: NodeId, stage: Stage) {
-        if let Some(Some(peer)) = self.peers.get_mut(node.index()) {
-            peer.standing = stage;
+        let Some(Some(peer)) = self.peers.get_mut(node.index()) else { return };
+        peer.standing = stage;
+        if stage == Stage::Beside {
+            peer.sessions().for_each(|session| self.endpoint.vouch(session));
         }
+        self.want_strands(node);
+    }
+
+    /// The other node with this id.
+    pub(super) fn peer(&self, node: NodeId) -> Option<&Peer> {
+        self.peers.get(node.index())?.as_ref()
     }
 
     /// Ends the session with a node that broke the rules, or whose id belongs to another node.
     pub fn expel(&mut self, node: NodeId) {
         let now = self.now();
-        if let Some(Some(peer)) = self.peers.get(node.index()) {
-            self.endpoint.close(now, peer.session, CODE_UNWANTED);
+        if let Some(session) = self.peer(node).map(|peer| peer.session) {
+            self.endpoint.close(now, session, CODE_UNWANTED);
             self.flush(now);
         }
     }
 
     /// Whether this incarnation of a node is known here, or has packets that are still to be handed over.
     pub fn has(&self, node: NodeId, incarnation: Incarnation) -> bool {
-        self.peers.get(node.index()).and_then(Option::as_ref).is_some_and(|peer| peer.incarnation == incarnation)
+        self.peer(node).is_some_and(|peer| peer.incarnation == incarnation)
     }
 
     /// Whether the driver put off everything that waits of a node, so that it refused nothing and was asked about all.
     pub fn is_put_off(&self, node: NodeId) -> bool {
-        let peer = self.peers.get(node.index()).and_then(Option::as_ref);
-        peer.is_none_or(|peer| peer.sessions().all(|session| self.endpoint.is_put_off(session)))
+        self.peer(node).is_none_or(|peer| peer.sessions().all(|session| self.endpoint.is_put_off(session)))
     }
 
     /// A node's description of itself.
     pub fn about(&self, node: NodeId) -> Option<&About> {
-        self.peers.get(node.index())?.as_ref().map(|peer| &peer.about)
+        self.peer(node).map(|peer| &peer.about)
     }
 
     /// The node at this address that was accepted, or is reached beside.

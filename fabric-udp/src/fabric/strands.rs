@@ -164,8 +164,7 @@ impl UdpFabric {
     }
 
     fn reached(&self, node: NodeId, incarnation: Incarnation) -> Option<&Peer> {
-        let peer = self.peers.get(node.index())?.as_ref()?;
-        (peer.incarnation == incarnation && peer.standing.is_reached()).then_some(peer)
+        self.peer(node).filter(|peer| peer.incarnation == incarnation && peer.standing.is_reached())
     }
 }
 

@@ -13,8 +13,8 @@ mod net;
 #[cfg(feature = "udp")]
 mod network;
 
-pub use link::AnyLink;
 pub use doorbell_fabric::{BytesIn, BytesOut};
+pub use link::AnyLink;
 pub use net::{AnyPort, Net, Network, port_of_bell, watch};
 
 use doorbell_fabric::{Fabric, Incarnation, NodeId, Priority, Sink};
