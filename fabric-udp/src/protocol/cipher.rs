@@ -45,16 +45,14 @@ pub(crate) struct RekeyAfter {
 /// The protection of one session.
 pub(crate) enum Cipher {
     /// A checksum that is seeded with a number only the two ends know.
-    Checked(Checked),
+    Checked {
+        send: u64,
+        receive: u64,
+        /// Whether the checksum must cover every byte, and not only those that the protocol reads.
+        full: bool,
+    },
     /// Authenticated and encrypted.
     Sealed(Box<Sealed>),
-}
-
-pub(crate) struct Checked {
-    send: u64,
-    receive: u64,
-    /// Whether the checksum must cover every byte, and not only those that the protocol reads.
-    full: bool,
 }
 
 pub(crate) struct Sealed {
@@ -117,7 +115,7 @@ impl Direction {
 impl Cipher {
     pub fn checked(secrets: &Secrets, full: bool) -> Cipher {
         let word = |secret: &[u8; 32]| u64::from_le_bytes(*secret.first_chunk().expect("32 bytes"));
-        Cipher::Checked(Checked { send: word(&secrets.send), receive: word(&secrets.receive), full })
+        Cipher::Checked { send: word(&secrets.send), receive: word(&secrets.receive), full }
     }
 
     pub fn sealed(secrets: &Secrets, limits: RekeyAfter) -> Cipher {
@@ -138,7 +136,7 @@ impl Cipher {
     #[inline]
     pub fn tag(&self) -> usize {
         match self {
-            Cipher::Checked(_) => CHECK,
+            Cipher::Checked { .. } => CHECK,
             Cipher::Sealed(_) => TAG,
         }
     }
@@ -146,7 +144,7 @@ impl Cipher {
     /// Whether the checksum may leave out the bytes of the last frame.
     #[inline]
     pub fn may_leave_out(&self) -> bool {
-        matches!(self, Cipher::Checked(Checked { full: false, .. }))
+        matches!(self, Cipher::Checked { full: false, .. })
     }
 
     /// Protects a datagram whose body is in place, and writes its header and tag. `covered` counts bytes from the datagram's
@@ -154,12 +152,12 @@ impl Cipher {
     #[inline]
     pub fn seal(&mut self, datagram: &mut [u8], session: u32, number: u64, covered: u16) {
         match self {
-            Cipher::Checked(checked) => {
+            Cipher::Checked { send, .. } => {
                 datagram[..HEADER].copy_from_slice(Header::new(0, covered, session, number).as_bytes());
                 let end = datagram.len() - CHECK;
                 let (body, tag) = datagram.split_at_mut(end);
                 let covered = if covered == 0 { end } else { usize::from(covered) };
-                tag.copy_from_slice(&XxHash3_64::oneshot_with_seed(checked.send, &body[..covered]).to_le_bytes());
+                tag.copy_from_slice(&XxHash3_64::oneshot_with_seed(*send, &body[..covered]).to_le_bytes());
             }
             Cipher::Sealed(sealed) => sealed.seal(datagram, session, number),
         }
@@ -183,15 +181,15 @@ impl Cipher {
     #[inline]
     pub fn open<'d>(&mut self, header: &Header, datagram: &'d mut [u8]) -> Option<&'d mut [u8]> {
         match self {
-            Cipher::Checked(checked) => {
+            Cipher::Checked { receive, full, .. } => {
                 let end = datagram.len().checked_sub(CHECK).filter(|end| *end >= HEADER)?;
                 let covered = match usize::from(header.covered.get()) {
                     0 => end,
-                    covered if checked.full || covered < HEADER || covered > end => return None,
+                    covered if *full || covered < HEADER || covered > end => return None,
                     covered => covered,
                 };
                 let (body, tag) = datagram.split_at_mut(end);
-                let sum = XxHash3_64::oneshot_with_seed(checked.receive, &body[..covered]);
+                let sum = XxHash3_64::oneshot_with_seed(*receive, &body[..covered]);
                 (header.epoch == 0 && *tag == sum.to_le_bytes()).then(|| &mut body[HEADER..])
             }
             Cipher::Sealed(sealed) => sealed.open(header, datagram),

@@ -246,21 +246,28 @@ impl Flight {
             if keep {
                 break;
             }
-            self.drop_first(|_| ());
+            self.drop_first();
         }
     }
 
-    /// Drops the oldest record, and passes its items to `each`.
-    fn drop_first(&mut self, mut each: impl FnMut(Carried)) {
+    /// Drops the oldest record.
+    fn drop_first(&mut self) {
         let Some(first) = self.sent.pop_front() else { return };
         self.base += 1;
-        let end = first.carried + u64::from(first.count);
-        while self.carried_base < end
-            && let Some(carried) = self.carried.pop_front()
-        {
-            self.carried_base += 1;
-            each(carried);
+        self.carried_base += u64::from(first.count);
+        self.carried.drain(..usize::from(first.count));
+    }
+
+    /// Stops waiting for a datagram under way, and passes its items to `each`.
+    #[inline]
+    fn conclude(&mut self, index: usize, state: State, each: impl FnMut(Carried)) {
+        let sent = &mut self.sent[index];
+        sent.state = state;
+        self.waiting -= 1;
+        if !sent.probe {
+            self.bytes -= u64::from(sent.size);
         }
+        items(&self.carried, self.carried_base, sent).for_each(each);
     }
 
     /// Processes an acknowledgement. Calls `arrived` for each item of the datagrams that it names.
@@ -276,13 +283,18 @@ impl Flight {
             for number in low.max(self.base)..=high {
                 let index = (number - self.base) as usize;
                 let sent = &mut self.sent[index];
-                let was = sent.state;
-                if was == State::Done {
-                    continue;
+                let (size, at, was) = (sent.size, sent.at, sent.state);
+                match was {
+                    State::Done => continue,
+                    State::Lost => {
+                        sent.state = State::Done;
+                        items(&self.carried, self.carried_base, sent).for_each(&mut arrived);
+                    }
+                    State::UnderWay => {
+                        self.conclude(index, State::Done, &mut arrived);
+                        acked.bytes += u64::from(size);
+                    }
                 }
-                sent.state = State::Done;
-                let (size, probe, at) = (sent.size, sent.probe, sent.at);
-                items(&self.carried, self.carried_base, sent).for_each(&mut arrived);
                 let is_here = number >= self.path_from;
                 if size as usize > MTU_FLOOR && is_here {
                     acked.large = acked.large.max(Some((size as usize, number)));
@@ -290,9 +302,8 @@ impl Flight {
                 if acked.latest.is_none_or(|(latest, _)| number > latest) {
                     acked.latest = Some((number, at));
                 }
-                if was == State::Lost && !is_here {
-                    // It was given up with its old path, and was sent again by the current one.
-                } else if was == State::Lost {
+                // One that was given up with its old path was sent again by the current one.
+                if was == State::Lost && is_here {
                     acked.spurious += 1;
                     if number >= self.alarm_from {
                         self.alarm.1 += 1;
@@ -300,12 +311,6 @@ impl Flight {
                     // This many datagrams overtook it; allow one more the next time.
                     let overtaken = self.largest_acked.map_or(0, |largest| largest.saturating_sub(number));
                     self.reorder = self.reorder.max(overtaken + 1).min(REORDER_MAX);
-                } else {
-                    self.waiting -= 1;
-                    if !probe {
-                        self.bytes -= u64::from(size);
-                    }
-                    acked.bytes += u64::from(size);
                 }
             }
         }
@@ -338,31 +343,25 @@ impl Flight {
         let delay = self.round_trip.loss_delay(self.granularity);
         let mut span: Option<Time> = None;
         let trouble = 3 * (self.round_trip.patience(self.granularity) + self.peer_delay);
-        for (index, sent) in self.sent.iter_mut().enumerate() {
-            let number = self.base + index as u64;
-            if number >= largest {
-                break;
-            }
-            if sent.state != State::UnderWay {
-                if sent.state == State::Done {
+        for (index, number) in (self.base..largest).enumerate() {
+            let Some(&Sent { at, size, probe, state, .. }) = self.sent.get(index) else { break };
+            if state != State::UnderWay {
+                if state == State::Done {
                     span = None;
                 }
                 continue;
             }
-            if largest - number < self.reorder && sent.at + delay > now {
-                self.loss_at = self.loss_at.min(sent.at + delay);
+            if largest - number < self.reorder && at + delay > now {
+                self.loss_at = self.loss_at.min(at + delay);
                 continue;
             }
-            sent.state = State::Lost;
-            self.waiting -= 1;
+            self.conclude(index, State::Lost, |carried| lost(number, 0, carried));
             found.datagrams += 1;
-            items(&self.carried, self.carried_base, sent).for_each(|carried| lost(number, 0, carried));
-            if !sent.probe {
-                lost(number, sent.size as usize, Carried::Nothing);
-                self.bytes -= u64::from(sent.size);
-                found.latest = found.latest.max(Some(sent.at));
-                let since = *span.get_or_insert(sent.at);
-                found.persistent |= sent.at - since > trouble;
+            if !probe {
+                lost(number, size as usize, Carried::Nothing);
+                found.latest = found.latest.max(Some(at));
+                let since = *span.get_or_insert(at);
+                found.persistent |= at - since > trouble;
                 if number >= self.alarm_from {
                     self.alarm.0 += 1;
                 }
@@ -413,15 +412,18 @@ impl Flight {
     pub fn retire(&mut self, now: Time, most: usize, mut again: impl FnMut(Carried)) {
         // Keep the last one, because the time since when something is under way must stay known.
         let most = most.min(self.waiting.saturating_sub(1) as usize);
-        for sent in self.sent.iter_mut().filter(|sent| sent.state == State::UnderWay).take(most) {
-            sent.state = State::Lost;
-            self.waiting -= 1;
-            if !sent.probe {
-                self.bytes -= u64::from(sent.size);
-            }
-            items(&self.carried, self.carried_base, sent).for_each(&mut again);
-        }
+        self.lose(most, &mut again);
         self.drop_done(now);
+    }
+
+    /// Counts this many of the oldest datagrams under way as lost.
+    fn lose(&mut self, most: usize, mut again: impl FnMut(Carried)) {
+        let keep = (self.waiting as usize).saturating_sub(most);
+        for index in 0..self.sent.len() {
+            if self.waiting as usize > keep && self.sent[index].state == State::UnderWay {
+                self.conclude(index, State::Lost, &mut again);
+            }
+        }
     }
 
     /// Whether there are more records than a peer that acknowledges ever causes. `window`: the bytes that may be under way.
@@ -437,17 +439,11 @@ impl Flight {
         while self.is_crowded(window)
             && let Some(first) = self.sent.front()
         {
-            let is_under_way = first.state == State::UnderWay;
-            if is_under_way {
+            if first.state == State::UnderWay {
                 self.given_up = true;
-                self.waiting -= 1;
-                self.bytes -= if first.probe { 0 } else { u64::from(first.size) };
+                self.conclude(0, State::Lost, &mut again);
             }
-            self.drop_first(|carried| {
-                if is_under_way {
-                    again(carried);
-                }
-            });
+            self.drop_first();
         }
         self.drop_done(now);
     }
@@ -459,12 +455,9 @@ impl Flight {
 
     /// Leaves the path in use for another one with this measured round trip. Calls `again` for everything under way, to send it
     /// there.
-    pub fn leave(&mut self, round_trip: RoundTrip, mut again: impl FnMut(Carried)) {
-        for sent in self.sent.iter_mut().filter(|sent| sent.state == State::UnderWay) {
-            sent.state = State::Lost;
-            items(&self.carried, self.carried_base, sent).for_each(&mut again);
-        }
-        (self.bytes, self.waiting, self.questions, self.given_up) = (0, 0, 0, false);
+    pub fn leave(&mut self, round_trip: RoundTrip, again: impl FnMut(Carried)) {
+        self.lose(usize::MAX, again);
+        (self.questions, self.given_up) = (0, false);
         (self.loss_at, self.alarm, self.reorder) = (Time::NEVER, (0, 0), REORDER_START);
         self.path_from = self.next_number();
         self.alarm_from = self.path_from;

@@ -7,16 +7,8 @@ use super::LinkId;
 pub struct SessionStats {
     /// Datagrams sent.
     pub datagrams_out: u64,
-    /// Bytes of them.
-    pub bytes_out: u64,
-    /// Datagrams that were genuine and new.
-    pub datagrams_in: u64,
-    /// Bytes of them.
-    pub bytes_in: u64,
     /// Packets handed to the driver.
     pub packets_in: u64,
-    /// Packets taken from the driver.
-    pub packets_out: u64,
     /// Datagrams counted as lost.
     pub lost: u64,
     /// Datagrams counted as lost that were only late.
@@ -25,16 +17,10 @@ pub struct SessionStats {
     pub bytes_again: u64,
     /// Datagrams that had arrived before.
     pub duplicates: u64,
-    /// Datagrams whose tag or checksum was wrong.
-    pub corrupted: u64,
     /// The number of pings after a long silence.
     pub probe_timeouts: u64,
     /// Packets that the driver refused for the moment.
     pub refused: u64,
-    /// Smoothed round trip, in nanoseconds.
-    pub round_trip: u64,
-    /// The shortest round trip, in nanoseconds.
-    pub round_trip_least: u64,
     /// The bytes that may be under way.
     pub window: u64,
     /// Bytes under way.

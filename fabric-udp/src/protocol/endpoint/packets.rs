@@ -1,6 +1,7 @@
 //! Packets: from the driver into the lanes, and out of them to the driver.
 
 use super::Endpoint;
+use crate::protocol::lane::LaneIn;
 use crate::protocol::session::Session;
 use crate::protocol::{SessionId, Time};
 use doorbell_fabric::{LinkDown, PacketHead, Priority, Push, Sink};
@@ -42,22 +43,26 @@ impl Endpoint {
     /// Whether the target has refused further packets of this lane until it asks for some.
     #[inline]
     pub fn refused(&self, session: SessionId, priority: Priority) -> bool {
-        self.sessions.peek(session).is_some_and(|session| session.cargo.lanes_out[priority.index()].refused())
+        self.sessions.peek(session).is_some_and(|session| session.cargo.lanes_out[priority.index()].refused)
     }
 
     /// Whether packets wait that the driver neither refused nor put off.
     pub fn has_ready(&self) -> bool {
-        self.to_deliver.iter().any(|index| self.sessions.at(*index).is_some_and(Session::has_ready))
+        self.to_deliver
+            .iter()
+            .any(|index| self.sessions.at(*index).is_some_and(|session| session.cargo.lanes_in.iter().any(LaneIn::is_wanted)))
     }
 
     /// Whether any waiting packets were refused by the driver.
     pub fn refusing(&self) -> bool {
-        self.to_deliver.iter().any(|index| self.sessions.at(*index).is_some_and(Session::refusing))
+        let refuses = |session: &Session| session.cargo.lanes_in.iter().any(|lane| lane.is_ready() && lane.refused);
+        self.to_deliver.iter().any(|index| self.sessions.at(*index).is_some_and(refuses))
     }
 
     /// Whether the driver put off all waiting packets of a session.
     pub fn is_put_off(&self, session: SessionId) -> bool {
-        self.sessions.peek(session).is_none_or(Session::is_put_off)
+        let lanes = self.sessions.peek(session).map(|session| &session.cargo.lanes_in);
+        lanes.is_none_or(|lanes| lanes.iter().all(|lane| !lane.is_ready() || lane.later))
     }
 
     /// The driver may now want packets that it put off ([`Verdict::Later`](doorbell_fabric::Verdict)). Each
@@ -65,7 +70,7 @@ impl Endpoint {
     pub fn try_again(&mut self) {
         for index in &self.to_deliver {
             if let Some(session) = self.sessions.get_mut(*index) {
-                session.try_again();
+                session.cargo.lanes_in.iter_mut().for_each(|lane| lane.later = false);
             }
         }
     }

@@ -31,10 +31,8 @@ pub(super) struct Sessions {
     first_generation: u64,
     /// Usable sessions, by node and strand.
     peers: BTreeMap<(NodeId, u8), usize>,
-    /// The latest incarnation of each node that had a session.
-    lives: BTreeMap<NodeId, Incarnation>,
-    /// Incarnations that were replaced.
-    former: BTreeMap<NodeId, VecDeque<Incarnation>>,
+    /// The incarnations of each node that had a session. The last one replaced the others.
+    lives: BTreeMap<NodeId, VecDeque<Incarnation>>,
 }
 
 impl Sessions {
@@ -209,24 +207,17 @@ impl Sessions {
     /// Records a session with this incarnation of a node. Any other incarnation is retired for good, even if its sessions ended
     /// before.
     pub fn live_on(&mut self, node: NodeId, incarnation: Incarnation) {
-        if let Some(former) = self.lives.insert(node, incarnation)
-            && former != incarnation
-        {
-            self.retire(node, former);
+        let lives = self.lives.entry(node).or_default();
+        if lives.back() != Some(&incarnation) {
+            lives.push_back(incarnation);
         }
-    }
-
-    fn retire(&mut self, node: NodeId, incarnation: Incarnation) {
-        let former = self.former.entry(node).or_default();
-        if !former.contains(&incarnation) {
-            former.push_back(incarnation);
-        }
-        if former.len() > FORMER_MAX {
-            former.pop_front();
+        if lives.len() > 1 + FORMER_MAX {
+            lives.pop_front();
         }
     }
 
     pub fn is_former(&self, node: NodeId, incarnation: Incarnation) -> bool {
-        self.former.get(&node).is_some_and(|former| former.contains(&incarnation))
+        let lives = self.lives.get(&node);
+        lives.is_some_and(|lives| lives.back() != Some(&incarnation) && lives.contains(&incarnation))
     }
 }

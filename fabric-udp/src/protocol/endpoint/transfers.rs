@@ -1,6 +1,8 @@
 //! Transfers: beginning, granting and cancelling.
 
 use super::Endpoint;
+use crate::protocol::loss::Carried;
+use crate::protocol::session::Closing;
 use crate::protocol::{Event, SessionId, Time, TransferError, TransferId};
 use doorbell_fabric::Priority;
 use std::ops::Range;
@@ -10,12 +12,14 @@ impl Endpoint {
     /// may then send the bytes below `limit` (at most `total`). For a transfer without bytes only [`Event::Arrived`] is reported.
     pub fn expect(&mut self, now: Time, session: SessionId, total: u64, limit: u64) -> Result<TransferId, TransferError> {
         let (index, live) = self.sessions.live(session).ok_or(TransferError::Gone)?;
-        let transfer = TransferId(live.expect(total, limit.min(total)));
-        if total == 0 {
-            self.events.push_back(Event::Arrived { session, transfer });
+        let transfer = live.cargo.transfers_in.expect(total, limit.min(total));
+        if total > 0 {
+            live.cargo.controls.push_back(Carried::Grant { transfer });
+        } else {
+            live.events.push(Event::Arrived { session, transfer: TransferId(transfer) });
         }
         self.after(now, index);
-        Ok(transfer)
+        Ok(TransferId(transfer))
     }
 
     /// Like [`expect`](Self::expect), but the peer's driver reads the name as a grant for all bytes.
@@ -26,8 +30,10 @@ impl Endpoint {
 
     /// Lets the peer send the bytes of a transfer below `limit`. A lower limit than before changes nothing.
     pub fn grant(&mut self, now: Time, session: SessionId, transfer: TransferId, limit: u64) {
-        if let Some((index, session)) = self.sessions.live(session) {
-            session.grant(transfer.0, limit);
+        if let Some((index, session)) = self.sessions.live(session)
+            && session.cargo.transfers_in.grant(transfer.0, limit)
+        {
+            session.cargo.controls.push_back(Carried::Grant { transfer: transfer.0 });
             self.after(now, index);
         }
     }
@@ -69,8 +75,10 @@ impl Endpoint {
         granted: u64,
         priority: Priority,
     ) -> Result<(), TransferError> {
-        let (index, live) = self.sessions.live(session).ok_or(TransferError::Gone)?;
-        live.begin_transfer(now, transfer.0, part, total, granted, priority)?;
+        let live = self.sessions.live(session).filter(|(_, session)| session.cargo.closing == Closing::No);
+        let (index, live) = live.ok_or(TransferError::Gone)?;
+        live.last_used = now;
+        live.cargo.transfers_out.begin(transfer.0, part, total, granted, priority)?;
         live.tell_finished();
         self.after(now, index);
         Ok(())
@@ -97,8 +105,12 @@ impl Endpoint {
 
     fn cancel(&mut self, now: Time, session: SessionId, transfer: TransferId, by_receiver: bool) -> bool {
         let Some((index, session)) = self.sessions.live(session) else { return false };
-        let running = session.cancel(transfer.0, by_receiver);
-        self.after(now, index);
+        let (cargo, transfer) = (&mut session.cargo, transfer.0);
+        let running = if by_receiver { cargo.transfers_in.cancel(transfer) } else { cargo.transfers_out.cancel(transfer) };
+        if running {
+            cargo.controls.push_back(Carried::Cancel { transfer, by_receiver });
+            self.after(now, index);
+        }
         running
     }
 }

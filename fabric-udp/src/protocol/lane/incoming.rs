@@ -1,21 +1,14 @@
 //! The receiving end of a lane. Packets go to the driver in order; early and refused packets wait.
 
 use super::{CHARGE, charge};
+use crate::protocol::Peer;
 use crate::protocol::frame::{self, Frame, Packet, Short, image_len, read_image, write_image};
 use crate::protocol::ranges::RangeSet;
-use doorbell_fabric::{Incarnation, NodeId, PacketKind, Payload, Priority, Sink, Verdict};
+use doorbell_fabric::{PacketKind, Payload, Priority, Sink, Verdict};
 use std::collections::BTreeMap;
 
-/// The result of a packet's arrival.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Arrival {
-    /// The driver took it, or it waits.
-    Fine,
-    /// The driver took it and wants to return later.
-    Stop,
-    /// The sender broke the rules.
-    Broken(&'static str),
-}
+/// Whether the driver took a packet and wants to return later, or how the sender broke the rules.
+pub(crate) type Arrival = Result<bool, &'static str>;
 
 /// The incoming packets of one lane.
 #[derive(Default)]
@@ -34,9 +27,10 @@ pub(crate) struct LaneIn {
     taken: u64,
     /// The limit that was told to the sender.
     limit: u64,
-    refused: bool,
+    /// The driver refused the first packet.
+    pub refused: bool,
     /// The driver wants another packet before the first one here. The sender does not know that.
-    later: bool,
+    pub later: bool,
     stamp: u32,
     /// The sender must be told the credit again.
     pub untold: bool,
@@ -100,13 +94,6 @@ impl Ready {
     }
 }
 
-/// The sender of the packets.
-#[derive(Clone, Copy)]
-pub(crate) struct Source {
-    pub node: NodeId,
-    pub incarnation: Incarnation,
-}
-
 impl LaneIn {
     pub fn new(priority: Priority, window: u64) -> Self {
         Self { priority, window, limit: window, ..Self::default() }
@@ -118,23 +105,9 @@ impl LaneIn {
         self.ready.count > 0
     }
 
-    /// Whether the driver refused the first of them.
-    pub fn is_refused(&self) -> bool {
-        self.refused
-    }
-
     /// Whether packets wait that the driver neither refused nor put off.
     pub fn is_wanted(&self) -> bool {
         self.is_ready() && !self.refused && !self.later
-    }
-
-    /// Whether the driver put off the packets that wait.
-    pub fn is_put_off(&self) -> bool {
-        self.later
-    }
-
-    pub fn try_again(&mut self) {
-        self.later = false;
     }
 
     /// The number of the first packet that is neither taken nor ready.
@@ -153,32 +126,30 @@ impl LaneIn {
 
     /// Handles a whole packet.
     #[inline]
-    pub fn on_packet<S: Sink>(&mut self, sequence: u32, packet: &Packet, from: Source, sink: &mut S, stopped: bool) -> Arrival {
+    pub fn on_packet<S: Sink>(&mut self, sequence: u32, packet: &Packet, from: Peer, sink: &mut S, stopped: bool) -> Arrival {
         let ahead = sequence.wrapping_sub(self.next as u32) as i32;
         if ahead == 0 && self.ready.count == 0 && self.early.is_empty() && !stopped {
             return match self.hand_over(packet, from, sink) {
-                Verdict::Taken => Arrival::Fine,
-                Verdict::TakenAndStop => Arrival::Stop,
-                Verdict::Refused | Verdict::Later => self.keep(self.next, packet),
-                Verdict::Broken(reason) => Arrival::Broken(reason),
+                Verdict::Taken => Ok(false),
+                Verdict::TakenAndStop => Ok(true),
+                Verdict::Refused | Verdict::Later => self.keep(self.next, packet).map(|()| false),
+                Verdict::Broken(reason) => Err(reason),
             };
         }
         self.on_packet_early(ahead, packet, from, sink, stopped)
     }
 
-    fn on_packet_early<S: Sink>(&mut self, ahead: i32, packet: &Packet, from: Source, sink: &mut S, stopped: bool) -> Arrival {
+    fn on_packet_early<S: Sink>(&mut self, ahead: i32, packet: &Packet, from: Peer, sink: &mut S, stopped: bool) -> Arrival {
         if ahead < 0 {
-            return Arrival::Fine;
+            return Ok(false);
         }
-        match self.keep(self.next + ahead as u64, packet) {
-            Arrival::Fine => self.deliver(from, sink, stopped),
-            other => other,
-        }
+        self.keep(self.next + ahead as u64, packet)?;
+        self.deliver(from, sink, stopped)
     }
 
     /// Gives one packet to the driver, and records its verdict.
     #[inline]
-    fn hand_over<S: Sink>(&mut self, packet: &Packet, from: Source, sink: &mut S) -> Verdict {
+    fn hand_over<S: Sink>(&mut self, packet: &Packet, from: Peer, sink: &mut S) -> Verdict {
         let payload = Payload::private(packet.payload);
         let verdict = sink.packet(from.node, from.incarnation, self.priority, &packet.head, payload);
         self.note(verdict, charge(packet.payload.len()));
@@ -217,19 +188,20 @@ impl LaneIn {
         }
     }
 
-    fn over_the_window(&mut self, number: u64, charge: u64) -> Option<Arrival> {
+    /// Counts a packet that waits.
+    fn hold(&mut self, number: u64, charge: u64) -> Result<(), &'static str> {
         self.held += charge;
         // A sender that keeps to the rules sends within the window only.
         let too_far = (number - self.next) * CHARGE > self.window;
-        (self.held > self.window + self.window / 16 || too_far).then_some(Arrival::Broken("a lane ran over its window"))
+        if self.held > self.window + self.window / 16 || too_far { Err("a lane ran over its window") } else { Ok(()) }
     }
 
-    fn keep(&mut self, number: u64, packet: &Packet) -> Arrival {
+    fn keep(&mut self, number: u64, packet: &Packet) -> Result<(), &'static str> {
         if number < self.end() {
-            return Arrival::Fine;
+            return Ok(());
         }
         match self.early.get(&number) {
-            Some(Early { parts: None, .. }) => return Arrival::Fine,
+            Some(Early { parts: None, .. }) => return Ok(()),
             // A partial packet is complete now.
             Some(Early { parts: Some(_), image }) => {
                 self.held -= image.len() as u64 + CHARGE;
@@ -237,9 +209,7 @@ impl LaneIn {
             }
             None => {}
         }
-        if let Some(broken) = self.over_the_window(number, charge(packet.payload.len())) {
-            return broken;
-        }
+        self.hold(number, charge(packet.payload.len()))?;
         if number == self.end() {
             self.ready.push(self.priority, number, packet);
             self.line_up();
@@ -248,7 +218,7 @@ impl LaneIn {
             write_image(&mut image, self.priority, number as u32, &packet.head, packet.payload);
             self.early.insert(number, Early { image, parts: None });
         }
-        Arrival::Fine
+        Ok(())
     }
 
     /// Moves early packets that are next now to the ready ones.
@@ -266,42 +236,37 @@ impl LaneIn {
     pub fn on_fragment<S: Sink>(
         &mut self,
         (sequence, total, offset, bytes): (u32, u32, u32, &[u8]),
-        from: Source,
+        from: Peer,
         sink: &mut S,
         stopped: bool,
     ) -> Arrival {
-        let ahead = sequence.wrapping_sub(self.next as u32) as i32;
-        if ahead < 0 {
-            return Arrival::Fine;
-        }
-        let number = self.next + ahead as u64;
-        if number < self.end() {
-            return Arrival::Fine;
+        let ahead = i64::from(sequence.wrapping_sub(self.next as u32) as i32);
+        let number = self.next.wrapping_add_signed(ahead);
+        if ahead < 0 || number < self.end() {
+            return Ok(false);
         }
         if !self.early.contains_key(&number) {
             // An image is a little longer than the charge of its packet. A sixteenth is allowed for that.
-            if let Some(broken) = self.over_the_window(number, u64::from(total) + CHARGE) {
-                return broken;
-            }
+            self.hold(number, u64::from(total) + CHARGE)?;
             let image = vec![0; total as usize];
             self.early.insert(number, Early { image, parts: Some(RangeSet::default()) });
         }
         let early = self.early.get_mut(&number).expect("just inserted");
-        let Some(parts) = &mut early.parts else { return Arrival::Fine };
+        let Some(parts) = &mut early.parts else { return Ok(false) };
         if early.image.len() != total as usize {
-            return Arrival::Broken("parts of one packet disagree about its length");
+            return Err("parts of one packet disagree about its length");
         }
         early.image[offset as usize..][..bytes.len()].copy_from_slice(bytes);
         parts.insert(u64::from(offset), u64::from(offset) + bytes.len() as u64);
         if !parts.covers(0, u64::from(total)) {
-            return Arrival::Fine;
+            return Ok(false);
         }
         early.parts = None;
         let Some((priority, said, packet)) = read_image(&early.image) else {
-            return Arrival::Broken("the parts of a packet do not make a packet");
+            return Err("the parts of a packet do not make a packet");
         };
         if priority != self.priority || said != number as u32 {
-            return Arrival::Broken("the parts of a packet make another packet");
+            return Err("the parts of a packet make another packet");
         }
         self.held -= u64::from(total) + CHARGE;
         self.held += charge(packet.payload.len());
@@ -341,21 +306,21 @@ impl LaneIn {
     }
 
     /// Gives the driver the waiting packets that are in order.
-    pub fn deliver<S: Sink>(&mut self, from: Source, sink: &mut S, stopped: bool) -> Arrival {
+    pub fn deliver<S: Sink>(&mut self, from: Peer, sink: &mut S, stopped: bool) -> Arrival {
         // A driver that did not take a packet asks again itself, by `retry`.
         if stopped || self.refused || self.later {
-            return Arrival::Fine;
+            return Ok(false);
         }
         let mut budget = usize::MAX;
         self.retry(from, sink, &mut budget)
     }
 
     /// Like [`deliver`](Self::deliver), for at most `budget` packets, even if the first one was not taken before.
-    pub fn retry<S: Sink>(&mut self, from: Source, sink: &mut S, budget: &mut usize) -> Arrival {
+    pub fn retry<S: Sink>(&mut self, from: Peer, sink: &mut S, budget: &mut usize) -> Arrival {
         while *budget > 0 && self.is_ready() {
             // The packet stays in place until the driver has it, because the driver may panic.
             let Some((packet, len)) = self.ready.iter().next() else {
-                return Arrival::Broken("the parts of a packet do not make a packet");
+                return Err("the parts of a packet do not make a packet");
             };
             let (charge, payload) = (charge(packet.payload.len()), Payload::private(packet.payload));
             let verdict = sink.packet(from.node, from.incarnation, self.priority, &packet.head, payload);
@@ -366,7 +331,7 @@ impl LaneIn {
                     *budget -= 1;
                     self.held -= charge;
                     if verdict == Verdict::TakenAndStop {
-                        return Arrival::Stop;
+                        return Ok(true);
                     }
                 }
                 Verdict::Refused => {
@@ -379,9 +344,9 @@ impl LaneIn {
                     self.note(verdict, charge);
                     break;
                 }
-                Verdict::Broken(reason) => return Arrival::Broken(reason),
+                Verdict::Broken(reason) => return Err(reason),
             }
         }
-        Arrival::Fine
+        Ok(false)
     }
 }

@@ -3,7 +3,7 @@
 mod incoming;
 mod outgoing;
 
-pub(crate) use incoming::{Arrival, LaneIn, Source};
+pub(crate) use incoming::LaneIn;
 pub(crate) use outgoing::LaneOut;
 
 /// The charge of a packet beside its payload, so that a flood of empty packets is bounded too.

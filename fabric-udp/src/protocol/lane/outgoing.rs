@@ -35,7 +35,8 @@ pub(crate) struct LaneOut {
     window: u64,
     limit: u64,
     stamp: u32,
-    refused: bool,
+    /// The other end's driver takes no more until it asks for some.
+    pub refused: bool,
     /// A push found no room.
     full: bool,
 }
@@ -69,11 +70,6 @@ impl LaneOut {
         // The largest packet must fit anywhere in the ring, together with another one.
         let capacity = buffer.max(4 * IMAGE_MAX);
         Self { priority, capacity, window: limit, limit, ..Self::default() }
-    }
-
-    /// Whether the other end's driver takes no more until it asks for some.
-    pub fn refused(&self) -> bool {
-        self.refused
     }
 
     /// Whether nothing waits for an acknowledgement.
@@ -340,15 +336,11 @@ impl LaneOut {
         bytes
     }
 
-    /// Handles a credit of the other end. Returns whether it changed anything.
-    pub fn on_credit(&mut self, refused: bool, stamp: u32, limit: u64) -> bool {
+    /// Handles a credit of the other end.
+    pub fn on_credit(&mut self, refused: bool, stamp: u32, limit: u64) {
         // An older credit may arrive later.
-        if stamp.wrapping_sub(self.stamp) as i32 <= 0 {
-            return false;
+        if stamp.wrapping_sub(self.stamp) as i32 > 0 {
+            (self.stamp, self.refused, self.limit) = (stamp, refused, self.limit.max(limit));
         }
-        self.stamp = stamp;
-        self.refused = refused;
-        self.limit = self.limit.max(limit);
-        true
     }
 }

@@ -16,7 +16,7 @@ use super::congestion::Cubic;
 use super::frame::{ACK_LEN, ACK_RANGE, PACKET_HEAD_MAX};
 use super::handshake::{Hello, Params};
 use super::header::HEADER;
-use super::lane::{Arrival, LaneIn, payload_max};
+use super::lane::payload_max;
 use super::lent::{Lender, Lent, Middle};
 use super::loss::{Carried, Flight, RoundTrip};
 use super::mtu::PathMtu;
@@ -26,10 +26,9 @@ use super::stats::{Outstanding, SessionStats};
 use super::time::{MICRO, Nanos, Time};
 use super::wire::U64;
 use super::{CloseReason, Event, Path, Peer, SessionId};
-use cargo::{Cargo, Closing};
+pub(super) use cargo::{Cargo, Closing};
 use doorbell_fabric::{LinkDown, PRIORITIES, PacketHead, Priority, Push, Sink};
 use std::net::SocketAddr;
-use std::ops::Range;
 
 pub(crate) use paths::Spare;
 
@@ -113,7 +112,7 @@ pub(crate) struct Session {
     acked_at: Time,
     /// The time at which anything was last heard by the path in use.
     heard_here: Time,
-    last_used: Time,
+    pub last_used: Time,
     spans: Spans,
     /// Another party says whether the peer lives, and silence means nothing.
     vouched: bool,
@@ -149,6 +148,14 @@ pub(crate) struct Beginning<'a> {
     pub guess: Nanos,
     /// A source of numbers that only this end knows.
     pub words: Random,
+}
+
+/// Queues the items of datagrams that are given up to be sent again.
+fn resend(cargo: &mut Cargo, mtu: &mut PathMtu, stats: &mut SessionStats) -> impl FnMut(Carried) {
+    move |carried| match carried {
+        Carried::Probe { .. } => mtu.forget_probe(),
+        carried => stats.bytes_again += cargo.again(carried),
+    }
 }
 
 impl Session {
@@ -236,49 +243,8 @@ impl Session {
         if !self.cargo.lanes_out[priority.index()].push(head, payload) {
             return Push::Full;
         }
-        self.stats.packets_out += 1;
         self.last_used = now;
         Push::Done
-    }
-
-    pub fn expect(&mut self, total: u64, limit: u64) -> u64 {
-        let transfer = self.cargo.transfers_in.expect(total, limit);
-        if total > 0 {
-            self.cargo.controls.push_back(Carried::Grant { transfer });
-        }
-        transfer
-    }
-
-    pub fn grant(&mut self, transfer: u64, limit: u64) {
-        if self.cargo.transfers_in.grant(transfer, limit) {
-            self.cargo.controls.push_back(Carried::Grant { transfer });
-        }
-    }
-
-    pub fn begin_transfer(
-        &mut self,
-        now: Time,
-        transfer: u64,
-        part: Range<u64>,
-        total: u64,
-        granted: u64,
-        priority: Priority,
-    ) -> Result<(), super::TransferError> {
-        if self.over.is_some() || self.cargo.closing != Closing::No {
-            return Err(super::TransferError::Gone);
-        }
-        self.last_used = now;
-        self.cargo.transfers_out.begin(transfer, part, total, granted, priority)
-    }
-
-    /// Cancels a transfer at this end. Returns whether it was still running.
-    pub fn cancel(&mut self, transfer: u64, by_receiver: bool) -> bool {
-        let running =
-            if by_receiver { self.cargo.transfers_in.cancel(transfer) } else { self.cargo.transfers_out.cancel(transfer) };
-        if running {
-            self.cargo.controls.push_back(Carried::Cancel { transfer, by_receiver });
-        }
-        running
     }
 
     /// Sends everything that was pushed, then closes the session.
@@ -300,26 +266,6 @@ impl Session {
         self.cargo.lanes_in.iter().any(|lane| lane.is_ready())
     }
 
-    /// Whether the driver put off all packets that wait.
-    pub fn is_put_off(&self) -> bool {
-        self.cargo.lanes_in.iter().all(|lane| !lane.is_ready() || lane.is_put_off())
-    }
-
-    /// Whether packets wait that the driver neither refused nor put off.
-    pub fn has_ready(&self) -> bool {
-        self.cargo.lanes_in.iter().any(LaneIn::is_wanted)
-    }
-
-    /// The driver may now want packets that it put off.
-    pub fn try_again(&mut self) {
-        self.cargo.lanes_in.iter_mut().for_each(LaneIn::try_again);
-    }
-
-    /// Whether the driver refused packets that wait.
-    pub fn refusing(&self) -> bool {
-        self.cargo.lanes_in.iter().any(|lane| lane.is_ready() && lane.is_refused())
-    }
-
     pub fn outstanding(&self, priority: Priority) -> Outstanding {
         let lane = &self.cargo.lanes_out[priority.index()];
         let (packets, bytes) = lane.outstanding();
@@ -331,8 +277,6 @@ impl Session {
         SessionStats {
             packets_in: self.cargo.lanes_in.iter().map(|lane| lane.delivered).sum(),
             refused: self.cargo.lanes_in.iter().map(|lane| lane.refusals).sum(),
-            round_trip: self.flight.round_trip.smoothed,
-            round_trip_least: self.flight.round_trip.least,
             window: self.window,
             under_way: self.flight.bytes,
             mtu: self.mtu.current() as u64,
@@ -391,12 +335,11 @@ impl Session {
 
     /// Gives the driver the waiting packets, even if it had refused them. Returns whether it wants to return later.
     pub fn deliver<S: Sink>(&mut self, sink: &mut S, budget: &mut usize) -> bool {
-        let from = self.source();
         for priority in Priority::ALL {
-            match self.cargo.lanes_in[priority.index()].retry(from, sink, budget) {
-                Arrival::Fine => {}
-                Arrival::Stop => return true,
-                Arrival::Broken(reason) => {
+            match self.cargo.lanes_in[priority.index()].retry(self.peer, sink, budget) {
+                Ok(false) => {}
+                Ok(true) => return true,
+                Err(reason) => {
                     sink.damaged(self.peer.node, priority, reason);
                     self.over = Some(CloseReason::Damaged(reason));
                     return false;

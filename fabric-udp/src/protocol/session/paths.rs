@@ -5,17 +5,15 @@
 //! So a stopped peer is not mistaken for a cut path. A session whose peer has one address, reached by one link, has no other
 //! paths.
 
-use super::Session;
+use super::{Session, resend};
 use crate::protocol::config::Config;
 use crate::protocol::congestion::Cubic;
-use crate::protocol::frame::{CHALLENGE_LEN, Short};
+use crate::protocol::frame::Short;
 use crate::protocol::handshake::{self, Params};
-use crate::protocol::header::HEADER;
-use crate::protocol::loss::{Carried, RoundTrip};
+use crate::protocol::loss::RoundTrip;
 use crate::protocol::mtu::PathMtu;
 use crate::protocol::pacing::Pacer;
 use crate::protocol::time::{Nanos, Time};
-use crate::protocol::wire::Writer;
 use crate::protocol::{Event, Path};
 use std::net::SocketAddr;
 
@@ -257,10 +255,7 @@ impl Session {
         let Self { spares, flight, cargo, mtu, congestion, stats, .. } = self;
         let spare = &mut spares[at];
         let round_trip = std::mem::replace(&mut spare.round_trip, flight.round_trip);
-        flight.leave(round_trip, |carried| match carried {
-            Carried::Probe { .. } => mtu.forget_probe(),
-            carried => stats.bytes_again += cargo.again(carried),
-        });
+        flight.leave(round_trip, resend(cargo, mtu, stats));
         std::mem::swap(&mut spare.mtu, mtu);
         std::mem::swap(&mut spare.congestion, congestion);
         (spare.asked, spare.tries, spare.unanswered, spare.challenge, spare.response) = (None, 0, 0, false, None);
@@ -298,14 +293,9 @@ impl Session {
 
     /// Writes a Challenge or a Response for another path than the one in use. Returns its length and its path.
     pub(super) fn write_to_spare(&mut self, now: Time, buf: &mut [u8]) -> Option<(usize, Path)> {
-        let len = HEADER + CHALLENGE_LEN + self.cipher.tag();
-        let number = self.flight.next_number();
-        let mut writer = Writer::new(&mut buf[..len]);
-        writer.space(HEADER);
         let answer = self.spares.iter_mut().find_map(|spare| Some((spare.path, spare.response.take()?)));
-        let to = if let Some((to, word)) = answer.or_else(|| self.response_to.take()) {
-            Short::Response(word).write(&mut writer);
-            to
+        let (to, frame) = if let Some((to, word)) = answer.or_else(|| self.response_to.take()) {
+            (to, Short::Response(word))
         } else {
             let spare = self.spares.iter_mut().find(|spare| spare.challenge)?;
             spare.challenge = false;
@@ -314,13 +304,12 @@ impl Session {
                 spare.word = self.words.u64();
             }
             spare.tries = spare.tries.saturating_add(1);
-            Short::Challenge(spare.word).write(&mut writer);
-            spare.path
+            (spare.path, Short::Challenge(spare.word))
         };
-        self.cipher.seal(&mut buf[..len], self.remote, number, 0);
+        let len = self.write_alone(buf, frame);
+        self.cipher.seal(&mut buf[..len], self.remote, self.flight.next_number(), 0);
         self.flight.on_sent_apart(now, len);
         self.stats.datagrams_out += 1;
-        self.stats.bytes_out += len as u64;
         self.note_spares();
         Some((len, to))
     }

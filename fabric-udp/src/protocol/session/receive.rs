@@ -5,7 +5,6 @@ use crate::protocol::TransferId;
 use crate::protocol::cipher::Cipher;
 use crate::protocol::frame::{self, Ack, Frame, Short};
 use crate::protocol::header::Header;
-use crate::protocol::lane::{Arrival, Source};
 use crate::protocol::loss::Carried;
 use crate::protocol::time::Time;
 use crate::protocol::{CloseReason, EndpointStats, Event, Path, Receive};
@@ -28,7 +27,7 @@ impl Session {
             return None;
         }
         // Without a key, a peer that moved looks like an eavesdropper that replays its datagrams.
-        if from != self.path && matches!(self.cipher, Cipher::Checked(_)) && !self.knows(from) {
+        if from != self.path && matches!(self.cipher, Cipher::Checked { .. }) && !self.knows(from) {
             stats.misplaced += 1;
             return None;
         }
@@ -44,12 +43,10 @@ impl Session {
         now: Time,
         from: Path,
         number: u64,
-        mut body: &[u8],
+        body: &[u8],
         receiver: &mut R,
         mut stopped: bool,
     ) -> bool {
-        self.stats.datagrams_in += 1;
-        self.stats.bytes_in += body.len() as u64;
         self.doubted = None;
         // A lone ping after a silence: the peer will send nothing that the answer could accompany.
         self.was_asked = body == [frame::PING] && now - self.last_heard >= self.spans.keep_alive / 2;
@@ -59,58 +56,13 @@ impl Session {
             self.last_heard = now;
         }
         let latest = self.received.largest().is_none_or(|largest| number > largest);
-        let mut wants_answer = false;
-        // A datagram that only tests a path does not show that its sender uses the path.
-        let mut asks_only = true;
-        loop {
-            // Read in place: copying recently written bytes in smaller pieces stalls the processor.
-            let read = frame::read(&mut body);
-            let frame = match &read {
-                Ok(Some(frame)) => frame,
-                Ok(None) => break,
-                Err(reason) => {
-                    self.fail(None, reason, receiver);
-                    return stopped;
-                }
-            };
-            wants_answer |= !matches!(frame, Frame::Ack(_));
-            asks_only &= matches!(frame, Frame::Short(Short::Challenge(_) | Short::Response(_)));
-            let broken = match frame {
-                Frame::Packet { priority, sequence, packet } => {
-                    let source = self.source();
-                    let lane = &mut self.cargo.lanes_in[priority.index()];
-                    let arrival = lane.on_packet(*sequence, packet, source, receiver, stopped);
-                    self.after_arrival(now, *priority, arrival, &mut stopped)
-                }
-                &Frame::Fragment { priority, sequence, total, offset, bytes } => {
-                    let source = self.source();
-                    let lane = &mut self.cargo.lanes_in[priority.index()];
-                    let arrival = lane.on_fragment((sequence, total, offset, bytes), source, receiver, stopped);
-                    self.after_arrival(now, priority, arrival, &mut stopped)
-                }
-                &Frame::Data { transfer, offset, total, bytes } => {
-                    self.last_used = now;
-                    let session = self.id;
-                    let placed = self.cargo.transfers_in.on_data((transfer, offset, total), bytes, |at, bytes| {
-                        receiver.place(session, TransferId(transfer), at, bytes);
-                    });
-                    match placed {
-                        Ok(true) => {
-                            self.events.push(Event::Arrived { session, transfer: TransferId(transfer) });
-                            None
-                        }
-                        Ok(false) => None,
-                        Err(reason) => Some((None, reason)),
-                    }
-                }
-                Frame::Ack(ack) => self.on_ack(now, ack).err().map(|reason| (None, reason)),
-                Frame::Short(short) => self.on_short(now, *short, from).err().map(|reason| (None, reason)),
-            };
-            if let Some((priority, reason)) = broken {
+        let (wants_answer, asks_only) = match self.take_frames(now, from, body, receiver, &mut stopped) {
+            Ok(found) => found,
+            Err((priority, reason)) => {
                 self.fail(priority, reason, receiver);
                 return stopped;
             }
-        }
+        };
         let every = if self.was_asked { 1 } else { self.ack_every };
         self.received.insert(number, now, wants_answer, every, self.spans.ack_delay);
         if from != self.path && latest && !asks_only {
@@ -118,6 +70,56 @@ impl Session {
         }
         self.tell_finished();
         stopped
+    }
+
+    /// Processes the frames of a datagram. Returns whether any of them wants an answer, and whether all of them only test a path,
+    /// which does not show that their sender uses the path. An error names the lane that broke the rules; without one, all did.
+    #[inline]
+    fn take_frames<R: Receive>(
+        &mut self,
+        now: Time,
+        from: Path,
+        mut body: &[u8],
+        receiver: &mut R,
+        stopped: &mut bool,
+    ) -> Result<(bool, bool), (Option<Priority>, &'static str)> {
+        let (mut wants_answer, mut asks_only) = (false, true);
+        let all = |reason| (None, reason);
+        loop {
+            // Read in place: copying recently written bytes in smaller pieces stalls the processor.
+            let read = frame::read(&mut body);
+            let frame = match &read {
+                Ok(Some(frame)) => frame,
+                Ok(None) => return Ok((wants_answer, asks_only)),
+                Err(reason) => return Err((None, reason)),
+            };
+            wants_answer |= !matches!(frame, Frame::Ack(_));
+            asks_only &= matches!(frame, Frame::Short(Short::Challenge(_) | Short::Response(_)));
+            match frame {
+                Frame::Packet { priority, sequence, packet } => {
+                    self.last_used = now;
+                    let lane = &mut self.cargo.lanes_in[priority.index()];
+                    let arrival = lane.on_packet(*sequence, packet, self.peer, receiver, *stopped);
+                    *stopped |= arrival.map_err(|reason| (Some(*priority), reason))?;
+                }
+                &Frame::Fragment { priority, sequence, total, offset, bytes } => {
+                    self.last_used = now;
+                    let lane = &mut self.cargo.lanes_in[priority.index()];
+                    let arrival = lane.on_fragment((sequence, total, offset, bytes), self.peer, receiver, *stopped);
+                    *stopped |= arrival.map_err(|reason| (Some(priority), reason))?;
+                }
+                &Frame::Data { transfer, offset, total, bytes } => {
+                    self.last_used = now;
+                    let (session, name) = (self.id, TransferId(transfer));
+                    let place = |at, bytes: &[u8]| receiver.place(session, name, at, bytes);
+                    if self.cargo.transfers_in.on_data((transfer, offset, total), bytes, place).map_err(all)? {
+                        self.events.push(Event::Arrived { session, transfer: name });
+                    }
+                }
+                Frame::Ack(ack) => self.on_ack(now, ack).map_err(all)?,
+                Frame::Short(short) => self.on_short(now, *short, from).map_err(all)?,
+            }
+        }
     }
 
     /// The newest datagram came from an address that is not the peer's known one.
@@ -144,31 +146,8 @@ impl Session {
         }
     }
 
-    pub(super) fn source(&self) -> Source {
-        Source { node: self.peer.node, incarnation: self.peer.incarnation }
-    }
-
-    #[inline]
-    fn after_arrival(
-        &mut self,
-        now: Time,
-        priority: Priority,
-        arrival: Arrival,
-        stopped: &mut bool,
-    ) -> Option<(Option<Priority>, &'static str)> {
-        self.last_used = now;
-        match arrival {
-            Arrival::Fine => None,
-            Arrival::Stop => {
-                *stopped = true;
-                None
-            }
-            Arrival::Broken(reason) => Some((Some(priority), reason)),
-        }
-    }
-
     /// The other end broke the rules, so the session ends.
-    pub(super) fn fail<R: Receive>(&mut self, priority: Option<Priority>, reason: &'static str, receiver: &mut R) {
+    fn fail<R: Receive>(&mut self, priority: Option<Priority>, reason: &'static str, receiver: &mut R) {
         match priority {
             Some(priority) => receiver.damaged(self.peer.node, priority, reason),
             None => Priority::ALL.into_iter().for_each(|priority| receiver.damaged(self.peer.node, priority, reason)),

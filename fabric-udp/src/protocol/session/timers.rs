@@ -1,8 +1,7 @@
 //! The effects of time on a session.
 
-use super::{Closing, Session};
+use super::{Closing, Session, resend};
 use crate::protocol::CloseReason;
-use crate::protocol::loss::Carried;
 use crate::protocol::time::Time;
 
 /// How often the other end is told that a session ends.
@@ -125,12 +124,9 @@ impl Session {
         self.flight.asked(now);
         let Session { flight, cargo, stats, mtu, .. } = self;
         if self.vouched && flight.questions > RETIRE_AFTER {
-            flight.retire(now, RETIRED, |carried| match carried {
-                Carried::Probe { .. } => mtu.forget_probe(),
-                carried => stats.bytes_again += cargo.again(carried),
-            });
+            flight.retire(now, RETIRED, resend(cargo, mtu, stats));
         } else {
-            flight.oldest(2, |carried| stats.bytes_again += cargo.again(carried));
+            flight.oldest(2, resend(cargo, mtu, stats));
         }
         self.questions = 2;
         if matches!(self.cargo.closing, Closing::Telling { .. }) && self.flight.questions > GOODBYES {

@@ -1,6 +1,6 @@
 //! Builds the next datagram of a session.
 
-use super::{CLASSES, Closing, Move, RANGES_ALONG, Session};
+use super::{CLASSES, Closing, Move, RANGES_ALONG, Session, resend};
 use crate::protocol::TransferId;
 use crate::protocol::frame::{
     self, ACK_LEN, ACK_RANGE, CHALLENGE_LEN, CLOSE_LEN, CREDIT_LEN, FRAGMENT_HEAD, GRANT_LEN, PACKET_HEAD, Short,
@@ -186,17 +186,13 @@ impl Session {
             }
         }
         self.stats.datagrams_out += 1;
-        self.stats.bytes_out += len as u64;
     }
 
     /// Drops the records of the oldest datagrams that the peer does not acknowledge. Their items are sent again.
     #[cold]
     fn thin(&mut self, now: Time) {
         let Self { flight, cargo, mtu, stats, window, .. } = self;
-        flight.thin(now, *window, |carried| match carried {
-            Carried::Probe { .. } => mtu.forget_probe(),
-            carried => stats.bytes_again += cargo.again(carried),
-        });
+        flight.thin(now, *window, resend(cargo, mtu, stats));
         // The time since the last acknowledgement is known only while something is under way.
         self.ping |= self.flight.waiting == 0;
     }
@@ -343,10 +339,7 @@ impl Session {
         if let Some(Move { to, word, asked: asked @ None }) = &mut self.movement {
             *asked = Some(now);
             let (to, word) = (*to, *word);
-            let len = HEADER + CHALLENGE_LEN + tag;
-            let mut writer = Writer::new(&mut buf[..len]);
-            writer.space(HEADER);
-            Short::Challenge(word).write(&mut writer);
+            let len = self.write_alone(buf, Short::Challenge(word));
             self.flight.carry(Carried::Nothing);
             self.finish(now, &mut buf[..len], 0, None, 1, true, true);
             return Some(Piece { len, to, alone: true, lent: None });
@@ -357,23 +350,25 @@ impl Session {
             return Some(Piece { len, to, alone: true, lent: None });
         }
         if std::mem::take(&mut self.ping_alone) {
-            let len = HEADER + 1 + tag;
-            let mut writer = Writer::new(&mut buf[..len]);
-            writer.space(HEADER);
-            Short::Ping.write(&mut writer);
+            let len = self.write_alone(buf, Short::Ping);
             self.finish(now, &mut buf[..len], 0, None, 0, true, false);
             return Some(Piece { len, to: self.path, alone: true, lent: None });
         }
         let size = self.mtu.probe(now).filter(|size| *size <= buf.len() && self.flight.bytes < self.window)?;
-        let mut writer = Writer::new(&mut buf[..size]);
-        writer.space(HEADER);
-        Short::Ping.write(&mut writer);
-        let rest = writer.room() - tag;
-        frame::write_padding(&mut writer, rest);
+        let len = self.write_alone(buf, Short::Ping);
+        frame::write_padding(&mut Writer::new(&mut buf[len - tag..]), size - len);
         self.mtu.on_probe_sent();
         self.flight.carry(Carried::Probe { size: size as u32 });
         self.finish(now, &mut buf[..size], 0, None, 1, true, true);
         Some(Piece { len: size, to: self.path, alone: true, lent: None })
+    }
+
+    /// Writes a datagram with one frame. Returns its length.
+    pub(super) fn write_alone(&self, buf: &mut [u8], frame: Short) -> usize {
+        let mut writer = Writer::new(buf);
+        writer.space(HEADER);
+        frame.write(&mut writer);
+        writer.len() + self.cipher.tag()
     }
 
     /// The last datagram of a session that has ended. It tells the other end, which may still wait for that.
