@@ -203,7 +203,7 @@ fn who_is_beside_outlives_silence_and_is_dropped_without_a_word() {
         home.look();
     }
     home.gone(NodeId(1), Incarnation(101));
-    assert!(home.expect(NodeId(1), Incarnation(101), 8, &(Arc::new(Nowhere) as Arc<dyn BytesIn>)).is_none());
+    assert!(home.expect_by(NodeId(1), Incarnation(101), 0, 8, &(Arc::new(Nowhere) as Arc<dyn BytesIn>)).is_none());
     while home.about(NodeId(1)).is_some() {
         assert!(Instant::now() < deadline, "its session is dropped");
         home.poll(&mut there, 64);

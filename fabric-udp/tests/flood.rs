@@ -107,7 +107,11 @@ impl Node {
     fn turn(&mut self) {
         let now = Time::from_nanos(self.began.elapsed().as_nanos() as u64 + 1);
         let Self { endpoint, port, had, room, .. } = self;
-        port.direct().receive(room, 64, &mut |mut run: Run<'_>| _ = endpoint.handle(now, LinkId(0), &mut run, had)).unwrap();
+        let each = &mut |mut run: Run<'_>| {
+            let from = Path { link: LinkId(0), peer: run.peer };
+            run.datagrams().for_each(|datagram| _ = endpoint.handle_datagram(now, from, datagram, had, false));
+        };
+        port.direct().receive(room, 64, each).unwrap();
         while let Some(event) = endpoint.poll_event() {
             match event {
                 Event::Connected { session, .. } => assert!(self.session.replace(session).is_none()),

@@ -29,7 +29,7 @@ pub use link::UdpLink;
 pub use options::{LINKS_MAX, UdpError, UdpOptions, read_key};
 
 use crate::port::{Direct, Room};
-use crate::protocol::{Endpoint, Path, SessionId, Time, TransferId};
+use crate::protocol::{Endpoint, Path, SessionId, Time};
 use contacts::Contacts;
 use doorbell_fabric::{Incarnation, NodeId, Role};
 use gather::Gather;
@@ -37,7 +37,6 @@ use peers::{Peer, Stage};
 use sending::Way;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use transfers::Transfers;
 
@@ -156,12 +155,6 @@ impl UdpFabric {
     /// The next change of another node, oldest first.
     pub fn next_change(&mut self) -> Option<Change> {
         self.changes.pop_front()
-    }
-
-    /// Expects `len` bytes from an incarnation of a node that was accepted, or is reached beside, and returns the transfer's id.
-    /// The caller must tell the peer that id. Bytes are stored as long as `into` lives. `None`: there is no such incarnation now.
-    pub fn expect(&mut self, node: NodeId, incarnation: Incarnation, len: u64, into: &Arc<dyn BytesIn>) -> Option<TransferId> {
-        self.expect_by(node, incarnation, 0, len, into)
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {

@@ -169,10 +169,7 @@ impl UdpFabric {
                     stopped = endpoint.handle_datagram(now, from, datagram, &mut gate, stopped);
                 }
             };
-            let got = match peer {
-                Some(peer) if *is_pure => direct.receive_from(peer, room, RUNS, each),
-                _ => direct.receive(room, RUNS, each),
-            };
+            let got = direct.receive_by(peer.filter(|_| *is_pure), room, RUNS, each);
             *is_pure |= peer.is_some() && matches!(got, Ok(0));
             got.unwrap_or_else(|error| {
                 tracing::warn!(%error, address = %direct.local(), "receiving from the UDP socket failed");

@@ -80,13 +80,17 @@ impl UdpFabric {
     /// the peer never named the transfer or it was begun before.
     pub(crate) fn begin_transfer(
         &mut self,
-        name: (SessionId, TransferId),
-        part: (Range<u64>, u64),
+        (session, transfer): (SessionId, TransferId),
+        (part, total): (Range<u64>, u64),
         priority: Priority,
         from: Arc<dyn BytesOut>,
     ) -> bool {
         let now = self.now();
-        let begun = self.transfers.begin(&mut self.endpoint, now, name, part, priority, from);
+        let begun = !self.transfers.outgoing.contains_key(&(session, transfer))
+            && self.endpoint.begin_part(now, session, transfer, part, total, priority).is_ok();
+        if begun {
+            self.transfers.outgoing.insert((session, transfer), from);
+        }
         self.flush(now);
         begun
     }

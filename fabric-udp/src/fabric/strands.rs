@@ -139,7 +139,9 @@ impl UdpFabric {
         self.reached(node, incarnation).map_or(0, |peer| peer.sessions().count())
     }
 
-    /// Like [`expect`](Self::expect), for bytes that arrive by one of several sessions.
+    /// Expects `len` bytes by one of the sessions with an incarnation of a node that was accepted, or is reached beside, and
+    /// returns the transfer's id. The caller must tell the peer that id. Bytes are stored as long as `into` lives. `None`: there
+    /// is no such incarnation or session now.
     pub fn expect_by(
         &mut self,
         node: NodeId,

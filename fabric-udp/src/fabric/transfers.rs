@@ -1,9 +1,8 @@
 //! The source and destination of transfers: memory of the fabric's user.
 
-use crate::protocol::{Endpoint, SessionId, Source, Time, TransferId};
-use doorbell_fabric::{BytesIn, BytesOut, Priority};
+use crate::protocol::{Endpoint, SessionId, Source, TransferId};
+use doorbell_fabric::{BytesIn, BytesOut};
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 type Name = (SessionId, TransferId);
@@ -11,7 +10,7 @@ type Name = (SessionId, TransferId);
 /// All transfers of a node over the network.
 #[derive(Default)]
 pub(super) struct Transfers {
-    outgoing: HashMap<Name, Arc<dyn BytesOut>>,
+    pub outgoing: HashMap<Name, Arc<dyn BytesOut>>,
     /// The caller that expects a transfer owns its destination. Dropping the destination ends the transfer.
     incoming: HashMap<Name, Weak<dyn BytesIn>>,
 }
@@ -35,27 +34,6 @@ impl Transfers {
         let transfer = endpoint.expect_granted(session, total).ok()?;
         self.incoming.insert((session, transfer), Arc::downgrade(into));
         Some(transfer)
-    }
-
-    /// Sends a part of a transfer that the peer expects. Returns false if the peer does not expect it, or the session has ended.
-    pub fn begin(
-        &mut self,
-        endpoint: &mut Endpoint,
-        now: Time,
-        (session, transfer): Name,
-        (part, total): (Range<u64>, u64),
-        priority: Priority,
-        from: Arc<dyn BytesOut>,
-    ) -> bool {
-        // Enter it before it begins, because its end may be reported at once.
-        if self.outgoing.contains_key(&(session, transfer)) {
-            return false;
-        }
-        let begun = endpoint.begin_part(now, session, transfer, part, total, priority).is_ok();
-        if begun {
-            self.outgoing.insert((session, transfer), from);
-        }
-        begun
     }
 
     /// Whether any transfer is being sent.

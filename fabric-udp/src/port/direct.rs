@@ -152,20 +152,10 @@ impl Direct {
         self.receive_by(None, room, budget, each)
     }
 
-    /// Like [`receive`](Self::receive), for a twin that was found empty after it was connected to `peer`. Then every waiting
-    /// datagram comes from `peer`, and the kernel is not asked.
-    pub(crate) fn receive_from<F: FnMut(Run<'_>) + ?Sized>(
-        &self,
-        peer: SocketAddr,
-        room: &mut Room,
-        budget: usize,
-        each: &mut F,
-    ) -> io::Result<usize> {
-        self.receive_by(Some(peer), room, budget, each)
-    }
-
+    /// Like [`receive`](Self::receive). `peer`: it is a twin that was found empty after it was connected to `peer`. Then every
+    /// waiting datagram comes from `peer`, and the kernel is not asked.
     #[inline]
-    fn receive_by<F: FnMut(Run<'_>) + ?Sized>(
+    pub(crate) fn receive_by<F: FnMut(Run<'_>) + ?Sized>(
         &self,
         peer: Option<SocketAddr>,
         room: &mut Room,

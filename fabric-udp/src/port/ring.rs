@@ -18,11 +18,12 @@ const FUTEX_WORD: u32 = 2;
 /// A ring that threads use one after another. The thread that submits a request also ends it.
 pub struct Ring(IoUring);
 
-/// The completion of a request.
-#[derive(Clone, Copy, Debug)]
-pub struct Completion {
-    pub tag: u64,
-    pub result: i32,
+/// A call that ended early is no error. EBUSY: completions must be taken first.
+fn unless_early(result: io::Result<usize>) -> io::Result<()> {
+    match result {
+        Err(error) if !matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY)) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 impl Ring {
@@ -82,21 +83,12 @@ impl Ring {
     /// caller that submitted requests which of these happened.
     pub fn wait(&mut self, want: usize, timeout: Duration) -> io::Result<()> {
         let time = Timespec::from(timeout.min(Duration::from_secs(1 << 30)));
-        match self.0.submitter().submit_with_args(want, &SubmitArgs::new().timespec(&time)) {
-            Ok(_) => Ok(()),
-            // EBUSY: completions must be taken first.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY)) => Ok(()),
-            Err(error) => Err(error),
-        }
+        unless_early(self.0.submitter().submit_with_args(want, &SubmitArgs::new().timespec(&time)))
     }
 
     /// Submits the prepared requests without waiting.
     pub fn submit(&mut self) -> io::Result<()> {
-        match self.0.submit() {
-            Ok(_) => Ok(()),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY)) => Ok(()),
-            Err(error) => Err(error),
-        }
+        unless_early(self.0.submit())
     }
 
     /// Readable while there is a completion.
@@ -105,9 +97,9 @@ impl Ring {
         unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
     }
 
-    /// The next completion. No system call.
-    pub fn take(&mut self) -> Option<Completion> {
+    /// The tag and the result of the next request that completed. No system call.
+    pub fn take(&mut self) -> Option<(u64, i32)> {
         let entry = self.0.completion().next()?;
-        Some(Completion { tag: entry.user_data(), result: entry.result() })
+        Some((entry.user_data(), entry.result()))
     }
 }

@@ -116,25 +116,24 @@ pub fn make(address: SocketAddr, options: &Options, shares: bool) -> Result<Made
     }
     grow(&socket, options);
     let set = |level, option, value| set_option(socket.as_fd(), level, option, value);
+    let (any, six) = (address.ip().is_unspecified(), address.is_ipv6());
     // Datagrams must never be cut on their way, because their sender must know what fits. PROBE rather than DO: the protocol
     // finds the MTU itself, and a stranger's ICMP must not be believed.
-    let mut mtu = set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE);
+    let whole = "forbid fragments";
     // Have errors of outgoing datagrams reported with their destination, and not to the next call of any thread.
-    let mut errors = set(libc::IPPROTO_IP, libc::IP_RECVERR, 1);
-    let mut asked = Ok(());
-    if address.is_ipv6() {
-        mtu = mtu.and(set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE));
-        errors = errors.and(set(libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1));
+    let reports = "ask for reports of undeliverable datagrams";
+    let targets = "ask to which address datagrams were sent";
+    let wanted = [
+        (true, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE, whole),
+        (six, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE, whole),
+        (true, libc::IPPROTO_IP, libc::IP_RECVERR, 1, reports),
+        (six, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1, reports),
+        (any && six, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1, targets),
+        (any && !six, libc::IPPROTO_IP, libc::IP_PKTINFO, 1, targets),
+    ];
+    for (_, level, option, value, attempt) in wanted.into_iter().filter(|(is_wanted, ..)| *is_wanted) {
+        set(level, option, value).map_err(failed(attempt))?;
     }
-    if address.ip().is_unspecified() {
-        asked = match address.is_ipv6() {
-            true => set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1),
-            false => set(libc::IPPROTO_IP, libc::IP_PKTINFO, 1),
-        };
-    }
-    mtu.map_err(failed("forbid fragments"))?;
-    errors.map_err(failed("ask for reports of undeliverable datagrams"))?;
-    asked.map_err(failed("ask to which address datagrams were sent"))?;
     // Kernels before 4.18 and 5.0 can do neither, and everything works without.
     let gso = options.cut && set(libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
     let gro = options.gather && set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();

@@ -8,7 +8,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::ring::{Completion, Ring};
+use super::ring::Ring;
 use super::{Direct, Kind, Park, Port, Woken};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -106,7 +106,7 @@ impl Uring {
 
     /// Records the requests that have ended.
     fn reap(&mut self, woken: &mut Woken) -> io::Result<()> {
-        while let Some(Completion { tag, result }) = self.ring.take() {
+        while let Some((tag, result)) = self.ring.take() {
             self.armed -= usize::from(tag != CANCEL);
             match (tag, result) {
                 (CANCEL, _) | (_, CANCELLED) => {}

@@ -35,12 +35,8 @@ pub(crate) struct Secrets {
     pub receive: [u8; 32],
 }
 
-/// The limits after which a direction gets its next key.
-#[derive(Clone, Copy)]
-pub(crate) struct RekeyAfter {
-    pub packets: u64,
-    pub bytes: u64,
-}
+/// The bytes after which a direction gets its next key.
+const BYTES_MAX: u64 = 1 << 40;
 
 /// The protection of one session.
 pub(crate) enum Cipher {
@@ -62,7 +58,8 @@ pub(crate) struct Sealed {
     previous: Option<Key>,
     /// The key after the current one, derived when a datagram first claims to use it.
     upcoming: Option<Direction>,
-    limits: RekeyAfter,
+    /// The datagrams after which a direction gets its next key.
+    packets_max: u64,
     packets: u64,
     bytes: u64,
     /// The number of the first datagram that is sealed with the current key, and whether the other end has such a datagram.
@@ -118,13 +115,13 @@ impl Cipher {
         Cipher::Checked { send: word(&secrets.send), receive: word(&secrets.receive), full }
     }
 
-    pub fn sealed(secrets: &Secrets, limits: RekeyAfter) -> Cipher {
+    pub fn sealed(secrets: &Secrets, packets_max: u64) -> Cipher {
         Cipher::Sealed(Box::new(Sealed {
             send: Direction::new(secrets.send),
             receive: Direction::new(secrets.receive),
             previous: None,
             upcoming: None,
-            limits,
+            packets_max,
             packets: 0,
             bytes: 0,
             since: None,
@@ -200,7 +197,7 @@ impl Cipher {
 impl Sealed {
     /// Whether the current key has reached its limits.
     fn is_worn(&self) -> bool {
-        self.packets >= self.limits.packets || self.bytes >= self.limits.bytes
+        self.packets >= self.packets_max || self.bytes >= BYTES_MAX
     }
 
     fn seal(&mut self, datagram: &mut [u8], session: u32, number: u64) {
@@ -248,7 +245,7 @@ impl Sealed {
 mod tests {
     use super::*;
 
-    fn pair(limits: Option<RekeyAfter>, full: bool) -> (Cipher, Cipher) {
+    fn pair(limits: Option<u64>, full: bool) -> (Cipher, Cipher) {
         let ab = Secrets { send: [1; 32], receive: [2; 32] };
         let ba = Secrets { send: [2; 32], receive: [1; 32] };
         match limits {
@@ -267,7 +264,7 @@ mod tests {
 
     #[test]
     fn every_flipped_bit_is_noticed() {
-        for limits in [None, Some(RekeyAfter { packets: 100, bytes: 1 << 30 })] {
+        for limits in [None, Some(100)] {
             for len in [1, 9, 100, 300, 2000] {
                 let (mut a, mut b) = pair(limits, true);
                 let sent = datagram(&mut a, 5, &vec![0x5a; len]);
@@ -286,7 +283,7 @@ mod tests {
 
     #[test]
     fn keys_change_and_overtaken_datagrams_still_open() {
-        let (mut a, mut b) = pair(Some(RekeyAfter { packets: 3, bytes: 1 << 30 }), true);
+        let (mut a, mut b) = pair(Some(3), true);
         let sent: Vec<Vec<u8>> = (0..1000).map(|number| datagram(&mut a, number, &[number as u8; 20])).collect();
         let mut open = |number: usize| {
             let header = Header::read(&sent[number]).unwrap();
@@ -305,7 +302,7 @@ mod tests {
 
     #[test]
     fn the_next_key_waits_until_the_other_end_has_this_one() {
-        let (mut a, mut b) = pair(Some(RekeyAfter { packets: 3, bytes: 1 << 30 }), true);
+        let (mut a, mut b) = pair(Some(3), true);
         let mut sent = vec![0; 40];
         for number in 0..100 {
             assert_eq!(a.waits(), number >= 3);

@@ -2,7 +2,7 @@
 
 use super::congestion::Cubic;
 use super::mtu::PathMtu;
-use super::time::{MICRO, Nanos, nanos};
+use super::time::{MILLI, Nanos, nanos};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::fmt;
 use std::net::SocketAddr;
@@ -49,15 +49,6 @@ impl LinkConfig {
     /// An unknown network: starts with small datagrams and searches for the largest that get through.
     pub const UNKNOWN: LinkConfig = LinkConfig { mtu: 65_507, start: 1_200, search: true };
 
-    /// A network whose interface has this MTU (bytes of an IP packet, headers included). Larger datagrams than 1200 bytes are
-    /// tried first.
-    pub const fn interface(mtu: usize) -> LinkConfig {
-        // The headers of IPv6 and UDP. An IPv4 path carries 20 bytes more, which is not worth a second search.
-        let payload = mtu.saturating_sub(48);
-        let payload = if payload < 1_200 { 1_200 } else { payload };
-        LinkConfig { mtu: if payload > 65_507 { 65_507 } else { payload }, start: 1_200, search: true }
-    }
-
     /// The search and the window with which a path by this link begins. `theirs`: the largest datagram that the other end takes.
     pub(crate) fn begin(&self, config: &Config, theirs: u16) -> (PathMtu, Cubic) {
         let mtu = PathMtu::new(self.start, self.mtu.min(theirs.into()), self.search);
@@ -98,8 +89,6 @@ pub struct Config {
     pub ack_delay: Duration,
     /// The bytes that may be under way before the first acknowledgement.
     pub initial_window: u64,
-    /// The shortest time before an unanswered datagram is asked about.
-    pub patience: Duration,
     /// A peer that does not answer for this long is dead. So is a peer that talks for four times as long and acknowledges
     /// nothing.
     pub dead_after: Duration,
@@ -111,12 +100,8 @@ pub struct Config {
     pub sessions_max: usize,
     /// The most sessions that strangers have begun to open.
     pub offers_max: usize,
-    /// The lifetime of a cookie.
-    pub cookie_for: Duration,
     /// The datagrams sealed with one key, from 16 to 2^32. There may be some more until the other end has shown that it follows.
     pub rekey_after_packets: u64,
-    /// The bytes sealed with one key, at least 1 MiB.
-    pub rekey_after_bytes: u64,
     /// Whether to tell a refused peer the reason. Otherwise it gets no answer.
     pub explain: bool,
     /// The lowest and the highest version spoken. Anything but [`PROTOCOL_VERSION`] is for tests.
@@ -140,15 +125,12 @@ impl Config {
             ack_every: 2,
             ack_delay: Duration::from_micros(500),
             initial_window: 64 * 1024,
-            patience: Duration::from_millis(1),
             dead_after: Duration::from_secs(1),
             idle_after: None,
             connect_for: Duration::from_secs(5),
             sessions_max: 4096,
             offers_max: 256,
-            cookie_for: Duration::from_secs(10),
             rekey_after_packets: 1 << 23,
-            rekey_after_bytes: 1 << 40,
             explain: true,
             versions: (PROTOCOL_VERSION, PROTOCOL_VERSION),
         }
@@ -167,13 +149,7 @@ impl Config {
 
     pub(crate) fn spans(&self) -> Spans {
         let dead = nanos(self.dead_after).max(1);
-        Spans {
-            ack_delay: nanos(self.ack_delay),
-            patience: nanos(self.patience).max(10 * MICRO),
-            dead,
-            keep_alive: dead / 4,
-            idle: self.idle_after.map(nanos),
-        }
+        Spans { ack_delay: nanos(self.ack_delay), patience: MILLI, dead, keep_alive: dead / 4, idle: self.idle_after.map(nanos) }
     }
 }
 
@@ -181,6 +157,7 @@ impl Config {
 #[derive(Clone, Copy)]
 pub(crate) struct Spans {
     pub ack_delay: Nanos,
+    /// The shortest time before an unanswered datagram is asked about.
     pub patience: Nanos,
     pub dead: Nanos,
     pub keep_alive: Nanos,
@@ -227,7 +204,6 @@ impl Config {
             ((1..=65_535).contains(&self.sessions_max), "sessions_max", "from 1 to 65535"),
             // The other end answers for each key: with a lower limit, answers would cause further answers.
             ((16..=1 << 32).contains(&self.rekey_after_packets), "rekey_after_packets", "from 16 to 2^32"),
-            (self.rekey_after_bytes >= 1 << 20, "rekey_after_bytes", "at least 1 MiB"),
             (self.dead_after >= Duration::from_millis(1), "dead_after", "at least 1 ms"),
         ];
         match rules.into_iter().find(|rule| !rule.0) {

@@ -26,15 +26,9 @@ pub(crate) struct Cubic {
     /// The window that Reno would have.
     reno: f64,
     recovery: Option<Time>,
-    before_loss: Option<Before>,
+    /// Window, threshold and peak to return to if the loss was a false alarm.
+    before_loss: Option<(f64, f64, f64)>,
     slow_start: SlowStart,
-}
-
-/// The state to return to if the loss was a false alarm.
-struct Before {
-    window: f64,
-    threshold: f64,
-    peak: f64,
 }
 
 #[derive(Default)]
@@ -139,7 +133,7 @@ impl Cubic {
         if self.recovery.is_some_and(|since| sent <= since) {
             return false;
         }
-        self.before_loss = Some(Before { window: self.window, threshold: self.threshold, peak: self.peak });
+        self.before_loss = Some((self.window, self.threshold, self.peak));
         self.recovery = Some(now);
         // A flow that never returned to its old peak leaves room for new flows.
         self.peak = if self.window < self.peak { self.window * (1.0 + BETA) / 2.0 } else { self.window };
@@ -152,11 +146,9 @@ impl Cubic {
     /// The datagrams that counted as lost since the last reduction were only late.
     pub fn on_false_alarm(&mut self) {
         if let Some(before) = self.before_loss.take()
-            && before.window > self.window
+            && before.0 > self.window
         {
-            self.window = before.window;
-            self.threshold = before.threshold;
-            self.peak = before.peak;
+            (self.window, self.threshold, self.peak) = before;
             self.epoch = None;
         }
     }

@@ -1,6 +1,6 @@
 //! The protocol: a state machine without sockets and clocks.
 //!
-//! An [`Endpoint`] holds all sessions of one node. Its caller passes datagrams in ([`Endpoint::handle`]) together with the time,
+//! An [`Endpoint`] holds all sessions of one node. Its caller passes datagrams in ([`Endpoint::handle_datagram`]) together with the time,
 //! fetches outgoing datagrams ([`Endpoint::poll_transmit`]), and calls again at the time that [`Endpoint::poll_timeout`] returns.
 //! The same calls with the same seed yield the same datagrams. One thread at a time.
 //!

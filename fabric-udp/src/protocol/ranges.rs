@@ -128,6 +128,30 @@ impl RangeSet {
     }
 }
 
+/// The bytes of one thing that is sent in pieces: those that were acknowledged, and those to be sent, perhaps again.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces {
+    pub acked: RangeSet,
+    pub unsent: RangeSet,
+}
+
+impl Pieces {
+    pub fn on_acked(&mut self, start: u64, end: u64) {
+        self.acked.insert(start, end);
+        self.unsent.remove(start, end);
+    }
+
+    /// Sends what is not acknowledged of these bytes again. Returns their number.
+    pub fn on_lost(&mut self, start: u64, end: u64) -> u64 {
+        let mut bytes = 0;
+        self.acked.gaps(start, end, |from, to| {
+            self.unsent.insert(from, to);
+            bytes += to - from;
+        });
+        bytes
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,7 @@
 use super::frame::{self, DATA_HEAD};
 use super::lent::{LEND_LEAST, Lender, Lent};
 use super::loss::Carried;
-use super::ranges::RangeSet;
+use super::ranges::{Pieces, RangeSet};
 use super::wire::Writer;
 use super::{SessionId, Source};
 use doorbell_fabric::{PRIORITIES, Priority, TransferId};
@@ -56,14 +56,14 @@ struct Out {
     limit: u64,
     /// The first byte that was never sent.
     next: u64,
-    acked: RangeSet,
-    again: RangeSet,
+    /// Of these the ones to be sent again.
+    pieces: Pieces,
     queued: bool,
 }
 
 impl Out {
     fn has_work(&self) -> bool {
-        self.next < self.limit.min(self.part.end) || !self.again.is_empty()
+        self.next < self.limit.min(self.part.end) || !self.pieces.unsent.is_empty()
     }
 }
 
@@ -91,8 +91,7 @@ impl TransfersOut {
             self.finished.push_back((transfer, true));
             return Ok(());
         }
-        let (acked, again) = (RangeSet::default(), RangeSet::default());
-        let out = Out { priority, total, limit, next: part.start, part, acked, again, queued: false };
+        let out = Out { priority, total, limit, next: part.start, part, pieces: Pieces::default(), queued: false };
         self.running.insert(transfer, out);
         self.enqueue(transfer);
         Ok(())
@@ -175,14 +174,14 @@ impl TransfersOut {
                 continue;
             };
             let most = writer.room().checked_sub(DATA_HEAD)?.min(usize::from(u16::MAX)) as u64;
-            let left = match out.again.first() {
+            let left = match out.pieces.unsent.first() {
                 Some((from, to)) => to - from,
                 None => out.limit.min(out.part.end) - out.next,
             };
             if most < left.min(PIECE_LEAST as u64) {
                 return None;
             }
-            let (from, to) = match out.again.take_front(most) {
+            let (from, to) = match out.pieces.unsent.take_front(most) {
                 Some(range) => range,
                 None => {
                     let to = out.limit.min(out.part.end).min(out.next + most);
@@ -224,12 +223,8 @@ impl TransfersOut {
 
     pub fn on_acked(&mut self, transfer: u64, offset: u64, len: u32) {
         let Some(out) = self.running.get_mut(&transfer) else { return };
-        let end = offset + u64::from(len);
-        out.acked.insert(offset, end);
-        if !out.again.is_empty() {
-            out.again.remove(offset, end);
-        }
-        if out.acked.covers(out.part.start, out.part.end) {
+        out.pieces.on_acked(offset, offset + u64::from(len));
+        if out.pieces.acked.covers(out.part.start, out.part.end) {
             self.running.remove(&transfer);
             self.finished.push_back((transfer, true));
         }
@@ -238,12 +233,7 @@ impl TransfersOut {
     /// Returns how many bytes are sent again.
     pub fn on_lost(&mut self, transfer: u64, offset: u64, len: u32) -> u64 {
         let Some(out) = self.running.get_mut(&transfer) else { return 0 };
-        let mut bytes = 0;
-        let Out { acked, again, .. } = out;
-        acked.gaps(offset, offset + u64::from(len), |from, to| {
-            again.insert(from, to);
-            bytes += to - from;
-        });
+        let bytes = out.pieces.on_lost(offset, offset + u64::from(len));
         self.enqueue(transfer);
         bytes
     }

@@ -15,8 +15,7 @@ use super::handshake::{Cookies, DomainSecret};
 use super::header::{Header, Kind};
 use super::random::Random;
 use super::time::{Nanos, Time};
-use super::{CloseReason, Config, ConfigError, EndpointStats, Event, LinkId, Path, Peer, Receive, SessionId};
-use crate::Run;
+use super::{CloseReason, Config, ConfigError, EndpointStats, Event, Path, Peer, Receive, SessionId};
 use doorbell_fabric::NodeId;
 use open::Attempt;
 use sessions::{Entry, Sessions};
@@ -94,7 +93,7 @@ impl Endpoint {
         Ok(Endpoint {
             spans: config.spans(),
             secret: DomainSecret::new(&config),
-            cookies: Cookies::new(&mut random, super::time::nanos(config.cookie_for)),
+            cookies: Cookies::new(&mut random),
             sessions: Sessions::new(config.sessions_max, random.u64() as u32),
             random,
             config,
@@ -111,19 +110,8 @@ impl Endpoint {
         })
     }
 
-    /// Processes the datagrams of a run that arrived by `link`. Returns whether the driver answered
-    /// [`Verdict::TakenAndStop`](doorbell_fabric::Verdict); then [`deliver`](Self::deliver) may have more for it.
-    pub fn handle<R: Receive>(&mut self, now: Time, link: LinkId, run: &mut Run, receiver: &mut R) -> bool {
-        let path = Path { link, peer: run.peer };
-        let mut stopped = false;
-        for datagram in run.datagrams() {
-            stopped = self.handle_datagram(now, path, datagram, receiver, stopped);
-        }
-        stopped
-    }
-
-    /// Processes one datagram. If `stopped`, the driver gets no packets now, and they wait. Returns whether the driver wants no
-    /// more.
+    /// Processes one datagram. If `stopped`, the driver gets no packets now, and they wait. Returns whether the driver answered
+    /// [`Verdict::TakenAndStop`](doorbell_fabric::Verdict), now or before; then [`deliver`](Self::deliver) may have more for it.
     pub fn handle_datagram<R: Receive>(
         &mut self,
         now: Time,
@@ -164,7 +152,6 @@ impl Endpoint {
         };
         let Some(body) = session.open(from, &header, datagram, &mut self.stats) else { return stopped };
         if !session.confirmed && !self.confirm(now, index) {
-            self.settle(now, index);
             return stopped;
         }
         let Some(session) = self.sessions.get_mut(index) else { return stopped };
@@ -230,8 +217,10 @@ impl Endpoint {
                 self.close_further(now, peer, index, code);
             }
             self.after(now, index);
-        } else if self.sessions.remove_attempt(session) {
-            self.closed(session, None, CloseReason::Local);
+        } else if let Some((index, attempt)) = self.sessions.attempt_named(session.0 as u32)
+            && attempt.id == session
+        {
+            self.fail_attempt(index, CloseReason::Local);
         }
     }
 

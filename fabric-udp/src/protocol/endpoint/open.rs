@@ -69,7 +69,7 @@ impl Endpoint {
         self.earliest = self.earliest.min(attempt.deadline());
     }
 
-    fn fail_attempt(&mut self, index: usize, reason: CloseReason) {
+    pub(super) fn fail_attempt(&mut self, index: usize, reason: CloseReason) {
         if let Some(attempt) = self.sessions.attempt_mut(index) {
             let id = attempt.id;
             self.sessions.remove(index);
@@ -301,7 +301,7 @@ impl Endpoint {
             && session.peer.incarnation != peer.incarnation
         {
             session.end(CloseReason::Replaced);
-            self.settle(now, former);
+            self.after(now, former);
         }
         // Requests of both ends led to one session, so the other offers and attempts are void.
         for twin in self.sessions.offers_of(peer.node, strand) {
@@ -349,10 +349,6 @@ impl Endpoint {
         let Some(session) = self.sessions.get_mut(index) else { return };
         // Packets that the peer sent before are delivered before its end is reported.
         if session.is_ready() && !matches!(reason, CloseReason::Damaged(_)) {
-            if !session.listed {
-                session.listed = true;
-                self.to_deliver.push_back(index);
-            }
             return;
         }
         // The end of the first session is reported last: by then everything that the peer sent was delivered.
@@ -391,7 +387,7 @@ impl Endpoint {
         for at in self.sessions.further(peer) {
             if let Some(session) = self.sessions.get_mut(at) {
                 session.end(CloseReason::NoFirst);
-                self.settle(now, at);
+                self.after(now, at);
             }
         }
     }

@@ -155,15 +155,6 @@ impl Sessions {
         self.all_with(peer).filter(|(_, session)| session.strand > 0).map(|(index, _)| index).collect()
     }
 
-    pub fn remove_attempt(&mut self, id: SessionId) -> bool {
-        let index = usize::from(id.0 as u16);
-        let found = self.attempt_mut(index).is_some_and(|attempt| attempt.id == id);
-        if found {
-            self.remove(index);
-        }
-        found
-    }
-
     pub fn with(&self, node: NodeId, strand: u8) -> Option<&Session> {
         self.at(self.place_with(node, strand)?)
     }

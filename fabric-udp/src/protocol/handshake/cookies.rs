@@ -3,20 +3,22 @@
 use super::Hello;
 use crate::protocol::cipher::mac;
 use crate::protocol::random::Random;
+use crate::protocol::time::{MILLI, Nanos};
 use crate::protocol::wire::{Address, IntoBytes};
 use std::net::SocketAddr;
 
 pub(crate) const COOKIE: usize = 24;
+/// How long a cookie is good.
+const LIFETIME: Nanos = 10_000 * MILLI;
 
 /// Makes and checks cookies. A cookie carries a stranger's address, so that this endpoint need not remember it.
 pub(crate) struct Cookies {
     secret: [u8; 32],
-    lifetime: u64,
 }
 
 impl Cookies {
-    pub fn new(random: &mut Random, lifetime: u64) -> Self {
-        Self { secret: random.array(), lifetime }
+    pub fn new(random: &mut Random) -> Self {
+        Self { secret: random.array() }
     }
 
     pub fn bake(&self, now: u64, from: SocketAddr, hello: &Hello) -> [u8; COOKIE] {
@@ -34,7 +36,7 @@ impl Cookies {
     /// The age of the cookie, if the cookie is valid.
     pub fn age(&self, now: u64, from: SocketAddr, hello: &Hello, cookie: &[u8; COOKIE]) -> Option<u64> {
         let time = u64::from_le_bytes(*cookie.first_chunk()?);
-        let age = now.checked_sub(time).filter(|age| *age <= self.lifetime)?;
+        let age = now.checked_sub(time).filter(|age| *age <= LIFETIME)?;
         aws_lc_rs::constant_time::verify_slices_are_equal(&cookie[8..], &self.tag(time, from, hello)).ok()?;
         Some(age)
     }

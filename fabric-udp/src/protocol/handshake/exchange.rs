@@ -31,18 +31,15 @@ impl Exchange {
 
     /// Completes the exchange with the answer. Returns the other end's parameters and the secrets.
     pub fn finish(&mut self, hello: &Hello, message: &[u8]) -> Option<(Params, Secrets)> {
-        match self {
+        let (params, (send, receive)) = match self {
             Exchange::Clear(share) => {
                 let params = Params::read(message)?;
-                let (send, receive) = secrets_of_shares(hello, share, &params.fixed.share);
-                Some((params, Secrets { send, receive }))
+                let secrets = secrets_of_shares(hello, share, &params.fixed.share);
+                (params, secrets)
             }
-            Exchange::Noise(state) => {
-                let params = hear(state, message)?;
-                let (send, receive) = state.dangerously_get_raw_split();
-                Some((params, Secrets { send, receive }))
-            }
-        }
+            Exchange::Noise(state) => (hear(state, message)?, state.dangerously_get_raw_split()),
+        };
+        Some((params, Secrets { send, receive }))
     }
 }
 

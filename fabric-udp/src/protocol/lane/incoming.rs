@@ -324,26 +324,18 @@ impl LaneIn {
             };
             let (charge, payload) = (charge(packet.payload.len()), Payload::private(packet.payload));
             let verdict = sink.packet(from.node, from.incarnation, self.priority, &packet.head, payload);
+            self.note(verdict, charge);
             match verdict {
                 Verdict::Taken | Verdict::TakenAndStop => {
                     self.ready.pop(1, len);
-                    self.note(verdict, charge);
                     *budget -= 1;
                     self.held -= charge;
                     if verdict == Verdict::TakenAndStop {
                         return Ok(true);
                     }
                 }
-                Verdict::Refused => {
-                    self.note(verdict, charge);
-                    if !self.skip_given_up() {
-                        break;
-                    }
-                }
-                Verdict::Later => {
-                    self.note(verdict, charge);
-                    break;
-                }
+                Verdict::Refused if self.skip_given_up() => {}
+                Verdict::Refused | Verdict::Later => break,
                 Verdict::Broken(reason) => return Err(reason),
             }
         }

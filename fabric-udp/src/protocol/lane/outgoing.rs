@@ -4,7 +4,7 @@ use super::{CHARGE, charge};
 use crate::protocol::frame::{self, FRAGMENT_HEAD, IMAGE_MAX, PACKET_HEAD_MAX, image_len, write_image};
 use crate::protocol::lent::{LEND_LEAST, Lender, Lent};
 use crate::protocol::loss::Carried;
-use crate::protocol::ranges::RangeSet;
+use crate::protocol::ranges::{Pieces, RangeSet};
 use crate::protocol::wire::Writer;
 use doorbell_fabric::{PacketHead, PacketKind, Priority};
 use std::collections::VecDeque;
@@ -45,7 +45,8 @@ struct Slot {
     at: u32,
     len: u32,
     acked: bool,
-    parts: Option<Box<Parts>>,
+    /// The bytes of a packet that is sent in parts.
+    parts: Option<Box<Pieces>>,
 }
 
 impl Slot {
@@ -56,13 +57,6 @@ impl Slot {
             *waiting = (waiting.0 - 1, waiting.1 - u64::from(self.len));
         }
     }
-}
-
-/// A packet that is sent in parts.
-#[derive(Default)]
-struct Parts {
-    acked: RangeSet,
-    unsent: RangeSet,
 }
 
 impl LaneOut {
@@ -245,7 +239,7 @@ impl LaneOut {
                 }
             }
             let parts = slot.parts.get_or_insert_with(|| {
-                let mut parts = Box::<Parts>::default();
+                let mut parts = Box::<Pieces>::default();
                 parts.unsent.insert(0, u64::from(slot.len));
                 parts
             });
@@ -284,9 +278,7 @@ impl LaneOut {
     pub fn on_fragment_acked(&mut self, number: u64, offset: u32, len: u32) {
         let Some(slot) = number.checked_sub(self.base).and_then(|index| self.slots.get_mut(index as usize)) else { return };
         let Some(parts) = &mut slot.parts else { return };
-        let (from, to) = (u64::from(offset), u64::from(offset) + u64::from(len));
-        parts.acked.insert(from, to);
-        parts.unsent.remove(from, to);
+        parts.on_acked(u64::from(offset), u64::from(offset) + u64::from(len));
         if parts.acked.covers(0, u64::from(slot.len)) {
             slot.note_acked(&mut self.waiting);
             slot.parts = None;
@@ -312,8 +304,7 @@ impl LaneOut {
                 continue;
             }
             if let Some(parts) = &mut slot.parts {
-                let Parts { acked, unsent } = &mut **parts;
-                acked.gaps(0, u64::from(slot.len), |from, to| unsent.insert(from, to));
+                parts.on_lost(0, u64::from(slot.len));
             }
             bytes += u64::from(slot.len);
             self.again.insert(number, number + 1);
@@ -324,12 +315,7 @@ impl LaneOut {
     pub fn on_fragment_lost(&mut self, number: u64, offset: u32, len: u32) -> u64 {
         let Some(slot) = number.checked_sub(self.base).and_then(|index| self.slots.get_mut(index as usize)) else { return 0 };
         let Some(parts) = &mut slot.parts else { return 0 };
-        let Parts { acked, unsent } = &mut **parts;
-        let mut bytes = 0;
-        acked.gaps(u64::from(offset), u64::from(offset) + u64::from(len), |from, to| {
-            unsent.insert(from, to);
-            bytes += to - from;
-        });
+        let bytes = parts.on_lost(u64::from(offset), u64::from(offset) + u64::from(len));
         if bytes > 0 {
             self.again.insert(number, number + 1);
         }

@@ -10,7 +10,7 @@ mod transmit;
 
 use super::TransferId;
 use super::ack::Received;
-use super::cipher::{Cipher, RekeyAfter, Secrets, TAG_MAX};
+use super::cipher::{Cipher, Secrets, TAG_MAX};
 use super::config::{Config, Integrity, Spans};
 use super::congestion::Cubic;
 use super::frame::{ACK_LEN, ACK_RANGE, PACKET_HEAD_MAX};
@@ -164,7 +164,6 @@ impl Session {
         let Beginning { config, path, asked, hello, remote, theirs, secrets, guess, words } = beginning;
         let (fixed, spans) = (theirs.fixed, config.spans());
         let link = config.links[usize::from(path.link.0)];
-        let limits = RekeyAfter { packets: config.rekey_after_packets, bytes: config.rekey_after_bytes };
         let full = fixed.full_integrity != 0 || config.integrity == Integrity::Full;
         let (mtu, congestion) = link.begin(config, fixed.mtu.get());
         let spares = Spare::all(config, path, &theirs, asked, guess, now);
@@ -189,7 +188,11 @@ impl Session {
             settled: false,
             queued: false,
             listed: false,
-            cipher: if hello.is_keyed() { Cipher::sealed(secrets, limits) } else { Cipher::checked(secrets, full) },
+            cipher: if hello.is_keyed() {
+                Cipher::sealed(secrets, config.rekey_after_packets)
+            } else {
+                Cipher::checked(secrets, full)
+            },
             received: Received::new(),
             flight: Flight::new(RoundTrip::new(guess), spans.patience, peer_delay, spans.dead / 8),
             window: congestion.window(),

@@ -1,6 +1,6 @@
 //! Builds the next datagram of a session.
 
-use super::{CLASSES, Closing, Move, RANGES_ALONG, Session, resend};
+use super::{CLASSES, Cargo, Closing, Move, RANGES_ALONG, Session, resend};
 use crate::protocol::TransferId;
 use crate::protocol::frame::{
     self, ACK_LEN, ACK_RANGE, CHALLENGE_LEN, CLOSE_LEN, CREDIT_LEN, FRAGMENT_HEAD, GRANT_LEN, PACKET_HEAD, Short,
@@ -279,43 +279,36 @@ impl Session {
     /// Writes one class. Even classes are lanes, odd ones transfers. Returns whether anything was written.
     #[inline]
     fn write_class<S: Source>(&mut self, class: usize, whole: usize, draft: &mut Draft, source: &mut S) -> bool {
-        let before = draft.count;
-        if class.is_multiple_of(2) {
-            let lane = &mut self.cargo.lanes_out[class / 2];
-            while draft.count < CARRIED_MAX && lane.has_work() {
-                let start = draft.writer.len();
-                let lend = draft.may_lend.then_some(&mut draft.lent);
-                let Some(carried) = lane.write(&mut draft.writer, whole, lend) else { break };
-                let head = match carried {
-                    Carried::Packets { count: 1, .. } => frame::PACKET_HEAD_MAX,
-                    Carried::Fragment { .. } => FRAGMENT_HEAD,
-                    _ => usize::MAX,
-                };
-                self.flight.carry(carried);
-                if draft.is_ended_by(start, head) {
-                    break;
-                }
+        let (before, priority, is_lane) = (draft.count, Priority::ALL[class / 2], class.is_multiple_of(2));
+        let mut unreadable = Vec::new();
+        while draft.count < CARRIED_MAX && self.class_has_work(class) {
+            let start = draft.writer.len();
+            let lend = draft.may_lend.then_some(&mut draft.lent);
+            let Cargo { lanes_out, transfers_out, .. } = &mut self.cargo;
+            let carried = if is_lane {
+                lanes_out[class / 2].write(&mut draft.writer, whole, lend)
+            } else {
+                transfers_out.write(priority, self.id, &mut draft.writer, lend, source, &mut unreadable)
+            };
+            let Some(carried) = carried else { break };
+            let head = match carried {
+                Carried::Packets { count: 1, .. } => frame::PACKET_HEAD_MAX,
+                Carried::Fragment { .. } => FRAGMENT_HEAD,
+                Carried::Data { .. } => frame::DATA_HEAD,
+                _ => usize::MAX,
+            };
+            self.flight.carry(carried);
+            if draft.is_ended_by(start, head) {
+                break;
             }
-        } else {
-            let priority = Priority::ALL[class / 2];
-            let (session, mut unreadable) = (self.id, Vec::new());
-            while draft.count < CARRIED_MAX && self.cargo.transfers_out.has_work(priority) {
-                let start = draft.writer.len();
-                let lend = draft.may_lend.then_some(&mut draft.lent);
-                let transfers = &mut self.cargo.transfers_out;
-                let Some(carried) = transfers.write(priority, session, &mut draft.writer, lend, source, &mut unreadable) else {
-                    break;
-                };
-                self.flight.carry(carried);
-                if draft.is_ended_by(start, frame::DATA_HEAD) {
-                    break;
-                }
-            }
+        }
+        if !is_lane {
             self.cargo.transfers_out.rotate(priority);
-            for transfer in unreadable {
-                self.cargo.tell(Carried::Cancel { transfer, by_receiver: false });
-                self.events.push(Event::Cancelled { session, transfer: TransferId(transfer), outgoing: true });
-            }
+        }
+        for transfer in unreadable {
+            let session = self.id;
+            self.cargo.tell(Carried::Cancel { transfer, by_receiver: false });
+            self.events.push(Event::Cancelled { session, transfer: TransferId(transfer), outgoing: true });
         }
         draft.wants_answer |= draft.count > before;
         draft.count > before

@@ -4,13 +4,24 @@
 mod pipe;
 pub mod programs;
 
-use super::{Endpoint, LinkId, Middle, Path, Receive, Source, Time};
+use super::{Endpoint, LinkConfig, LinkId, Middle, Path, Receive, Source, Time};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::net::{Ipv4Addr, SocketAddr};
 
 use pipe::Pipe;
 pub use pipe::{Dice, Rules};
+
+impl LinkConfig {
+    /// A network whose interface has this MTU (bytes of an IP packet, headers included). Larger datagrams than 1200 bytes are
+    /// tried first.
+    pub const fn interface(mtu: usize) -> LinkConfig {
+        // The headers of IPv6 and UDP. An IPv4 path carries 20 bytes more, which is not worth a second search.
+        let payload = mtu.saturating_sub(48);
+        let payload = if payload < 1_200 { 1_200 } else { payload };
+        LinkConfig { mtu: if payload > 65_507 { 65_507 } else { payload }, start: 1_200, search: true }
+    }
+}
 
 /// The rest of a node beside its endpoint.
 pub trait Driver: Receive + Source {

@@ -12,5 +12,6 @@ mod sessions;
 mod strands;
 mod talker;
 mod transfers;
+mod wire;
 
 pub(crate) use talker::*;
