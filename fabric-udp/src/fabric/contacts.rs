@@ -177,7 +177,7 @@ impl Contacts {
                 contact.pause = (2 * contact.pause).min(AGAIN_MOST);
             }
             if contact.session.is_none() {
-                self.due = Some(self.due.map_or(contact.next, |due| due.min(contact.next)));
+                self.due = self.due.into_iter().chain([contact.next]).min();
             }
         }
         self.list = list;

@@ -130,15 +130,16 @@ impl UdpFabric {
             }
             None => direct.send(&Run { peer: path.peer, bytes: &mut self.out[from..len], segment }),
         };
-        match sent {
-            Sent::Sent if self.twin == Some(path) => self.series = None,
-            Sent::Sent => self.count(path),
-            _ => {}
-        }
         let way = &mut self.ways[at];
         match sent {
-            Sent::Sent if way.jam.is_none() => {}
-            Sent::Sent => way.jam = way.jam.filter(|(jammed, _)| *jammed != path),
+            Sent::Sent => {
+                way.jam.take_if(|(jammed, _)| *jammed == path);
+                if self.twin == Some(path) {
+                    self.series = None;
+                } else {
+                    self.count(path);
+                }
+            }
             Sent::Full { .. } if way.is_jammed(now, path) => {}
             // A Challenge to another path can be dropped if something waits before it: it will be sent again.
             Sent::Full { .. } if way.unsent.is_some() => {}

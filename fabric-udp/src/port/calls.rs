@@ -131,14 +131,7 @@ impl Label {
     /// `peer`: none for a connected socket. `segment`: the size into which the kernel cuts the run. `mapped`: the socket is an
     /// IPv6 socket.
     pub fn new(peer: Option<SocketAddr>, segment: Option<u16>, source: Option<IpAddr>, mapped: bool) -> Self {
-        let mut orders = Orders::none();
-        if let Some(segment) = segment {
-            orders.segment(segment);
-        }
-        if let Some(source) = source {
-            orders.source(source, mapped);
-        }
-        Self { name: peer.map(|peer| name_of(peer, mapped)), orders }
+        Self { name: peer.map(|peer| name_of(peer, mapped)), orders: Orders::new(segment, source, mapped) }
     }
 }
 

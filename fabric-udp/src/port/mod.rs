@@ -135,21 +135,26 @@ pub struct Trouble {
 }
 
 /// The kind of a problem on the way to an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TroubleKind {
     /// No process has the port there.
+    #[error("no process has this port there")]
     Refused,
     /// A datagram is too long. Shorter ones may get through.
+    #[error("too long{}", .mtu.map_or_else(String::new, |mtu| format!("; packets of {mtu} bytes fit")))]
     TooLong {
         /// The longest packet that fits, including the headers of IP and UDP, if it was reported.
         mtu: Option<u32>,
     },
     /// There is no route.
+    #[error("no way there")]
     Unreachable,
     /// The system forbids it, by a firewall or because it is a broadcast.
+    #[error("forbidden by this system")]
     Forbidden,
     /// Another error.
+    #[error("{}", io::Error::from_raw_os_error(*.errno))]
     Other {
         /// The system's error number.
         errno: i32,
@@ -173,19 +178,6 @@ impl TroubleKind {
             libc::EPROTO | libc::ENOPROTOOPT | libc::EOPNOTSUPP => Self::Other { errno },
             _ => return None,
         })
-    }
-}
-
-impl fmt::Display for TroubleKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Refused => f.write_str("no process has this port there"),
-            Self::TooLong { mtu: Some(mtu) } => write!(f, "too long; packets of {mtu} bytes fit"),
-            Self::TooLong { mtu: None } => f.write_str("too long"),
-            Self::Unreachable => f.write_str("no way there"),
-            Self::Forbidden => f.write_str("forbidden by this system"),
-            Self::Other { errno } => write!(f, "{}", io::Error::from_raw_os_error(*errno)),
-        }
     }
 }
 

@@ -31,35 +31,31 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// No control data.
-    pub const fn none() -> Self {
-        Self { bytes: [0; ORDERS_BYTES], len: 0 }
-    }
-
-    /// Tells the kernel to cut the run into datagrams of this size.
-    pub fn segment(&mut self, bytes: u16) {
-        self.push(libc::SOL_UDP, libc::UDP_SEGMENT, &bytes.to_ne_bytes());
-    }
-
-    /// Tells the kernel to send from this address. `mapped`: the socket is an IPv6 socket.
-    pub fn source(&mut self, source: IpAddr, mapped: bool) {
-        match (source, mapped) {
-            (IpAddr::V4(v4), false) => {
+    /// Tells the kernel to cut the run into datagrams of `segment` bytes, and to send from `source`. `mapped`: the socket is an
+    /// IPv6 socket.
+    pub fn new(segment: Option<u16>, source: Option<IpAddr>, mapped: bool) -> Self {
+        let mut orders = Self { bytes: [0; ORDERS_BYTES], len: 0 };
+        if let Some(bytes) = segment {
+            orders.push(libc::SOL_UDP, libc::UDP_SEGMENT, &bytes.to_ne_bytes());
+        }
+        match source {
+            None => {}
+            Some(IpAddr::V4(v4)) if !mapped => {
                 // in_pktinfo: the interface (any), the source, and a destination that the kernel ignores.
-                let mut info = [0; 12];
-                info[4..8].copy_from_slice(&v4.octets());
-                self.push(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+                orders.push(libc::IPPROTO_IP, libc::IP_PKTINFO, [[0; 4], v4.octets(), [0; 4]].as_flattened());
             }
-            (source, _) => {
+            Some(source) => {
                 let v6 = match source {
                     IpAddr::V4(v4) => v4.to_ipv6_mapped(),
                     IpAddr::V6(v6) => v6,
                 };
+                // in6_pktinfo: the source and the interface (any).
                 let mut info = [0; 20];
                 info[..16].copy_from_slice(&v6.octets());
-                self.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+                orders.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
             }
         }
+        orders
     }
 
     fn push(&mut self, level: i32, kind: i32, contents: &[u8]) {
@@ -146,17 +142,14 @@ mod tests {
 
         #[test]
         fn a_source_that_was_ordered_is_read_back(octets: [u8; 4], mapped: bool, segment in 1_u16..9000) {
-            let mut orders = Orders::none();
-            orders.segment(segment);
-            orders.source(octets.into(), mapped);
+            let orders = Orders::new(Some(segment), Some(octets.into()), mapped);
             prop_assert_eq!(Remarks::read(&orders.bytes[..orders.len]).local, Some(octets.into()));
         }
     }
 
     #[test]
     fn a_header_that_lies_about_its_length_ends_the_reading() {
-        let mut orders = Orders::none();
-        orders.source(Ipv4Addr::LOCALHOST.into(), false);
+        let mut orders = Orders::new(None, Some(Ipv4Addr::LOCALHOST.into()), false);
         for len in [0, 1, CONTROL_HEADER - 1, 1 << 40, usize::MAX] {
             orders.bytes[..size_of::<usize>()].copy_from_slice(&len.to_ne_bytes());
             assert_eq!(Remarks::read(&orders.bytes[..orders.len]), Remarks::default());

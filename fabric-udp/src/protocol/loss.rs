@@ -156,7 +156,8 @@ pub(crate) struct Flight {
     /// The time since when there was any.
     pub waiting_since: Time,
     largest_acked: Option<u64>,
-    loss_at: Time,
+    /// The next time at which a datagram counts as lost.
+    pub loss_at: Time,
     latest_sent: Time,
     /// Records were dropped since the last acknowledgement. `waiting_since` still counts, although for a moment nothing may be
     /// under way.
@@ -174,7 +175,7 @@ pub(crate) struct Flight {
     /// The longest delay of the other end's acknowledgements.
     peer_delay: Nanos,
     /// The longest pause between two pings.
-    pause_max: Nanos,
+    pub pause_max: Nanos,
 }
 
 /// The items of a sent datagram.
@@ -376,12 +377,6 @@ impl Flight {
         self.alarm_from = self.base;
     }
 
-    /// The next time at which a datagram counts as lost.
-    #[inline]
-    pub fn loss_at(&self) -> Time {
-        self.loss_at
-    }
-
     /// The time for the next ping.
     #[inline]
     pub fn question_at(&self) -> Time {
@@ -446,11 +441,6 @@ impl Flight {
             self.drop_first();
         }
         self.drop_done(now);
-    }
-
-    /// Sets the longest pause between two pings.
-    pub fn pause_most(&mut self, pause: Nanos) {
-        self.pause_max = pause;
     }
 
     /// Leaves the path in use for another one with this measured round trip. Calls `again` for everything under way, to send it

@@ -264,11 +264,7 @@ impl Endpoint {
 
     #[cold]
     fn forgive(&mut self, now: Time) {
-        for index in 0..self.sessions.places() {
-            if let Some(session) = self.sessions.get_mut(index) {
-                session.forgive(now);
-            }
-        }
+        self.sessions.sessions_mut().for_each(|session| session.forgive(now));
     }
 
     /// Does everything that is due. [`poll_transmit`](Self::poll_transmit) may have datagrams afterwards.

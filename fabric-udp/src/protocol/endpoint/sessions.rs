@@ -102,6 +102,17 @@ impl Sessions {
         }
     }
 
+    fn sessions(&self) -> impl Iterator<Item = (usize, &Session)> {
+        (0..self.places.len()).filter_map(|index| Some((index, self.at(index)?)))
+    }
+
+    pub fn sessions_mut(&mut self) -> impl Iterator<Item = &mut Session> {
+        self.places.iter_mut().filter_map(|place| match &mut place.entry {
+            Entry::Session(session) => Some(&mut **session),
+            _ => None,
+        })
+    }
+
     /// The session with this name, which a peer uses for it.
     #[inline]
     pub fn named(&mut self, name: u32) -> Option<(usize, &mut Session)> {
@@ -127,10 +138,7 @@ impl Sessions {
 
     #[inline]
     pub fn peek(&self, id: SessionId) -> Option<&Session> {
-        match &self.places.get(usize::from(id.0 as u16))?.entry {
-            Entry::Session(session) if session.id == id && session.confirmed => Some(session),
-            _ => None,
-        }
+        self.at(usize::from(id.0 as u16)).filter(|session| session.id == id && session.confirmed)
     }
 
     /// Some of the attempts.
@@ -144,10 +152,7 @@ impl Sessions {
 
     /// All sessions with an incarnation that have been usable, including those that have ended and wait for the driver.
     pub fn all_with(&self, peer: Peer) -> impl Iterator<Item = (usize, &Session)> {
-        self.places.iter().enumerate().filter_map(move |(index, place)| match &place.entry {
-            Entry::Session(session) if session.confirmed && session.peer == peer => Some((index, &**session)),
-            _ => None,
-        })
+        self.sessions().filter(move |(_, session)| session.confirmed && session.peer == peer)
     }
 
     /// Those of them that are not the first.
@@ -183,10 +188,7 @@ impl Sessions {
 
     /// Sessions that others began and that were not confirmed.
     pub fn offers(&self) -> impl Iterator<Item = (usize, &Session)> {
-        self.places.iter().enumerate().filter_map(|(index, place)| match &place.entry {
-            Entry::Session(session) if !session.confirmed => Some((index, &**session)),
-            _ => None,
-        })
+        self.sessions().filter(|(_, session)| !session.confirmed)
     }
 
     /// Those of them with a node and a strand.

@@ -96,11 +96,7 @@ impl Endpoint {
 
     /// The local system refused to send a datagram of `size` bytes by this path, because it was too large.
     pub fn too_large(&mut self, path: Path, size: usize) {
-        for index in 0..self.sessions.places() {
-            if let Some(session) = self.sessions.get_mut(index) {
-                session.too_large(path, size);
-            }
-        }
+        self.sessions.sessions_mut().for_each(|session| session.too_large(path, size));
     }
 }
 

@@ -296,7 +296,7 @@ impl Session {
     /// From now on another party says whether the peer lives.
     pub fn vouch(&mut self) {
         self.vouched = true;
-        self.flight.pause_most(self.spans.keep_alive);
+        self.flight.pause_max = self.spans.keep_alive;
     }
 
     /// The peer may not know this session. If it does not answer within this many dead-peer times, the session ends, whoever

@@ -24,7 +24,7 @@ impl Session {
         if !self.confirmed {
             return self.last_heard + self.spans.dead;
         }
-        let mut deadline = self.received.deadline().min(self.flight.loss_at()).min(self.flight.question_at());
+        let mut deadline = self.received.deadline().min(self.flight.loss_at).min(self.flight.question_at());
         deadline = deadline.min(self.close_by).min(self.spares_at);
         if self.flight.waiting == 0 {
             deadline = deadline.min(self.last_heard + self.quiet_after);
@@ -101,7 +101,7 @@ impl Session {
             // The next attempt to send will show whether there is still something to send.
             self.paced_until = Time::NEVER;
         }
-        if self.flight.loss_at() <= now {
+        if self.flight.loss_at <= now {
             self.find_lost(now);
         }
         if self.spares_at <= now {
