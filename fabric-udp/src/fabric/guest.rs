@@ -2,10 +2,11 @@
 
 use super::notice::{Greeting, Notice};
 use super::open::{make_endpoint, open_port};
+use super::receiving::Always;
 use super::{About, GUESTS, UdpError, UdpFabric, UdpOptions};
 use crate::port::Kind;
 use crate::protocol::{CloseReason, Event, Path, SessionId, Target};
-use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_fabric::{Incarnation, NodeId, Verdict};
 use std::time::{Duration, Instant};
 
 /// How long an id that was given to a guest stays reserved for it.
@@ -55,8 +56,8 @@ pub fn ask(domain: &str, about: &About, avoid: &[NodeId], options: &UdpOptions, 
     let target = Target { path: Path { link, peer: address }, node: None };
     let mut session = fabric.endpoint.connect(now, target);
     loop {
-        fabric.drain(false);
         let now = fabric.now();
+        fabric.take_in(now, &mut Always(Verdict::Refused), false);
         let answered = fabric.heard.drain(..).find_map(|(_, bytes)| match Notice::decode(&bytes)? {
             Notice::Welcome { node, max_nodes } => Some(Ok(Grant { node, max_nodes: max_nodes.into() })),
             Notice::NoRoom => Some(Err(UdpError::NoRoom { address })),

@@ -155,7 +155,7 @@ impl UdpFabric {
     /// Takes one run from the link that received last, and now and then from the others, because a look costs a third of a
     /// microsecond. Returns the number of runs, the number of packets that the driver took, and whether the driver then wanted no
     /// more.
-    fn take_in<S: Sink>(&mut self, now: Time, sink: &mut S, mut stopped: bool) -> (usize, usize, bool) {
+    pub(super) fn take_in<S: Sink>(&mut self, now: Time, sink: &mut S, mut stopped: bool) -> (usize, usize, bool) {
         let Self { endpoint, links, busy, looked, had, room, twin, is_pure, peers, heard, transfers, .. } = self;
         let mut gate = Gate { sink, peers, heard, transfers, taken: 0 };
         let mut look = |at: usize| {

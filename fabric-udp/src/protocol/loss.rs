@@ -344,25 +344,31 @@ impl Flight {
         let delay = self.round_trip.loss_delay(self.granularity);
         let mut span: Option<Time> = None;
         let trouble = 3 * (self.round_trip.patience(self.granularity) + self.peer_delay);
-        for (index, number) in (self.base..largest).enumerate() {
-            let Some(&Sent { at, size, probe, state, .. }) = self.sent.get(index) else { break };
-            if state != State::UnderWay {
-                if state == State::Done {
+        for (index, sent) in self.sent.iter_mut().enumerate() {
+            let number = self.base + index as u64;
+            if number >= largest {
+                break;
+            }
+            if sent.state != State::UnderWay {
+                if sent.state == State::Done {
                     span = None;
                 }
                 continue;
             }
-            if largest - number < self.reorder && at + delay > now {
-                self.loss_at = self.loss_at.min(at + delay);
+            if largest - number < self.reorder && sent.at + delay > now {
+                self.loss_at = self.loss_at.min(sent.at + delay);
                 continue;
             }
-            self.conclude(index, State::Lost, |carried| lost(number, 0, carried));
+            sent.state = State::Lost;
+            self.waiting -= 1;
             found.datagrams += 1;
-            if !probe {
-                lost(number, size as usize, Carried::Nothing);
-                found.latest = found.latest.max(Some(at));
-                let since = *span.get_or_insert(at);
-                found.persistent |= at - since > trouble;
+            items(&self.carried, self.carried_base, sent).for_each(|carried| lost(number, 0, carried));
+            if !sent.probe {
+                lost(number, sent.size as usize, Carried::Nothing);
+                self.bytes -= u64::from(sent.size);
+                found.latest = found.latest.max(Some(sent.at));
+                let since = *span.get_or_insert(sent.at);
+                found.persistent |= sent.at - since > trouble;
                 if number >= self.alarm_from {
                     self.alarm.0 += 1;
                 }

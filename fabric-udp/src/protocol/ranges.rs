@@ -138,7 +138,9 @@ pub(crate) struct Pieces {
 impl Pieces {
     pub fn on_acked(&mut self, start: u64, end: u64) {
         self.acked.insert(start, end);
-        self.unsent.remove(start, end);
+        if !self.unsent.is_empty() {
+            self.unsent.remove(start, end);
+        }
     }
 
     /// Sends what is not acknowledged of these bytes again. Returns their number.

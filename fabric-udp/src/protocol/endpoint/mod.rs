@@ -189,7 +189,9 @@ impl Endpoint {
     #[inline]
     fn after(&mut self, now: Time, index: usize) {
         let Some(session) = self.sessions.get_mut(index) else { return };
-        self.events.extend(session.events.drain(..));
+        if !session.events.is_empty() {
+            self.events.extend(session.events.drain(..));
+        }
         if !session.listed && session.is_ready() {
             session.listed = true;
             self.to_deliver.push_back(index);
