@@ -77,8 +77,6 @@ pub(crate) struct Session {
     received: Received,
     flight: Flight,
     congestion: Cubic,
-    /// The last value from `congestion`.
-    window: u64,
     pacer: Pacer,
     mtu: PathMtu,
     pub cargo: Cargo,
@@ -101,10 +99,6 @@ pub(crate) struct Session {
     spares: Vec<Spare>,
     /// A Response to a Challenge that came by none of these paths.
     response_to: Option<(Path, u64)>,
-    /// One of them has something to send.
-    spares_due: bool,
-    /// The next time at which one of them is to be challenged.
-    spares_at: Time,
     /// The time since when the path in use is thought to be cut.
     suspected: Option<Time>,
     pub last_heard: Time,
@@ -195,7 +189,6 @@ impl Session {
             },
             received: Received::new(),
             flight: Flight::new(RoundTrip::new(guess), spans.patience, peer_delay, spans.dead / 8),
-            window: congestion.window(),
             congestion,
             pacer: Pacer::new(now),
             mtu,
@@ -212,8 +205,6 @@ impl Session {
             movement: None,
             response: None,
             response_to: None,
-            spares_due: false,
-            spares_at: if spares.is_empty() { Time::NEVER } else { now },
             spares,
             suspected: None,
             last_heard: now,
@@ -280,7 +271,7 @@ impl Session {
         SessionStats {
             packets_in: self.cargo.lanes_in.iter().map(|lane| lane.delivered).sum(),
             refused: self.cargo.lanes_in.iter().map(|lane| lane.refusals).sum(),
-            window: self.window,
+            window: self.congestion.window(),
             under_way: self.flight.bytes,
             mtu: self.mtu.current() as u64,
             paths: self.paths() as u64,
@@ -321,7 +312,6 @@ impl Session {
         }
         self.mtu.on_refused(size);
         self.congestion.set_mtu(self.mtu.current());
-        self.window = self.congestion.window();
     }
 
     /// Reports the transfers to the peer that ended.

@@ -147,13 +147,18 @@ impl Session {
             Some(spare) => spare.response = Some(word),
             None => self.response_to = Some((from, word)),
         }
-        self.spares_due = true;
     }
 
-    fn note_spares(&mut self) {
-        self.spares_due =
-            self.response_to.is_some() || self.spares.iter().any(|spare| spare.challenge || spare.response.is_some());
-        self.spares_at = self.spares.iter().map(|spare| spare.next).min().unwrap_or(Time::NEVER);
+    /// Whether there is something to send by another path than the one in use.
+    #[inline]
+    pub(super) fn spares_due(&self) -> bool {
+        self.response_to.is_some() || self.spares.iter().any(|spare| spare.challenge || spare.response.is_some())
+    }
+
+    /// The next time at which one of the other paths is to be challenged.
+    #[inline]
+    pub(super) fn spares_at(&self) -> Time {
+        self.spares.iter().map(|spare| spare.next).min().unwrap_or(Time::NEVER)
     }
 
     /// Challenges the paths whose time has come.
@@ -171,7 +176,6 @@ impl Session {
             spare.challenge = true;
             spare.next = now + pause.max(spare.round_trip.patience(0)).min(REST_MOST * spans.dead);
         }
-        self.note_spares();
     }
 
     /// The path in use has not answered for some time.
@@ -187,7 +191,6 @@ impl Session {
         for spare in &mut self.spares {
             spare.ask(now, self.spans.keep_alive);
         }
-        self.note_spares();
         self.fail_over(now);
     }
 
@@ -227,7 +230,6 @@ impl Session {
         spare.answered = now;
         spare.next = now + rest;
         self.last_heard = now;
-        self.note_spares();
         self.fail_over(now);
         if self.home == Some(from)
             && self.suspected.is_none()
@@ -244,7 +246,6 @@ impl Session {
         let Some(at) = self.spares.iter().position(|spare| spare.path == from) else { return };
         if !self.spares[at].valid {
             self.spares[at].ask(now, self.spans.keep_alive);
-            self.note_spares();
         } else if is_free {
             self.change_path(now, at);
         }
@@ -262,7 +263,6 @@ impl Session {
         spare.next = now + self.spans.keep_alive;
         let to = spare.path;
         self.spares[at].path = self.go_by(to);
-        self.window = self.congestion.window();
         self.pacer = Pacer::new(now);
         (self.limited_until, self.paced_until) = (0, Time::NEVER);
         (self.questions, self.ping_alone, self.suspected) = (0, false, None);
@@ -271,7 +271,6 @@ impl Session {
         self.ping = true;
         self.movement = None;
         self.stats.path_changes += 1;
-        self.note_spares();
     }
 
     /// Takes another path, and tells the driver. Returns the former one.
@@ -310,7 +309,6 @@ impl Session {
         self.cipher.seal(&mut buf[..len], self.remote, self.flight.next_number(), 0);
         self.flight.on_sent_apart(now, len);
         self.stats.datagrams_out += 1;
-        self.note_spares();
         Some((len, to))
     }
 }

@@ -229,7 +229,6 @@ impl Session {
             self.congestion.on_ack(now, sent, acked.bytes, limited, round_trip.latest, round_trip.smoothed);
             self.find_lost(now);
         }
-        self.window = self.congestion.window();
         Ok(())
     }
 
@@ -257,6 +256,5 @@ impl Session {
                 self.congestion.on_persistent_congestion();
             }
         }
-        self.window = self.congestion.window();
     }
 }

@@ -25,13 +25,13 @@ impl Session {
             return self.last_heard + self.spans.dead;
         }
         let mut deadline = self.received.deadline().min(self.flight.loss_at).min(self.flight.question_at());
-        deadline = deadline.min(self.close_by).min(self.spares_at);
+        deadline = deadline.min(self.close_by).min(self.spares_at());
         if self.flight.waiting == 0 {
             deadline = deadline.min(self.last_heard + self.quiet_after);
         } else {
             deadline = deadline.min(self.dead_at());
         }
-        if self.flight.bytes < self.window {
+        if self.flight.bytes < self.congestion.window() {
             deadline = deadline.min(self.mtu.deadline()).min(self.paced_until);
         }
         deadline.min(self.idle_at())
@@ -104,7 +104,7 @@ impl Session {
         if self.flight.loss_at <= now {
             self.find_lost(now);
         }
-        if self.spares_at <= now {
+        if self.spares_at() <= now {
             self.attend_spares(now);
         }
         if self.flight.question_at() <= now {

@@ -57,7 +57,7 @@ impl Session {
             || self.cargo.has_news()
             || self.cargo.has_bulk()
             || self.response.is_some()
-            || self.spares_due
+            || self.spares_due()
             || self.mtu.deadline() <= now
             || matches!(self.cargo.closing, Closing::Finishing { .. })
             || self.movement.as_ref().is_some_and(|movement| movement.asked.is_none())
@@ -89,7 +89,7 @@ impl Session {
         }
         let bulk = self.cargo.has_bulk() && self.may_send(now);
         // The window bounds only the records that bulk adds.
-        if !bulk && self.flight.is_crowded(self.window) {
+        if !bulk && self.flight.is_crowded(self.congestion.window()) {
             self.thin(now);
         }
         let due = self.received.is_due(now);
@@ -149,7 +149,7 @@ impl Session {
         if self.questions > 0 {
             return true;
         }
-        let window = self.window;
+        let window = self.congestion.window();
         if self.flight.bytes >= window {
             self.limited_until = self.flight.next_number();
             return false;
@@ -181,7 +181,7 @@ impl Session {
         if wants_answer {
             self.questions = self.questions.saturating_sub(1);
             self.pacer.spend(len);
-            if self.flight.bytes * 2 >= self.window {
+            if self.flight.bytes * 2 >= self.congestion.window() {
                 self.limited_until = number + 1;
             }
         }
@@ -191,8 +191,8 @@ impl Session {
     /// Drops the records of the oldest datagrams that the peer does not acknowledge. Their items are sent again.
     #[cold]
     fn thin(&mut self, now: Time) {
-        let Self { flight, cargo, mtu, stats, window, .. } = self;
-        flight.thin(now, *window, resend(cargo, mtu, stats));
+        let Self { flight, cargo, mtu, stats, congestion, .. } = self;
+        flight.thin(now, congestion.window(), resend(cargo, mtu, stats));
         // The time since the last acknowledgement is known only while something is under way.
         self.ping |= self.flight.waiting == 0;
     }
@@ -317,7 +317,7 @@ impl Session {
     /// Datagrams outside of runs: probes for larger datagrams, and Challenges to other known or possible addresses of the peer.
     #[inline]
     fn transmit_apart(&mut self, now: Time, buf: &mut [u8]) -> Option<Piece> {
-        if self.movement.is_none() && !self.ping_alone && !self.spares_due && self.mtu.deadline() > now {
+        if self.movement.is_none() && !self.ping_alone && !self.spares_due() && self.mtu.deadline() > now {
             return None;
         }
         self.transmit_probe(now, buf)
@@ -325,7 +325,7 @@ impl Session {
 
     #[cold]
     fn transmit_probe(&mut self, now: Time, buf: &mut [u8]) -> Option<Piece> {
-        if self.flight.is_crowded(self.window) {
+        if self.flight.is_crowded(self.congestion.window()) {
             self.thin(now);
         }
         let tag = self.cipher.tag();
@@ -337,7 +337,7 @@ impl Session {
             self.finish(now, &mut buf[..len], 0, None, 1, true, true);
             return Some(Piece { len, to, alone: true, lent: None });
         }
-        if self.spares_due
+        if self.spares_due()
             && let Some((len, to)) = self.write_to_spare(now, buf)
         {
             return Some(Piece { len, to, alone: true, lent: None });
@@ -347,7 +347,7 @@ impl Session {
             self.finish(now, &mut buf[..len], 0, None, 0, true, false);
             return Some(Piece { len, to: self.path, alone: true, lent: None });
         }
-        let size = self.mtu.probe(now).filter(|size| *size <= buf.len() && self.flight.bytes < self.window)?;
+        let size = self.mtu.probe(now).filter(|size| *size <= buf.len() && self.flight.bytes < self.congestion.window())?;
         let len = self.write_alone(buf, Short::Ping);
         frame::write_padding(&mut Writer::new(&mut buf[len - tag..]), size - len);
         self.mtu.on_probe_sent();
