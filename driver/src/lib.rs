@@ -80,9 +80,9 @@ pub use doorbell_engine::{counter, error, loan, mode};
 pub use zerocopy;
 
 #[cfg(feature = "atomic")]
-pub use doorbell_atomic as atomic;
+pub use doorbell_atomic::{self as atomic, AtomicError};
 #[cfg(feature = "collective")]
-pub use doorbell_collective::{self as collective, topology};
+pub use doorbell_collective::{self as collective, TeamError, topology};
 #[cfg(feature = "device")]
 pub use doorbell_device::{
     self as device, Device, DeviceBuilder, DeviceCounts, DeviceEnvelope, DeviceError, DeviceSender, DeviceThread,

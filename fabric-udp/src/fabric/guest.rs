@@ -4,7 +4,7 @@ use super::notice::{Greeting, Notice};
 use super::open::{make_endpoint, open_port};
 use super::receiving::Always;
 use super::{About, GUESTS, UdpError, UdpFabric, UdpOptions};
-use crate::port::Kind;
+use crate::port::{Direct, Kind};
 use crate::protocol::{CloseReason, Event, Path, SessionId, Target};
 use doorbell_fabric::{Incarnation, NodeId, Verdict};
 use std::time::{Duration, Instant};
@@ -55,10 +55,27 @@ pub fn ask(domain: &str, about: &About, avoid: &[NodeId], options: &UdpOptions, 
     let link = fabric.contacts.link_towards(address, 0);
     let target = Target { path: Path { link, peer: address }, node: None };
     let mut session = fabric.endpoint.connect(now, target);
+    // The node that answered at the address. What any other says does not count.
+    let mut host = None;
     loop {
         let now = fabric.now();
-        fabric.take_in(now, &mut Always(Verdict::Refused), false);
-        let answered = fabric.heard.drain(..).find_map(|(_, bytes)| match Notice::decode(&bytes)? {
+        fabric.take_in(now, &mut Always(Verdict::Taken), false);
+        // A report that nobody takes ends each wait at once.
+        while fabric.links.iter().find_map(Direct::trouble).is_some() {}
+        while let Some(event) = fabric.endpoint.poll_event() {
+            match event {
+                Event::Connected { session: connected, peer, .. } if Some(connected) == session => host = Some(peer.node),
+                Event::Connected { session: other, .. } => fabric.endpoint.close(now, other, super::CODE_UNWANTED),
+                Event::Closed { session: closed, reason, .. } if Some(closed) == session => match reason {
+                    CloseReason::Rejected(why) => return Err(UdpError::Rejected { address, why }),
+                    CloseReason::NoAnswer => session = fabric.endpoint.connect(now, target),
+                    reason => return Err(UdpError::Ended { address, reason }),
+                },
+                _ => {}
+            }
+        }
+        let from_host = fabric.heard.drain(..).filter(|(source, _)| Some(*source) == host);
+        let answered = from_host.filter_map(|(_, bytes)| Notice::decode(&bytes)).find_map(|notice| match notice {
             Notice::Welcome { node, max_nodes } => Some(Ok(Grant { node, max_nodes: max_nodes.into() })),
             Notice::NoRoom => Some(Err(UdpError::NoRoom { address })),
             Notice::Members { .. } => None,
@@ -69,14 +86,6 @@ pub fn ask(domain: &str, about: &About, avoid: &[NodeId], options: &UdpOptions, 
             }
             fabric.flush(now);
             return answer;
-        }
-        while let Some(event) = fabric.endpoint.poll_event() {
-            match event {
-                Event::Closed { reason: CloseReason::Rejected(why), .. } => return Err(UdpError::Rejected { address, why }),
-                Event::Closed { reason: CloseReason::NoAnswer, .. } => session = fabric.endpoint.connect(now, target),
-                Event::Closed { reason, .. } => return Err(UdpError::Ended { address, reason }),
-                _ => {}
-            }
         }
         fabric.flush(now);
         if Instant::now() >= deadline {

@@ -95,8 +95,13 @@ fn for_kernel(bytes: &mut [u8]) -> &mut [MaybeUninit<u8>] {
 /// The Internet address in the kernel's encoding. A mapped IPv4 address becomes a plain one.
 fn address_of(name: &SockAddr) -> Option<SocketAddr> {
     let address = name.as_socket()?;
-    let plain = address.ip().to_canonical();
-    Some(if plain.is_ipv4() { SocketAddr::new(plain, address.port()) } else { address })
+    Some(match address {
+        // The same peer may come with another label of a flow.
+        SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_none() => {
+            SocketAddrV6::new(*v6.ip(), v6.port(), 0, v6.scope_id()).into()
+        }
+        address => SocketAddr::new(address.ip().to_canonical(), address.port()),
+    })
 }
 
 /// Encodes an address. An IPv6 socket (`mapped`) reaches an IPv4 address by its mapped form.

@@ -421,7 +421,10 @@ impl Flight {
     fn lose(&mut self, most: usize, mut again: impl FnMut(Carried)) {
         let keep = (self.waiting as usize).saturating_sub(most);
         for index in 0..self.sent.len() {
-            if self.waiting as usize > keep && self.sent[index].state == State::UnderWay {
+            if self.waiting as usize <= keep {
+                break;
+            }
+            if self.sent[index].state == State::UnderWay {
                 self.conclude(index, State::Lost, &mut again);
             }
         }

@@ -28,13 +28,13 @@ pub mod op {
     /// `cell ^= x`.
     pub const Xor: char = '^';
     /// `cell <<= x`.
-    pub const Shl: char = '<';
+    pub const Shl: char = '«';
     /// `cell >>= x`.
-    pub const Shr: char = '>';
+    pub const Shr: char = '»';
     /// `cell = max(cell, x)`.
-    pub const Max: char = 'M';
+    pub const Max: char = '↑';
     /// `cell = min(cell, x)`.
-    pub const Min: char = 'm';
+    pub const Min: char = '↓';
     /// `cell = x`.
     pub const Set: char = '=';
 }

@@ -1,6 +1,6 @@
 //! Errors of teams.
 
-use doorbell_engine::error::ServiceError;
+use doorbell_engine::error::{Certainty, ServiceError};
 use doorbell_fabric::NodeId;
 use std::io::ErrorKind;
 
@@ -38,6 +38,17 @@ pub enum TeamError {
 }
 
 impl ServiceError for TeamError {
+    fn certainty(&self) -> Certainty {
+        if self.is_retryable() { Certainty::DidNotHappen } else { Certainty::Unknown }
+    }
+
+    fn node(&self) -> Option<NodeId> {
+        match self {
+            TeamError::Mismatch { node } | TeamError::GaveUp { node } => Some(*node),
+            _ => None,
+        }
+    }
+
     fn is_retryable(&self) -> bool {
         matches!(self, TeamError::Full { .. })
     }
@@ -50,7 +61,7 @@ impl ServiceError for TeamError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use doorbell_engine::error::{Certainty, Error};
+    use doorbell_engine::error::Error;
 
     #[test]
     fn errors_say_what_failed_and_what_it_means() {
@@ -63,7 +74,8 @@ mod tests {
             assert_eq!(std::io::Error::from(error).kind(), ErrorKind::Other);
         }
         let full = Error::cannot("start a collective", TeamError::Full { most: 8 });
-        assert!(full.is_retryable());
+        assert_eq!((full.certainty(), full.is_retryable()), (Certainty::DidNotHappen, true));
+        assert_eq!(Error::cannot("allreduce", TeamError::GaveUp { node }).node(), Some(node));
         assert_eq!(std::io::Error::from(full).kind(), ErrorKind::WouldBlock);
     }
 }

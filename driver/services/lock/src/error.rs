@@ -32,14 +32,14 @@ pub enum LockError {
     Frozen,
     /// The wait would be a deadlock: each owner waits for a lock that the next one holds, and the last one waits for a lock of
     /// the first.
-    #[error("waiting for it would be a deadlock: {}", circle(.waits))]
+    #[error("waiting for it would be a deadlock: {}", waiting(.waits))]
     Deadlock {
         /// The waiting owners, each with the name of the lock it waits for.
         waits: Vec<(OwnerId, String)>,
     },
     /// The coordinator of the lock registry could not do it.
     #[error("the coordinator refused: {0}")]
-    Home(String),
+    Coordinator(String),
     /// Other nodes use the lock.
     #[error("nodes {} have not released it; wait until they have", words(.0))]
     InUse(Vec<NodeId>),
@@ -55,7 +55,7 @@ impl ServiceError for LockError {
             | LockError::Frozen
             | LockError::Deadlock { .. }
             | LockError::InUse(_) => Certainty::DidNotHappen,
-            LockError::Destroyed | LockError::Home(_) => Certainty::Unknown,
+            LockError::Destroyed | LockError::Coordinator(_) => Certainty::Unknown,
         }
     }
 
@@ -63,7 +63,9 @@ impl ServiceError for LockError {
         match self {
             LockError::Unknown | LockError::Destroyed => ErrorKind::NotFound,
             LockError::NotYours(_) => ErrorKind::PermissionDenied,
-            LockError::Otherwise(_) | LockError::Frozen | LockError::InUse(_) | LockError::Home(_) => ErrorKind::ResourceBusy,
+            LockError::Otherwise(_) | LockError::Frozen | LockError::InUse(_) | LockError::Coordinator(_) => {
+                ErrorKind::ResourceBusy
+            }
             LockError::AlreadyYours | LockError::Deadlock { .. } => ErrorKind::Deadlock,
         }
     }
@@ -73,7 +75,7 @@ fn words(nodes: &[NodeId]) -> String {
     nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn circle(waits: &[(OwnerId, String)]) -> String {
+fn waiting(waits: &[(OwnerId, String)]) -> String {
     let next = waits.iter().cycle().skip(1);
     let held = waits.iter().zip(next).map(|((who, key), (next, _))| format!("{who} waits for '{key}', which is held by {next}"));
     held.collect::<Vec<_>>().join("; ")
@@ -86,7 +88,7 @@ pub fn fault(operation: &'static str, key: &str, why: LockError) -> Error {
 
 /// The error for an answer of the wrong kind.
 pub fn odd(key: &str) -> Error {
-    fault("use", key, LockError::Home("a reply that does not match the request".into()))
+    fault("use", key, LockError::Coordinator("a reply that does not match the request".into()))
 }
 
 #[cfg(test)]
@@ -109,6 +111,6 @@ mod tests {
         assert_eq!(frozen.to_string(), "cannot lock the lock 'k': it is locked by the module; wait until unlock_all is called");
         assert_eq!((frozen.certainty(), frozen.is_retryable()), (Certainty::DidNotHappen, false));
         assert_eq!(std::io::Error::from(frozen).kind(), ErrorKind::ResourceBusy);
-        assert_eq!(fault("lock", "k", LockError::Home("busy".into())).certainty(), Certainty::Unknown);
+        assert_eq!(fault("lock", "k", LockError::Coordinator("busy".into())).certainty(), Certainty::Unknown);
     }
 }

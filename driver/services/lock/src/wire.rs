@@ -289,7 +289,7 @@ impl Trouble {
             Trouble::Exists => return Err(ResourceError::Exists { name: name.to_owned() }),
             Trouble::Full => return Err(ResourceError::Full),
             Trouble::Name => return Err(ResourceError::Name { name: name.to_owned() }),
-            Trouble::Other(why) => LockError::Home(why.chars().filter(|c| !c.is_control()).take(200).collect()),
+            Trouble::Other(why) => LockError::Coordinator(why.chars().filter(|c| !c.is_control()).take(200).collect()),
         })
     }
 }

@@ -13,6 +13,10 @@ const BLOCK_BYTES: usize = 4096;
 /// The predefined reductions do not block, allocate or fail, and all their panics are bugs of the caller. If an operator of your own panics half
 /// way, the elements before are combined and the others are as they were. It runs in the thread that goes on with the collective, which may
 /// be turning the engine: calls of teams are refused there ([`Error::Reentrant`](doorbell_engine::Error::Reentrant)).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no reduction of elements of type `{T}`",
+    note = "`Predefined<'+'>` is the type of `Sum`, and so on; those of bits are for integers alone; `by` makes a reduction of a function"
+)]
 pub trait Reduction<T>: Copy + Send + Sync + 'static {
     /// Whether the order of the operands may be changed.
     const COMMUTATIVE: bool;

@@ -70,11 +70,11 @@ located! {
     /// MaxLoc.fold(&mut into, &[Located { value: 5, at: 1 }, Located { value: 9, at: 1 }]);
     /// assert_eq!(into, [Located { value: 5, at: 1 }, Located { value: 9, at: 1 }]);
     /// ```
-    MaxLoc '⊤', "maxloc": above, max;
+    MaxLoc '⇑', "maxloc": above, max;
 
     /// The least value and where it is; of equal ones, the smallest place.
     ///
     /// Values are compared as by [`Min`](super::Min): a float that is NaN is ignored, with its place, unless all are, and −0.0 is
     /// less than +0.0. The result is the same, to the bit, in any order.
-    MinLoc '⊥', "minloc": below, min;
+    MinLoc '⇓', "minloc": below, min;
 }

@@ -3,10 +3,17 @@
 use super::contract::Reduction;
 use super::number::{Integer, Number};
 use super::pass;
+use std::fmt;
 
 /// The type of the predefined reductions, such as [`Sum`]. `SIGN` tells them apart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Predefined<const SIGN: char>;
+
+impl<const SIGN: char> fmt::Debug for Predefined<SIGN> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Predefined<{SIGN:?}>")
+    }
+}
 
 macro_rules! operators {
     ($($(#[$doc:meta])* $name:ident $sign:literal, $text:literal, $bound:ident: $f:expr;)*) => {$(
@@ -63,7 +70,7 @@ operators! {
     /// assert_eq!(into, [2.0, -7.0, 0.0]);
     /// assert!(into[2].is_sign_positive());
     /// ```
-    Max '>', "max", Number: |a: &T, b: &T| a.max(*b);
+    Max '↑', "max", Number: |a: &T, b: &T| a.max(*b);
 
     /// The least. Of floats a NaN is ignored, [`f64::NAN`] is the result of two, and −0.0 is less than +0.0: the result is the same,
     /// to the bit, in any order.
@@ -76,7 +83,7 @@ operators! {
     /// assert_eq!(into, [1.0, -7.0, -0.0]);
     /// assert!(into[2].is_sign_negative());
     /// ```
-    Min '<', "min", Number: |a: &T, b: &T| a.min(*b);
+    Min '↓', "min", Number: |a: &T, b: &T| a.min(*b);
 
     /// The bits that are set in all.
     And '&', "and", Integer: |a: &T, b: &T| a.and(*b);

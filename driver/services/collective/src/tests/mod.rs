@@ -14,7 +14,7 @@ fn why<T>(result: &Result<T, Error>) -> Option<&TeamError> {
     result.as_ref().err()?.downcast_ref()
 }
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 /// Sends any note about a team.
 fn say(node: &Node, to: &Node, note: &Note) {
