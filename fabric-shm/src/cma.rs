@@ -175,10 +175,8 @@ impl Reach {
             // SAFETY: caller.
             return unsafe { self.read(remote_addr, dst, len) };
         };
-        transfer(remote_addr, dst, len, |local, remote| {
-            // SAFETY: `local` lies within the caller's bytes; the kernel checks `remote`.
-            unsafe { libc::process_vm_readv(libc::getpid(), local, 1, remote, 1, 0) }
-        })
+        // SAFETY: the caller's bytes; the kernel checks the remote address.
+        unsafe { transfer(own_pid(), remote_addr, dst, len, libc::process_vm_readv) }
     }
 
     /// Copies `len` bytes from `remote_addr` of the peer. Takes one system call for each two GiB, and two more to check before
@@ -192,18 +190,8 @@ impl Reach {
     /// `dst` is the start of `len` writable bytes of this process that nothing else uses meanwhile. If the peer is in this
     /// process (in a heap space), `remote_addr` is an exposed address of `len` readable bytes.
     pub unsafe fn read(&self, remote_addr: u64, dst: *mut u8, len: usize) -> io::Result<()> {
-        self.owner_lives()?;
-        fault_point!("cma.copying");
-        match self.way {
-            // SAFETY: caller. The two ranges may overlap, so this is `copy`.
-            Way::Here => unsafe { std::ptr::copy(std::ptr::with_exposed_provenance(address(remote_addr)?), dst, len) },
-            Way::Process(pid) => self.noted(transfer(remote_addr, dst, len, |local, remote| {
-                // SAFETY: `local` lies within the caller's bytes; the kernel checks `remote`.
-                unsafe { libc::process_vm_readv(pid, local, 1, remote, 1, 0) }
-            }))?,
-        }
-        fault_point!("cma.copied");
-        self.owner_lives()
+        // SAFETY: caller.
+        unsafe { self.copy(remote_addr, dst, len, libc::process_vm_readv, |here| std::ptr::copy(here, dst, len)) }
     }
 
     /// Copies `len` bytes to `remote_addr` of the peer: [`read`](Self::read) in the other direction.
@@ -215,25 +203,36 @@ impl Reach {
     /// `src` is the start of `len` readable bytes. The peer has asked for bytes at `remote_addr`, and keeps that memory until it
     /// learns that the copy is done. If the peer is in this process, the address is exposed.
     pub unsafe fn write(&self, remote_addr: u64, src: *const u8, len: usize) -> io::Result<()> {
+        // SAFETY: caller.
+        unsafe { self.copy(remote_addr, src.cast_mut(), len, libc::process_vm_writev, |here| std::ptr::copy(src, here, len)) }
+    }
+
+    /// Copies by the kernel's `call`, or by `here` if the peer is in this process. The two ranges may overlap then.
+    ///
+    /// # Safety
+    /// `len` bytes at `local` may be used by `call`; otherwise as [`read`](Self::read) and [`write`](Self::write).
+    unsafe fn copy(
+        &self,
+        remote_addr: u64,
+        local: *mut u8,
+        len: usize,
+        call: VectoredCall,
+        here: impl FnOnce(*mut u8),
+    ) -> io::Result<()> {
         self.owner_lives()?;
         fault_point!("cma.copying");
         match self.way {
-            // SAFETY: caller. The two ranges may overlap, so this is `copy`.
-            Way::Here => unsafe { std::ptr::copy(src, std::ptr::with_exposed_provenance_mut(address(remote_addr)?), len) },
-            Way::Process(pid) => self.noted(transfer(remote_addr, src.cast_mut(), len, |local, remote| {
-                // SAFETY: the kernel reads from `local`, within the caller's bytes, and checks `remote`.
-                unsafe { libc::process_vm_writev(pid, local, 1, remote, 1, 0) }
-            }))?,
+            Way::Here => here(std::ptr::with_exposed_provenance_mut(address(remote_addr)?)),
+            Way::Process(pid) => {
+                // SAFETY: caller; the kernel checks the remote address.
+                let copied = unsafe { transfer(pid, remote_addr, local, len, call) };
+                // After a failed copy, the owner may have died.
+                let _ = copied.as_ref().map_err(|_| self.owner.is_alive());
+                copied?;
+            }
         }
         fault_point!("cma.copied");
         self.owner_lives()
-    }
-
-    /// Checks after a failed copy whether the owner died, and remembers it.
-    fn noted(&self, result: io::Result<()>) -> io::Result<()> {
-        result.inspect_err(|_| {
-            self.owner.is_alive();
-        })
     }
 
     /// Checks the owner at most once a millisecond. The kernel hands out process numbers in sequence, so within that time no
@@ -256,14 +255,12 @@ pub fn toll() -> u64 {
     static TOLL: LazyLock<u64> = LazyLock::new(|| {
         const LEN: usize = 64 << 10;
         let (source, mut target) = (vec![1_u8; LEN], vec![2_u8; LEN]);
-        let own = libc::pid_t::try_from(std::process::id()).unwrap_or_default();
         let mut best = [u128::MAX; 2];
         for _ in 0..4 {
             let began = Instant::now();
-            let moved = transfer(source.as_ptr().expose_provenance() as u64, target.as_mut_ptr(), LEN, |local, remote| {
-                // SAFETY: both ranges lie within buffers of LEN bytes that outlive the call.
-                unsafe { libc::process_vm_readv(own, local, 1, remote, 1, 0) }
-            });
+            let from = source.as_ptr().expose_provenance() as u64;
+            // SAFETY: both ranges lie within buffers of LEN bytes that outlive the call.
+            let moved = unsafe { transfer(own_pid(), from, target.as_mut_ptr(), LEN, libc::process_vm_readv) };
             if moved.is_err() {
                 return 0;
             }
@@ -281,20 +278,33 @@ fn address(remote: u64) -> io::Result<usize> {
     usize::try_from(remote).map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))
 }
 
+fn own_pid() -> libc::pid_t {
+    libc::pid_t::try_from(std::process::id()).unwrap_or_default()
+}
+
+/// `process_vm_readv` or `process_vm_writev`.
+type VectoredCall = unsafe extern "C" fn(
+    libc::pid_t,
+    *const libc::iovec,
+    libc::c_ulong,
+    *const libc::iovec,
+    libc::c_ulong,
+    libc::c_ulong,
+) -> isize;
+
 /// Repeats a call until it has moved everything. The kernel moves two GiB at most, and stops at missing pages.
-fn transfer(
-    remote: u64,
-    local: *mut u8,
-    len: usize,
-    call: impl Fn(*const libc::iovec, *const libc::iovec) -> isize,
-) -> io::Result<()> {
+///
+/// # Safety
+/// `local` is the start of `len` bytes of this process that the call may use.
+unsafe fn transfer(pid: libc::pid_t, remote: u64, local: *mut u8, len: usize, call: VectoredCall) -> io::Result<()> {
     let remote = address(remote)?;
     let mut done = 0;
     while done < len {
         let Some(at) = remote.checked_add(done) else { return Err(io::Error::from_raw_os_error(libc::EFAULT)) };
         let local = libc::iovec { iov_base: local.wrapping_add(done).cast(), iov_len: len - done };
         let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len: len - done };
-        match call(&raw const local, &raw const remote) {
+        // SAFETY: `local` lies within the caller's bytes; the kernel checks `remote`.
+        match unsafe { call(pid, &raw const local, 1, &raw const remote, 1, 0) } {
             moved @ 1.. => done += moved as usize,
             0 => return Err(io::Error::from_raw_os_error(libc::EFAULT)),
             _ => match io::Error::last_os_error() {

@@ -9,6 +9,10 @@
 use doorbell_fabric::sync::{AtomicU32, Ordering, Reach, fence, heavy_barrier, light_barrier};
 #[cfg(not(loom))]
 use doorbell_fabric::world;
+#[cfg(not(loom))]
+use rustix::thread::futex::{self, Flags, Timespec};
+#[cfg(not(loom))]
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// The doorbell words of one node, in the header page of its inbox.
@@ -168,47 +172,36 @@ impl Bell {
 /// Sleeps while `*word == expected`, for `timeout` at most. Works between processes. May return early.
 #[cfg(not(loom))]
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
-    if world::has_slept(timeout) {
-        return;
-    }
-    let timeout = libc::timespec {
-        tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
-        tv_nsec: timeout.subsec_nanos() as libc::c_long,
-    };
-    // SAFETY: the word is a live, aligned u32; the kernel only reads it; the timeout outlives the call. Every error means "look
-    // again", and every caller does.
-    unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &timeout, std::ptr::null::<u32>(), 0);
+    if !world::has_slept(timeout) {
+        // Every error means "look again", and every caller does.
+        let _ = futex::wait(word, Flags::empty(), expected, Some(&timespec(timeout)));
     }
 }
 
 /// Wakes every thread that sleeps on `word`, in any process.
 #[cfg(not(loom))]
 pub fn futex_wake(word: &AtomicU32) {
-    // SAFETY: the word is a live, aligned u32, used only as an address.
-    unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
-    }
+    let _ = futex::wake(word, Flags::empty(), i32::MAX as u32);
 }
 
 /// Sleeps like [`futex_wait`], until [`futex_wake_some`] wakes one of these kinds.
 #[cfg(not(loom))]
-pub(crate) fn futex_wait_as(word: &AtomicU32, expected: u32, kinds: u32, timeout: Duration) {
+pub(crate) fn futex_wait_as(word: &AtomicU32, expected: u32, kinds: NonZeroU32, timeout: Duration) {
     let until = crate::clock::now_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX >> 1));
-    let until =
-        libc::timespec { tv_sec: (until / 1_000_000_000) as libc::time_t, tv_nsec: (until % 1_000_000_000) as libc::c_long };
-    // SAFETY: as in `futex_wait`; this operation takes the absolute time of the timeout, by the clock that `now_ns` reads.
-    unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT_BITSET, expected, &until, std::ptr::null::<u32>(), kinds);
-    }
+    // This operation takes the absolute time of the timeout, by the clock that `now_ns` reads.
+    let until = timespec(Duration::from_nanos(until));
+    let _ = futex::wait_bitset(word, Flags::empty(), expected, Some(&until), kinds);
 }
 
 /// Wakes up to `most` sleepers on `word` of these kinds, and returns their number.
 #[cfg(not(loom))]
-pub(crate) fn futex_wake_some(word: &AtomicU32, kinds: u32, most: i32) -> i64 {
-    let none = std::ptr::null::<u32>();
-    // SAFETY: as in `futex_wake`.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE_BITSET, most, none, none, kinds) }
+pub(crate) fn futex_wake_some(word: &AtomicU32, kinds: NonZeroU32, most: i32) -> usize {
+    futex::wake_bitset(word, Flags::empty(), most as u32, kinds).unwrap_or(0)
+}
+
+#[cfg(not(loom))]
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs().min(1 << 30) as i64, tv_nsec: time.subsec_nanos().into() }
 }
 
 #[cfg(all(test, loom))]

@@ -2,9 +2,9 @@
 
 use crate::bus::Watch;
 use crate::layout::PAGE;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::ptr::{NonNull, null_mut};
 
 /// Inaccessible pages before and behind every mapping. With them a stray access just outside the mapping faults and does not hit
@@ -30,32 +30,24 @@ impl Mapping {
     /// Maps `len` bytes from `offset` on, in whole pages. The mapping is read-only unless `writable`.
     pub fn new(file: &File, offset: usize, len: usize, writable: bool) -> io::Result<Self> {
         let whole = len.checked_next_multiple_of(PAGE).filter(|whole| *whole > 0 && *whole <= isize::MAX as usize - 2 * GUARD);
-        let (Some(whole), Ok(offset)) = (whole, libc::off_t::try_from(offset)) else {
-            return Err(io::Error::from(io::ErrorKind::InvalidInput));
-        };
-        let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+        let whole = whole.ok_or(io::ErrorKind::InvalidInput)?;
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: new mappings; the second one, if there is one, lies within the first.
         unsafe {
-            let (mut at, mut flags) = (null_mut(), libc::MAP_SHARED);
+            let (mut at, mut flags) = (null_mut(), MapFlags::SHARED);
             if GUARD != 0 {
-                let nothing = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-                let reserved = mapped(libc::mmap(null_mut(), whole + 2 * GUARD, libc::PROT_NONE, nothing, -1, 0))?;
-                (at, flags) = (reserved.as_ptr().add(GUARD).cast(), flags | libc::MAP_FIXED);
+                let nothing = MapFlags::PRIVATE | MapFlags::NORESERVE;
+                let reserved = mmap_anonymous(null_mut(), whole + 2 * GUARD, ProtFlags::empty(), nothing)?;
+                (at, flags) = (reserved.byte_add(GUARD), flags | MapFlags::FIXED);
             }
-            let ptr = match mapped(libc::mmap(at, len, protection, flags, file.as_raw_fd(), offset)) {
-                Ok(ptr) => ptr,
-                Err(error) => {
-                    if GUARD != 0 {
-                        libc::munmap(at.byte_sub(GUARD), whole + 2 * GUARD);
-                    }
-                    return Err(error);
+            let ptr = mmap(at, len, protection, flags, file, offset as u64).inspect_err(|_| {
+                if GUARD != 0 {
+                    let _ = munmap(at.byte_sub(GUARD), whole + 2 * GUARD);
                 }
-            };
-            let mut mapping = Self { watch: None, ptr, len };
-            if libc::madvise(ptr.as_ptr().cast(), len, libc::MADV_DONTFORK) != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            mapping.watch = Some(Watch::new(ptr.as_ptr(), len));
+            })?;
+            let mut mapping = Self { watch: None, ptr: NonNull::new_unchecked(ptr.cast()), len };
+            madvise(ptr, len, Advice::LinuxDontFork)?;
+            mapping.watch = Some(Watch::new(ptr.cast(), len));
             Ok(mapping)
         }
     }
@@ -64,7 +56,7 @@ impl Mapping {
     pub fn keep_on_fork(&self) {
         self.watch.iter().for_each(Watch::keep_on_fork);
         // SAFETY: the mapping's own range. If the system refuses, nothing changes.
-        unsafe { libc::madvise(self.ptr.as_ptr().cast(), self.len, libc::MADV_DOFORK) };
+        let _ = unsafe { madvise(self.ptr.as_ptr().cast(), self.len, Advice::LinuxDoFork) };
     }
 
     /// The first byte.
@@ -89,13 +81,6 @@ impl Drop for Mapping {
         self.watch = None;
         let whole = self.len.next_multiple_of(PAGE) + 2 * GUARD;
         // SAFETY: mapped in `new`, with as many guards.
-        unsafe { libc::munmap(self.ptr.as_ptr().sub(GUARD).cast(), whole) };
-    }
-}
-
-fn mapped(address: *mut libc::c_void) -> io::Result<NonNull<u8>> {
-    match NonNull::new(address.cast()) {
-        Some(ptr) if address != libc::MAP_FAILED => Ok(ptr),
-        _ => Err(io::Error::last_os_error()),
+        let _ = unsafe { munmap(self.ptr.as_ptr().sub(GUARD).cast(), whole) };
     }
 }

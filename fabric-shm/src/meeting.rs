@@ -18,7 +18,9 @@
 #[cfg(not(loom))]
 use crate::domain::{Membership, PeerInbox};
 #[cfg(not(loom))]
-use crate::layout::{MEETINGS_OFFSET, block_offset};
+use crate::layout::MEETINGS_OFFSET;
+#[cfg(not(loom))]
+use crate::returns::PairWords;
 #[cfg(not(loom))]
 use doorbell_fabric::NodeId;
 use doorbell_fabric::sync::{AtomicU64, Ordering, planted_bug};
@@ -280,49 +282,24 @@ impl Moved {
 
 /// The rendezvous slots of one pair of nodes in one direction, mapped as long as this lives.
 #[cfg(not(loom))]
-#[derive(Clone, Debug)]
-pub struct Meetings {
-    first: *const RendezvousBlock,
-    _mapped: Mapped,
-}
-
-/// Keeps the slots mapped.
-#[cfg(not(loom))]
-#[derive(Clone, Debug)]
-enum Mapped {
-    Peer { _inbox: Arc<PeerInbox> },
-    Own { _membership: Arc<Membership> },
-}
-
-// SAFETY: the address of atomics that `_mapped` keeps mapped.
-#[cfg(not(loom))]
-unsafe impl Send for Meetings {}
-// SAFETY: as above.
-#[cfg(not(loom))]
-unsafe impl Sync for Meetings {}
+#[derive(Debug)]
+pub struct Meetings(PairWords<RendezvousBlock>);
 
 #[cfg(not(loom))]
 impl Meetings {
     /// The slots in the inbox of a peer, for transfers from this node to the peer.
     pub fn with_target(inbox: &Arc<PeerInbox>) -> Self {
-        // SAFETY: every block has its slots at this offset, and `inbox` maps a whole block.
-        let first = unsafe { inbox.block().0.add(MEETINGS_OFFSET) }.cast_const().cast();
-        Self { first, _mapped: Mapped::Peer { _inbox: inbox.clone() } }
+        Self(PairWords::of_peer(inbox, MEETINGS_OFFSET))
     }
 
     /// The slots in this node's own inbox, for transfers from `source`, a node of the domain.
     pub fn with_origin(membership: &Arc<Membership>, source: NodeId) -> Self {
-        assert!(source.index() < membership.max_nodes(), "the node id is outside the domain");
-        let block = block_offset(source, &membership.lanes());
-        // SAFETY: the inbox has a block for each node of the domain.
-        let first = unsafe { membership.inbox().ptr().add(block + MEETINGS_OFFSET) }.cast_const().cast();
-        Self { first, _mapped: Mapped::Own { _membership: membership.clone() } }
+        Self(PairWords::own(membership, source, MEETINGS_OFFSET))
     }
 
     /// One slot; `None` if the index is too high.
     pub fn get(&self, slot: usize) -> Option<&RendezvousBlock> {
-        // SAFETY: in range, aligned (blocks are pages), mapped as long as `self`; atomics allow other writers.
-        (slot < MEETINGS).then(|| unsafe { &*self.first.add(slot) })
+        self.0.get(slot)
     }
 }
 

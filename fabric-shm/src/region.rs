@@ -14,6 +14,7 @@ use crate::space::{DomainLock, Identity, Names, Space, forked};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -127,23 +128,17 @@ impl Registry {
     }
 }
 
-/// A region of this node. `Send` and `Sync`. Dropping it withdraws it, which may block for up to a second if another process
-/// holds the domain's lock. The memory stays mapped until the value is dropped, even if the node has left.
-///
-/// A forked child does not have the memory, and dropping the value there does nothing.
-#[derive(Debug)]
-pub struct OwnRegion {
+/// The memory of one of this node's regions. `Send` and `Sync`. It stays mapped until the last clone is dropped, whether or not
+/// the region is still offered.
+#[derive(Clone, Debug)]
+pub struct RegionMemory {
     segment: Arc<Segment>,
     bytes: usize,
-    number: u32,
     secret: u64,
-    registry: Arc<Registry>,
-    space: Space,
-    names: Names,
 }
 
-impl OwnRegion {
-    /// The first byte, page-aligned. Peers may write what it points to at any time.
+impl RegionMemory {
+    /// The first byte, page-aligned and writable. Others may write to it at any time. A forked child does not have it.
     #[inline]
     pub fn ptr(&self) -> *mut u8 {
         // SAFETY: a region is longer than its first page.
@@ -157,16 +152,6 @@ impl OwnRegion {
         self.bytes
     }
 
-    /// Its memory, which can stay mapped after the region is withdrawn.
-    pub fn memory(&self) -> RegionMemory {
-        RegionMemory { segment: self.segment.clone(), bytes: self.bytes, secret: self.secret }
-    }
-
-    /// Its number among the regions of this node.
-    pub fn number(&self) -> u32 {
-        self.number
-    }
-
     /// The random number in its keys.
     pub fn secret(&self) -> u64 {
         self.secret
@@ -175,8 +160,53 @@ impl OwnRegion {
     /// Whether peers may still use it: it was not withdrawn, and the node has not left. One load; false in a forked child.
     #[inline]
     pub fn is_live(&self) -> bool {
-        // SAFETY: the first page of the region is mapped as long as `self`, except in a forked child.
-        !forked() && unsafe { Head::at(self.segment.ptr()) }.state.load(Ordering::Acquire) == LIVE
+        is_live(&self.segment)
+    }
+
+    /// As [`PeerRegion::is_cut`].
+    pub fn is_cut(&self) -> bool {
+        self.segment.is_cut()
+    }
+}
+
+/// Whether a region, by its first page, is still offered.
+#[inline(always)]
+fn is_live(page: &Segment) -> bool {
+    // SAFETY: the first page of a region, mapped as long as the segment, except in a forked child.
+    !forked() && unsafe { Head::at(page.ptr()) }.state.load(Ordering::Acquire) == LIVE
+}
+
+/// A region of this node. `Send` and `Sync`. Dropping it withdraws it, which may block for up to a second if another process
+/// holds the domain's lock. The memory stays mapped until the value is dropped, even if the node has left.
+///
+/// A forked child does not have the memory, and dropping the value there does nothing.
+#[derive(Debug)]
+pub struct OwnRegion {
+    memory: RegionMemory,
+    number: u32,
+    registry: Arc<Registry>,
+    space: Space,
+    names: Names,
+}
+
+impl Deref for OwnRegion {
+    type Target = RegionMemory;
+
+    #[inline]
+    fn deref(&self) -> &RegionMemory {
+        &self.memory
+    }
+}
+
+impl OwnRegion {
+    /// Its memory, which can stay mapped after the region is withdrawn.
+    pub fn memory(&self) -> RegionMemory {
+        self.memory.clone()
+    }
+
+    /// Its number among the regions of this node.
+    pub fn number(&self) -> u32 {
+        self.number
     }
 
     /// Withdraws the region and removes its name. Does not wait for peers that are copying; their later writes do no harm. A
@@ -209,45 +239,6 @@ impl Drop for OwnRegion {
         {
             tracing::warn!(%error, region = self.number, "a region stays in shared memory until its node leaves");
         }
-    }
-}
-
-/// The memory of one of this node's regions, for copies on behalf of a peer that cannot map it. `Send` and `Sync`. It stays
-/// mapped until the last clone is dropped, whether or not the region is still offered.
-#[derive(Clone, Debug)]
-pub struct RegionMemory {
-    segment: Arc<Segment>,
-    bytes: usize,
-    secret: u64,
-}
-
-impl RegionMemory {
-    /// The first byte, page-aligned and writable. Others may write to it at any time. A forked child does not have it.
-    pub fn ptr(&self) -> *mut u8 {
-        // SAFETY: a region is longer than its first page.
-        unsafe { self.segment.ptr().add(DATA_OFFSET) }
-    }
-
-    /// The number of bytes.
-    #[allow(clippy::len_without_is_empty)]
-    pub fn len(&self) -> usize {
-        self.bytes
-    }
-
-    /// The random number in its keys.
-    pub fn secret(&self) -> u64 {
-        self.secret
-    }
-
-    /// As [`OwnRegion::is_live`].
-    pub fn is_live(&self) -> bool {
-        // SAFETY: the first page of the region is mapped as long as `self`, except in a forked child.
-        !forked() && unsafe { Head::at(self.segment.ptr()) }.state.load(Ordering::Acquire) == LIVE
-    }
-
-    /// As [`PeerRegion::is_cut`].
-    pub fn is_cut(&self) -> bool {
-        self.segment.is_cut()
     }
 }
 
@@ -284,8 +275,7 @@ impl PeerRegion {
     /// [`PeerInbox::is_alive`](crate::domain::PeerInbox::is_alive). False in a forked child.
     #[inline(always)]
     pub fn is_live(&self) -> bool {
-        // SAFETY: the first page of a region is mapped as long as `self`, except in a forked child.
-        !forked() && unsafe { Head::at(self.head.ptr()) }.state.load(Ordering::Acquire) == LIVE
+        is_live(&self.head)
     }
 
     /// Whether the region was truncated and this process touched a missing page. Then zeros were read, and written bytes are
@@ -343,9 +333,7 @@ impl Membership {
         };
         let lock = space.lock(OPERATION, &names, Instant::now() + PATIENCE)?;
         // Check this under the lock: a node that leaves later must find the region in the registry.
-        if self.has_left() {
-            return Err(ShmError::Left { operation: "make a region", domain: self.domain().to_owned() });
-        }
+        self.check_call("make a region")?;
         let (id, incarnation, secret) = (self.id(), self.incarnation(), secret());
         let name = names.region(id, number);
         let init = |segment: &Segment| {
@@ -365,7 +353,7 @@ impl Membership {
         let (segment, registry) = (Arc::new(created.segment), self.registry().clone());
         registry.entries().insert(number, Entry { name, identity: created.identity, segment: segment.clone() });
         drop(lock);
-        Ok(OwnRegion { segment, bytes, number, secret, registry, space, names })
+        Ok(OwnRegion { memory: RegionMemory { segment, bytes, secret }, number, registry, space, names })
     }
 
     /// Opens a region of this incarnation of a node for reading and, if `writable`, for writing. This is a control path: it makes
@@ -380,13 +368,7 @@ impl Membership {
         number: u32,
         writable: bool,
     ) -> Result<PeerRegion, ShmError> {
-        const OPERATION: &str = "open a region";
-        if forked() {
-            return Err(ShmError::Forked { operation: OPERATION });
-        }
-        if self.has_left() {
-            return Err(ShmError::Left { operation: OPERATION, domain: self.domain().to_owned() });
-        }
+        self.check_call("open a region")?;
         let refuse = |fault| Err(ShmError::Region { domain: self.domain().to_owned(), node, number, fault });
         let name = self.names().region(node, number);
         let Some(file) = self.space().open(&name)? else { return refuse(RegionFault::Absent) };

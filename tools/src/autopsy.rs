@@ -37,13 +37,13 @@ pub fn run(args: &AutopsyArgs) -> Result<(), Failure> {
         let what = format!("node {} of domain '{}' has no board that can be read", node.id, domain.name);
         return Err(Failure::failed(what, "another build of Doorbell may have made it: see `doorbell ls`"));
     };
-    let mut records = board.records();
+    let mut records = board.board().records();
     records.drain(..records.len().saturating_sub(args.last.into()));
     let object = || {
         let mut object = identity(node);
         object["domain"] = json!(domain.name);
-        object["metrics"] = metrics(&board.metrics());
-        object["latency"] = latencies(&board.latencies());
+        object["metrics"] = metrics(&board.board().metrics());
+        object["latency"] = latencies(&board.board().latencies());
         object["counters"] = counters(board);
         object["records"] = records.iter().map(record).collect();
         object
@@ -79,7 +79,7 @@ fn table(domain: &DomainStatus, node: &NodeStatus, board: &BoardCopy, records: &
         format!("{}, process {}{}", member.role, member.pid, labelled(&member.label))
     });
     let title = format!("node {} of domain '{}', life {}", node.id, domain.name, board.incarnation());
-    let (shown, size) = (board.metrics(), |metric| bytes(board.metrics()[metric]));
+    let (shown, size) = (board.board().metrics(), |metric| bytes(shown[metric]));
     let [inward, outward, pooled] = [Metric::MessagesIn, Metric::MessagesOut, Metric::Pooled].map(|metric| shown[metric]);
     let [bytes_in, bytes_out, bytes_pooled] = [Metric::BytesIn, Metric::BytesOut, Metric::PooledBytes].map(size);
     let [high, normal, low] = [Metric::FifoHigh, Metric::FifoNormal, Metric::FifoLow].map(|metric| shown[metric]);
@@ -89,14 +89,14 @@ fn table(domain: &DomainStatus, node: &NodeStatus, board: &BoardCopy, records: &
         format!("messages  {inward} in ({bytes_in}), {outward} out ({bytes_out}), {pooled} wait ({bytes_pooled})"),
         format!("FIFOs     {high} high, {normal} normal, {low} low; at most {}", most.join(", ")),
     ];
-    let latencies = board.latencies();
+    let latencies = board.board().latencies();
     lines.push(format!(
         "latency   p50 {}, p99 {} of {}",
         nanoseconds(latencies.quantile(0.5)),
         nanoseconds(latencies.quantile(0.99)),
         counted(latencies.count() as usize, "sample")
     ));
-    for counter in board.counters() {
+    for counter in board.board().counters() {
         let zero = if counter.zero { ", at zero" } else { "" };
         lines.push(format!("counter   {}: {} of {} left{zero}", counter.index, bytes(counter.value), bytes(counter.size)));
     }

@@ -39,7 +39,7 @@ pub fn latencies(latencies: &Latencies) -> Value {
 /// The DMA counters in use.
 pub fn counters(board: &BoardCopy) -> Value {
     let counter = |counter: doorbell_shm::board::CounterShown| json!({ "counter": counter.index, "value": counter.value, "size": counter.size, "zero": counter.zero });
-    board.counters().into_iter().map(counter).collect()
+    board.board().counters().into_iter().map(counter).collect()
 }
 
 /// The fields that identify a node.

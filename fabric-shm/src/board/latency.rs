@@ -3,7 +3,8 @@
 //! Each power of two has two buckets, so a quantile is accurate to a quarter or better. Every 64th packet of a lane carries a
 //! time stamp: see [`crate::lane`].
 
-use doorbell_fabric::sync::{AtomicU64, Ordering};
+use super::home::Words;
+use doorbell_fabric::sync::Ordering;
 
 /// Buckets of the histogram: two for each power of two in nanoseconds.
 pub const LATENCY_BUCKETS: usize = 64;
@@ -28,32 +29,26 @@ fn least(bucket: usize) -> u64 {
 }
 
 /// The histogram that a node fills, in private memory. One thread at a time adds; any thread reads.
-#[derive(Debug)]
-pub struct LatencyHistogram([AtomicU64; LATENCY_BUCKETS]);
-
-impl Default for LatencyHistogram {
-    fn default() -> Self {
-        Self([const { AtomicU64::new(0) }; LATENCY_BUCKETS])
-    }
-}
+#[derive(Debug, Default)]
+pub struct LatencyHistogram(Words<LATENCY_BUCKETS>);
 
 impl LatencyHistogram {
     /// Adds a latency in nanoseconds.
     pub fn add(&self, ns: u32) {
         // Only one thread at a time adds, so a plain load and store suffice.
-        let count = &self.0[bucket(ns)];
+        let count = &self.0.0[bucket(ns)];
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
     /// The current counts.
     pub fn read(&self) -> Latencies {
-        Latencies::collect(|bucket| self.0[bucket].load(Ordering::Relaxed))
+        Latencies(self.0.read())
     }
 }
 
 /// The histogram at one moment, or of the interval between two moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Latencies([u64; LATENCY_BUCKETS]);
+pub struct Latencies(pub(super) [u64; LATENCY_BUCKETS]);
 
 impl Default for Latencies {
     fn default() -> Self {
@@ -62,10 +57,6 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    pub(super) fn collect(count: impl FnMut(usize) -> u64) -> Self {
-        Self(std::array::from_fn(count))
-    }
-
     /// The number of samples in each bucket.
     pub fn counts(&self) -> &[u64; LATENCY_BUCKETS] {
         &self.0

@@ -1,8 +1,11 @@
 //! The metrics of a node: one array of named words.
 
 #[cfg(not(loom))]
-use doorbell_fabric::sync::{AtomicU64, Ordering};
+use super::home::Words;
+#[cfg(not(loom))]
+use doorbell_fabric::sync::Ordering;
 use std::ops::{Index, IndexMut};
+use strum::{EnumString, VariantArray, VariantNames};
 
 /// The behaviour of a metric over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,106 +18,90 @@ pub enum FigureKind {
     Most,
 }
 
-macro_rules! metrics {
-    ($($(#[doc = $doc:literal])+ $name:ident $word:literal $kind:ident $unit:ident;)+) => {
-        /// One metric of a node. The list is the same for all builds that show or read metrics.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[non_exhaustive]
-        #[repr(usize)]
-        pub enum Metric { $($(#[doc = $doc])+ $name,)+ }
-
-        /// Name, kind and unit of each metric, in order.
-        const TABLE: &[(Metric, &str, FigureKind, Unit)] = &[$((Metric::$name, $word, FigureKind::$kind, Unit::$unit),)+];
-        /// The number of metrics.
-        const COUNT: usize = TABLE.len();
-
-        impl Metric {
-            /// All metrics, in the order of their words.
-            pub const ALL: &[Metric] = &[$(Metric::$name,)+];
-        }
-    };
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Unit {
-    Count,
-    Bytes,
-}
-
-metrics! {
+/// One metric of a node. The list is the same for all builds that show or read metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, EnumString, VariantArray, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+#[non_exhaustive]
+#[repr(usize)]
+pub enum Metric {
     /// Messages that arrived in full.
-    MessagesIn "messages_in" Total Count;
+    MessagesIn,
     /// Their bytes.
-    BytesIn "bytes_in" Total Bytes;
+    BytesIn,
     /// Messages sent.
-    MessagesOut "messages_out" Total Count;
+    MessagesOut,
     /// Their bytes.
-    BytesOut "bytes_out" Total Bytes;
+    BytesOut,
     /// Messages that wait for a matching receive.
-    Pooled "pooled" Level Count;
+    Pooled,
     /// Bytes of those messages.
-    PooledBytes "pooled_bytes" Level Bytes;
+    PooledBytes,
     /// Times a thread slept on the doorbell.
-    Parks "parks" Total Count;
+    Parks,
     /// The most bytes that waiting messages ever occupied.
-    PooledBytesMost "pooled_bytes_most" Most Bytes;
+    PooledBytesMost,
     /// Messages that arrived before a matching receive was posted.
-    Unexpected "unexpected" Total Count;
+    Unexpected,
     /// Messages that the poller thread received.
-    ByPoller "by_poller" Total Count;
+    ByPoller,
     /// Turns of the engine.
-    Turns "turns" Total Count;
+    Turns,
     /// Descriptors in the injection FIFO of high priority.
-    FifoHigh "fifo_high" Level Count;
+    FifoHigh,
     /// Descriptors in the injection FIFO of normal priority.
-    FifoNormal "fifo_normal" Level Count;
+    FifoNormal,
     /// Descriptors in the injection FIFO of low priority.
-    FifoLow "fifo_low" Level Count;
+    FifoLow,
     /// The most descriptors that the injection FIFO of high priority ever held.
-    FifoHighMost "fifo_high_most" Most Count;
+    FifoHighMost,
     /// The most descriptors that the injection FIFO of normal priority ever held.
-    FifoNormalMost "fifo_normal_most" Most Count;
+    FifoNormalMost,
     /// The most descriptors that the injection FIFO of low priority ever held.
-    FifoLowMost "fifo_low_most" Most Count;
+    FifoLowMost,
     /// Memory-FIFO descriptors executed.
-    MemoryFifos "memory_fifos" Total Count;
+    MemoryFifos,
     /// Direct-put descriptors executed.
-    DirectPuts "direct_puts" Total Count;
+    DirectPuts,
     /// Remote-get descriptors executed.
-    RemoteGets "remote_gets" Total Count;
+    RemoteGets,
     /// Request-to-send descriptors executed.
-    Rts "rts" Total Count;
+    Rts,
     /// Bytes of transfers that travelled as memory-FIFO packets.
-    BytesFifo "bytes_fifo" Total Bytes;
+    BytesFifo,
     /// Bytes of transfers that this node put as their origin.
-    BytesPut "bytes_put" Total Bytes;
+    BytesPut,
     /// Bytes of transfers that this node pulled as their target.
-    BytesPulled "bytes_pulled" Total Bytes;
+    BytesPulled,
     /// Bytes put by key.
-    BytesPutByKey "bytes_put_by_key" Total Bytes;
+    BytesPutByKey,
     /// Bytes got by key.
-    BytesGotByKey "bytes_got_by_key" Total Bytes;
+    BytesGotByKey,
     /// Bytes of the loans sent.
-    BytesLoaned "bytes_loaned" Total Bytes;
+    BytesLoaned,
     /// Transfers that this node completed, as origin or as target.
-    Transfers "transfers" Total Count;
+    Transfers,
     /// DMA counters in use.
-    CountersUsed "counters_used" Level Count;
+    CountersUsed,
     /// Times a DMA counter reached zero.
-    CounterZeros "counter_zeros" Total Count;
+    CounterZeros,
     /// Peers that died.
-    PeersDied "peers_died" Total Count;
+    PeersDied,
     /// Collectives that completed on this node.
-    Collectives "collectives" Total Count;
+    Collectives,
     /// Turns of team channels that were acquired at once.
-    TurnsAcquired "turns_acquired" Total Count;
+    TurnsAcquired,
     /// Turns that found no channel available, and were queued.
-    TurnsQueued "turns_queued" Total Count;
+    TurnsQueued,
     /// Background synchronisations that were posted.
-    TurnsSynchronised "turns_synchronised" Total Count;
+    TurnsSynchronised,
     /// Turns whose channel the other members had already reported available in their posts.
-    TurnsForeseen "turns_foreseen" Total Count;
+    TurnsForeseen,
 }
+
+/// The names of all metrics, in order.
+const NAMES: &[&str] = <Metric as VariantNames>::VARIANTS;
+/// The number of metrics.
+const COUNT: usize = NAMES.len();
 
 const _: () = assert!(COUNT <= crate::layout::FIGURE_WORDS);
 
@@ -123,7 +110,7 @@ pub const FIGURES_HASH: u64 = {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut at = 0;
     while at < COUNT {
-        let word = TABLE[at].1.as_bytes();
+        let word = NAMES[at].as_bytes();
         let mut byte = 0;
         while byte < word.len() {
             hash = (hash ^ word[byte] as u64).wrapping_mul(0x0000_0100_0000_01b3);
@@ -136,19 +123,27 @@ pub const FIGURES_HASH: u64 = {
 };
 
 impl Metric {
+    /// All metrics, in the order of their words.
+    pub const ALL: &[Metric] = <Metric as VariantArray>::VARIANTS;
+
     /// Its name in output, such as `messages_in`.
     pub const fn word(self) -> &'static str {
-        TABLE[self as usize].1
+        NAMES[self as usize]
     }
 
     /// Its behaviour over time.
     pub const fn kind(self) -> FigureKind {
-        TABLE[self as usize].2
+        use Metric::*;
+        match self {
+            Pooled | PooledBytes | FifoHigh | FifoNormal | FifoLow | CountersUsed => FigureKind::Level,
+            PooledBytesMost | FifoHighMost | FifoNormalMost | FifoLowMost => FigureKind::Most,
+            _ => FigureKind::Total,
+        }
     }
 
     /// Whether it counts bytes.
-    pub const fn is_bytes(self) -> bool {
-        matches!(TABLE[self as usize].3, Unit::Bytes)
+    pub fn is_bytes(self) -> bool {
+        self.word().contains("bytes")
     }
 
     /// The metric with this name.
@@ -158,7 +153,7 @@ impl Metric {
     /// assert_eq!(Metric::from_word("parks"), Some(Metric::Parks));
     /// ```
     pub fn from_word(word: &str) -> Option<Metric> {
-        TABLE.iter().find(|(_, name, ..)| *name == word).map(|(metric, ..)| *metric)
+        word.parse().ok()
     }
 }
 
@@ -171,7 +166,7 @@ impl Metric {
 /// assert_eq!(figures.iter().find(|(figure, _)| figure.word() == "parks"), Some((Metric::Parks, 3)));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Metrics([u64; COUNT]);
+pub struct Metrics(pub(super) [u64; COUNT]);
 
 impl Default for Metrics {
     fn default() -> Self {
@@ -180,13 +175,6 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Collects the metrics that a function returns.
-    pub fn collect(mut value: impl FnMut(Metric) -> u64) -> Self {
-        let mut metrics = Self::default();
-        Metric::ALL.iter().for_each(|metric| metrics[*metric] = value(*metric));
-        metrics
-    }
-
     /// All metrics with their values, in order.
     pub fn iter(&self) -> impl Iterator<Item = (Metric, u64)> + '_ {
         Metric::ALL.iter().map(|metric| (*metric, self[*metric]))
@@ -210,40 +198,33 @@ impl IndexMut<Metric> for Metrics {
 /// The node's own copy of its metrics, in private memory. Any of its threads may update it. An update is one atomic operation of
 /// some nanoseconds, so it is meant for transfers and chunks, not for the path of a small message.
 #[cfg(not(loom))]
-#[derive(Debug)]
-pub struct Tallies([AtomicU64; COUNT]);
-
-#[cfg(not(loom))]
-impl Default for Tallies {
-    fn default() -> Self {
-        Self([const { AtomicU64::new(0) }; COUNT])
-    }
-}
+#[derive(Debug, Default)]
+pub struct Tallies(Words<COUNT>);
 
 #[cfg(not(loom))]
 impl Tallies {
     /// Adds to a counter or a gauge.
     #[inline]
     pub fn add(&self, metric: Metric, amount: u64) {
-        self.0[metric as usize].fetch_add(amount, Ordering::Relaxed);
+        self.0.0[metric as usize].fetch_add(amount, Ordering::Relaxed);
     }
 
     /// Subtracts from a gauge.
     #[inline]
     pub fn sub(&self, metric: Metric, amount: u64) {
-        self.0[metric as usize].fetch_sub(amount, Ordering::Relaxed);
+        self.0.0[metric as usize].fetch_sub(amount, Ordering::Relaxed);
     }
 
     /// Sets a gauge.
     #[inline]
     pub fn set(&self, metric: Metric, value: u64) {
-        self.0[metric as usize].store(value, Ordering::Relaxed);
+        self.0.0[metric as usize].store(value, Ordering::Relaxed);
     }
 
     /// Raises a highest value to `value` if that is higher.
     #[inline]
     pub fn raise(&self, metric: Metric, value: u64) {
-        self.0[metric as usize].fetch_max(value, Ordering::Relaxed);
+        self.0.0[metric as usize].fetch_max(value, Ordering::Relaxed);
     }
 
     /// Records how many descriptors the injection FIFO of a priority holds, in the gauge and in the highest value.
@@ -255,7 +236,7 @@ impl Tallies {
 
     /// The current values.
     pub fn read(&self) -> Metrics {
-        Metrics::collect(|metric| self.0[metric as usize].load(Ordering::Relaxed))
+        Metrics(self.0.read())
     }
 }
 
@@ -267,8 +248,9 @@ mod tests {
 
     #[test]
     fn figures_are_what_their_table_says() {
-        for (at, (metric, word, ..)) in TABLE.iter().enumerate() {
-            assert_eq!((*metric as usize, Metric::ALL[at], Metric::from_word(word)), (at, *metric, Some(*metric)));
+        for (at, metric) in Metric::ALL.iter().enumerate() {
+            let word = metric.word();
+            assert_eq!((*metric as usize, Metric::from_word(word)), (at, Some(*metric)));
             assert!(word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{word}");
             assert_eq!(metric.is_bytes(), word.contains("bytes"), "{word}");
         }
@@ -278,7 +260,7 @@ mod tests {
     #[test]
     fn what_is_shown_is_read() {
         let room = HeapBoard::new();
-        let metrics = Metrics::collect(|metric| metric as u64 + 7);
+        let metrics = Metrics(std::array::from_fn(|metric| metric as u64 + 7));
         room.home.board().show(&metrics);
         assert_eq!(room.home.board().metrics(), metrics);
         assert_eq!(metrics.iter().count(), COUNT);

@@ -50,9 +50,11 @@ pub use home::{Board, Home};
 
 #[cfg(not(loom))]
 mod home {
-    use super::{Counters, Latencies, LatencyHistogram, Metric, Metrics};
+    use super::{COUNTERS, CounterShown, Counters, Latencies, LatencyHistogram, Metrics, ModeFigures, Status};
     use crate::domain::Membership;
-    use crate::layout::{BOARD_BYTES, FIGURES_OFFSET, LATENCIES_OFFSET};
+    use crate::layout::{
+        BOARD_BYTES, COUNTER_STATUS_OFFSET, COUNTERS_OFFSET, COUNTERS_USED_OFFSET, FIGURES_OFFSET, LATENCIES_OFFSET, MODES_OFFSET,
+    };
     use doorbell_fabric::sync::{AtomicU64, Ordering};
     use std::marker::PhantomData;
     use std::sync::Arc;
@@ -83,28 +85,72 @@ mod home {
             unsafe { &*self.ptr.add(offset).cast() }
         }
 
-        /// Shows metrics. For the owner.
-        pub fn show(self, metrics: &Metrics) {
-            for metric in Metric::ALL {
-                self.word(FIGURES_OFFSET + *metric as usize * 8).store(metrics[*metric], Ordering::Relaxed);
+        /// Shows words, one after the other. For the owner.
+        fn show_words(self, offset: usize, words: &[u64]) {
+            for (index, word) in words.iter().enumerate() {
+                self.word(offset + index * 8).store(*word, Ordering::Relaxed);
             }
         }
 
-        /// Shows latencies. For the owner.
-        pub fn show_latencies(self, latencies: &LatencyHistogram) {
-            for (bucket, count) in latencies.read().counts().iter().enumerate() {
-                self.word(LATENCIES_OFFSET + bucket * 8).store(*count, Ordering::Relaxed);
-            }
+        fn read_words<const N: usize>(self, offset: usize) -> [u64; N] {
+            std::array::from_fn(|index| self.word(offset + index * 8).load(Ordering::Relaxed))
+        }
+
+        /// Shows metrics. For the owner.
+        pub fn show(self, metrics: &Metrics) {
+            self.show_words(FIGURES_OFFSET, &metrics.0);
+        }
+
+        /// Shows the counts of modes. For the owner.
+        pub fn show_modes(self, modes: &ModeFigures) {
+            self.show_words(MODES_OFFSET, &*modes.0);
         }
 
         /// Reads the metrics.
         pub fn metrics(self) -> Metrics {
-            Metrics::collect(|metric| self.word(FIGURES_OFFSET + metric as usize * 8).load(Ordering::Relaxed))
+            Metrics(self.read_words(FIGURES_OFFSET))
         }
 
-        /// Reads the latencies.
+        /// Reads the delays of sampled messages.
         pub fn latencies(self) -> Latencies {
-            Latencies::collect(|bucket| self.word(LATENCIES_OFFSET + bucket * 8).load(Ordering::Relaxed))
+            Latencies(self.read_words(LATENCIES_OFFSET))
+        }
+
+        /// Reads the counts of modes.
+        pub fn modes(self) -> ModeFigures {
+            ModeFigures(Box::new(self.read_words(MODES_OFFSET)))
+        }
+
+        /// The counter status register.
+        pub fn counter_status(self) -> Status {
+            self.read_words(COUNTER_STATUS_OFFSET)
+        }
+
+        /// The DMA counters in use.
+        pub fn counters(self) -> Vec<CounterShown> {
+            let (status, used): (Status, Status) = (self.counter_status(), self.read_words(COUNTERS_USED_OFFSET));
+            let is_set = |words: &Status, index: usize| words[index / 64] >> (index % 64) & 1 != 0;
+            let shown = |index| {
+                let [value, size] = self.read_words(COUNTERS_OFFSET + index * 16);
+                CounterShown { index, value, size, zero: is_set(&status, index) }
+            };
+            (0..COUNTERS).filter(|index| is_set(&used, *index)).map(shown).collect()
+        }
+    }
+
+    /// A node's own counts, in private memory.
+    #[derive(Debug)]
+    pub(super) struct Words<const N: usize>(pub [AtomicU64; N]);
+
+    impl<const N: usize> Default for Words<N> {
+        fn default() -> Self {
+            Self([const { AtomicU64::new(0) }; N])
+        }
+    }
+
+    impl<const N: usize> Words<N> {
+        pub fn read(&self) -> [u64; N] {
+            std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed))
         }
     }
 
@@ -145,7 +191,7 @@ mod home {
         /// Shows the current metrics, latencies and counters.
         pub fn show<T: Default>(&self, metrics: &Metrics, latencies: &LatencyHistogram, counters: &Counters<T>) {
             self.board().show(metrics);
-            self.board().show_latencies(latencies);
+            self.board().show_words(LATENCIES_OFFSET, latencies.read().counts());
             counters.show();
         }
     }

@@ -3,14 +3,13 @@
 //! Fabrics, protocols and reasons are numbers here; the driver gives them names. Each row or record has a check word, like those
 //! of the flight recorder. The reader skips a row that is being written or that no owner would write.
 
-use super::recorder::{WORDS, check};
+use super::home::Words;
+use super::recorder::{Ring, WORDS};
 use super::{Board, Home};
-use crate::clock::now_ns;
 use crate::layout::{
-    DECISIONS as LAYOUT_DECISIONS, DECISIONS_OFFSET, LINK_ROWS as LAYOUT_ROWS, LINK_ROWS_OFFSET, MODE_WORDS, MODES_OFFSET,
-    RECORD_BYTES,
+    DECISIONS as LAYOUT_DECISIONS, DECISIONS_OFFSET, LINK_ROWS as LAYOUT_ROWS, LINK_ROWS_OFFSET, MODE_WORDS, RECORD_BYTES,
 };
-use doorbell_fabric::sync::{AtomicU64, Ordering};
+use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{Incarnation, NodeId};
 
 /// The number of links that a board shows. Further links are not shown.
@@ -161,7 +160,7 @@ impl ModeWord {
 
 /// The counts at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ModeFigures(Box<[u64; MODE_WORDS]>);
+pub struct ModeFigures(pub(super) Box<[u64; MODE_WORDS]>);
 
 impl Default for ModeFigures {
     fn default() -> Self {
@@ -170,10 +169,6 @@ impl Default for ModeFigures {
 }
 
 impl ModeFigures {
-    fn collect(value: impl FnMut(usize) -> u64) -> Self {
-        Self(Box::new(std::array::from_fn(value)))
-    }
-
     /// One count; 0 for a combination that is not counted.
     pub fn get(&self, word: ModeWord) -> u64 {
         word.at().map_or(0, |at| self.0[at])
@@ -187,36 +182,31 @@ impl ModeFigures {
 
 /// The node's own counts, in private memory. They use plain loads and stores: if two threads change a word at once, its count is
 /// only approximate.
-#[derive(Debug)]
-pub struct ModeTallies(Box<[AtomicU64; MODE_WORDS]>);
-
-impl Default for ModeTallies {
-    fn default() -> Self {
-        Self(Box::new([const { AtomicU64::new(0) }; MODE_WORDS]))
-    }
-}
+#[derive(Debug, Default)]
+pub struct ModeTallies(Box<Words<MODE_WORDS>>);
 
 impl ModeTallies {
     /// Adds to a count.
     #[inline]
     pub fn add(&self, word: ModeWord, amount: u64) {
-        if let Some(at) = word.at() {
-            let count = &self.0[at];
-            count.store(count.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
-        }
+        self.change(word, |count| count.wrapping_add(amount));
     }
 
     /// Subtracts one from a count.
     pub fn lower(&self, word: ModeWord) {
-        if let Some(at) = word.at() {
-            let count = &self.0[at];
-            count.store(count.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+        self.change(word, |count| count.saturating_sub(1));
+    }
+
+    #[inline]
+    fn change(&self, word: ModeWord, change: impl FnOnce(u64) -> u64) {
+        if let Some(count) = word.at().map(|at| &self.0.0[at]) {
+            count.store(change(count.load(Ordering::Relaxed)), Ordering::Relaxed);
         }
     }
 
     /// The current counts.
     pub fn read(&self) -> ModeFigures {
-        ModeFigures::collect(|at| self.0[at].load(Ordering::Relaxed))
+        ModeFigures(Box::new(self.0.read()))
     }
 }
 
@@ -289,48 +279,29 @@ pub struct Decided {
 
 /// The owner's handle on the latest decisions. Any thread of the owner may write, as with the [recorder](super::Recorder).
 #[derive(Debug)]
-pub struct DecisionRing {
-    home: Home,
-    next: AtomicU64,
-}
+pub struct DecisionRing(Decisions);
+
+type Decisions = Ring<DECISIONS_OFFSET, DECISIONS>;
 
 impl DecisionRing {
     /// Starts on a board that has no decisions yet.
     pub fn new(home: Home) -> Self {
-        Self { home, next: AtomicU64::new(0) }
+        Self(Ring::new(home))
     }
 
     /// Writes a decision over the oldest one. Takes some 30 ns.
     pub fn write(&self, record: &DecisionRecord) {
-        let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let DecisionRecord { to, call, len, in_region, requested, used, beside, reason, metrics } = record;
         let flags = u64::from(*in_region) | u64::from(*beside & BESIDE) << 1;
         let what = u64::from(to.0) | u64::from(*call) << 16 | u64::from(*reason) << 24 | flags << 32;
-        let words = [number, now_ns(), *len, what, requested.word() | used.word() << 32, metrics[0], metrics[1]];
-        self.home.board().write_checked(place(number), &words);
+        self.0.write([*len, what, requested.word() | used.word() << 32, metrics[0], metrics[1]]);
     }
 }
 
 /// The width of the field of further links, in bits.
 const BESIDE: u8 = 15;
 
-fn place(number: u64) -> usize {
-    DECISIONS_OFFSET + (number.wrapping_sub(1) % DECISIONS as u64) as usize * RECORD_BYTES
-}
-
 impl Board<'_> {
-    fn write_checked(self, base: usize, words: &[u64; WORDS - 1]) {
-        for (index, word) in words.iter().chain([&check(words)]).enumerate() {
-            self.word(base + index * 8).store(*word, Ordering::Relaxed);
-        }
-    }
-
-    /// The words of a row or record, if the check word confirms that they were written together.
-    fn read_checked(self, base: usize) -> Option<[u64; WORDS - 1]> {
-        let words = std::array::from_fn(|index| self.word(base + index * 8).load(Ordering::Relaxed));
-        (self.word(base + (WORDS - 1) * 8).load(Ordering::Relaxed) == check(&words)).then_some(words)
-    }
-
     /// Shows a link in a row below [`LINK_ROWS`], or marks the row as free. For the owner.
     pub fn show_link(self, row: usize, link: Option<&LinkRow>) {
         let base = LINK_ROWS_OFFSET + row.min(LINK_ROWS - 1) * RECORD_BYTES;
@@ -346,37 +317,19 @@ impl Board<'_> {
         rows.filter_map(|base| LinkRow::of(&self.read_checked(base)?)).collect()
     }
 
-    /// Shows counts. For the owner.
-    pub fn show_modes(self, metrics: &ModeFigures) {
-        for (index, value) in metrics.0.iter().enumerate() {
-            self.word(MODES_OFFSET + index * 8).store(*value, Ordering::Relaxed);
-        }
-    }
-
-    /// Reads the counts.
-    pub fn modes(self) -> ModeFigures {
-        ModeFigures::collect(|index| self.word(MODES_OFFSET + index * 8).load(Ordering::Relaxed))
-    }
-
     /// The latest decisions, oldest first.
     pub fn decisions(self) -> Vec<Decided> {
-        let slots = (0..DECISIONS).map(|slot| DECISIONS_OFFSET + slot * RECORD_BYTES);
-        let mut decisions: Vec<Decided> = slots.filter_map(|base| self.decided(base)).collect();
-        decisions.sort_unstable_by_key(|decided| decided.number);
-        decisions
-    }
-
-    fn decided(self, base: usize) -> Option<Decided> {
-        let [number, time_ns, len, what, modes, first, second] = self.read_checked(base)?;
-        let reason = (what >> 24) as u8;
-        if number == 0 || place(number) != base || what >> 37 != 0 || usize::from(reason) >= REFUSALS {
-            return None;
-        }
-        let (requested, used) = (ModeParts::of(modes as u32)?, ModeParts::of((modes >> 32) as u32)?);
-        let (to, call, in_region, metrics) = (NodeId(what as u16), (what >> 16) as u8, what >> 32 & 1 != 0, [first, second]);
-        let beside = (what >> 33) as u8 & BESIDE;
-        let record = DecisionRecord { to, call, len, in_region, requested, used, beside, reason, metrics };
-        Some(Decided { number, time_ns, record })
+        Decisions::read(self, |number, time_ns, [len, what, modes, first, second]| {
+            let reason = (what >> 24) as u8;
+            if what >> 37 != 0 || usize::from(reason) >= REFUSALS {
+                return None;
+            }
+            let (requested, used) = (ModeParts::of(modes as u32)?, ModeParts::of((modes >> 32) as u32)?);
+            let (to, call, in_region, metrics) = (NodeId(what as u16), (what >> 16) as u8, what >> 32 & 1 != 0, [first, second]);
+            let beside = (what >> 33) as u8 & BESIDE;
+            let record = DecisionRecord { to, call, len, in_region, requested, used, beside, reason, metrics };
+            Some(Decided { number, time_ns, record })
+        })
     }
 }
 
@@ -438,7 +391,7 @@ mod tests {
         (0..3).for_each(|at| board.show_link(at, Some(&row(at as u16, 1))));
         (0..3).for_each(|at| ring.write(&decision(at)));
         for index in 0..WORDS {
-            for base in [LINK_ROWS_OFFSET + RECORD_BYTES, place(2)] {
+            for base in [LINK_ROWS_OFFSET + RECORD_BYTES, Decisions::place(2)] {
                 let word = board.word(base + index * 8);
                 let kept = word.load(Ordering::Relaxed);
                 word.store(kept ^ 1, Ordering::Relaxed);

@@ -6,6 +6,7 @@ use crate::layout::{RECORD_BYTES, RECORDER_OFFSET, RECORDS as LAYOUT_RECORDS};
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, NodeId, Priority};
 use std::cell::Cell;
+use strum::{FromRepr, IntoStaticStr, VariantArray};
 
 /// The number of records kept.
 pub const RECORDS: usize = LAYOUT_RECORDS;
@@ -17,60 +18,46 @@ const NO_PEER: u64 = 0xffff;
 /// Means no priority.
 const NO_PRIORITY: u64 = 0xff;
 
-macro_rules! kinds {
-    ($($(#[doc = $doc:literal])+ $name:ident $number:literal $word:literal;)+) => {
-        /// The kind of an event. A number is never used again for another kind.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[non_exhaustive]
-        #[repr(u8)]
-        pub enum RecordKind { $($(#[doc = $doc])+ $name = $number,)+ }
-
-        impl RecordKind {
-            /// All kinds.
-            pub const ALL: &[RecordKind] = &[$(RecordKind::$name,)+];
-
-            /// Its name in output, such as `memory-fifo`.
-            pub const fn word(self) -> &'static str {
-                match self { $(RecordKind::$name => $word,)+ }
-            }
-        }
-    };
-}
-
-kinds! {
+/// The kind of an event. A number is never used again for another kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromRepr, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum RecordKind {
     /// A request to send went out.
-    Rts 1 "rts";
+    Rts = 1,
     /// A chunk went out as memory-FIFO packets.
-    MemoryFifo 2 "memory-fifo";
+    MemoryFifo = 2,
     /// A remote get was sent. It carries a descriptor back to the origin, which injects it.
-    RemoteGet 3 "remote-get";
+    RemoteGet = 3,
     /// A chunk was put into the target's buffer.
-    DirectPut 4 "direct-put";
+    DirectPut = 4,
     /// A chunk was pulled out of the origin's buffer.
-    Pull 5 "pull";
+    Pull = 5,
     /// A transfer is complete.
-    Completed 7 "completed";
+    Completed = 7,
     /// A peer died.
-    PeerDied 9 "peer-died";
+    PeerDied = 9,
     /// A DMA counter reached zero: `transfer` is its index, `offset` its generation, `bytes` its initial value.
-    CounterZero 10 "counter-zero";
+    CounterZero = 10,
     /// A loan was sent.
-    LoanSent 11 "loan-sent";
+    LoanSent = 11,
     /// A loan came back to its owner, or its reader gave it back.
-    LoanReturned 13 "loan-returned";
+    LoanReturned = 13,
     /// A node joined. Without a peer, it was this node.
-    Joined 14 "joined";
+    Joined = 14,
     /// A node left. Without a peer, it was this node.
-    Left 15 "left";
+    Left = 15,
     /// A peer broke the rules of the shared memory.
-    Damaged 16 "damaged";
+    Damaged = 16,
     /// A mark that a tool or a test sets to find it again.
-    Mark 21 "mark";
+    Mark = 21,
 }
 
 impl RecordKind {
-    fn from_number(number: u8) -> Option<Self> {
-        Self::ALL.iter().copied().find(|kind| *kind as u8 == number)
+    /// Its name in output, such as `memory-fifo`.
+    pub fn word(self) -> &'static str {
+        self.into()
     }
 }
 
@@ -168,49 +155,64 @@ pub struct Recorded {
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Recorder {
-    home: Home,
-    next: AtomicU64,
-}
+pub struct Recorder(Records);
+
+type Records = Ring<RECORDER_OFFSET, RECORDS>;
 
 impl Recorder {
     /// Starts on a board that has no records yet.
     pub fn new(home: Home) -> Self {
-        Self { home, next: AtomicU64::new(0) }
+        Self(Ring::new(home))
     }
 
     /// Writes a record over the oldest one. Costs one clock reading (20 ns) and some plain stores. Only a thread's first call
     /// makes a system call.
     pub fn record(&self, record: &Record) {
-        let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let peer = record.peer.map_or(NO_PEER, |peer| u64::from(peer.0));
         let priority = record.priority.map_or(NO_PRIORITY, |priority| priority as u64);
-        let words = [
-            number,
-            now_ns(),
-            u64::from(thread()) | (record.kind as u64) << 32 | priority << 40 | peer << 48,
-            u64::from(record.incarnation.0),
-            record.transfer,
-            record.offset,
-            record.bytes,
-        ];
-        let board = self.home.board();
-        let base = place(number);
-        for (index, word) in words.iter().enumerate().skip(1) {
-            board.word(base + index * 8).store(*word, Ordering::Relaxed);
-        }
-        board.word(base + (WORDS - 1) * 8).store(check(&words), Ordering::Relaxed);
-        // Release: a reader of this number in mapped memory sees the rest of the record.
-        board.word(base).store(number, Ordering::Release);
+        let what = u64::from(thread()) | (record.kind as u64) << 32 | priority << 40 | peer << 48;
+        self.0.write([what, u64::from(record.incarnation.0), record.transfer, record.offset, record.bytes]);
     }
 }
 
-fn place(number: u64) -> usize {
-    RECORDER_OFFSET + ((number - 1) % RECORDS as u64) as usize * RECORD_BYTES
+/// The owner's handle on `LEN` numbered records, which begin at the offset `AT` of a board. The newest one replaces the oldest.
+#[derive(Debug)]
+pub(super) struct Ring<const AT: usize, const LEN: usize> {
+    home: Home,
+    next: AtomicU64,
+}
+
+impl<const AT: usize, const LEN: usize> Ring<AT, LEN> {
+    pub fn new(home: Home) -> Self {
+        Self { home, next: AtomicU64::new(0) }
+    }
+
+    /// Writes a record with the present time.
+    pub fn write(&self, [a, b, c, d, e]: [u64; WORDS - 3]) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        self.home.board().write_checked(Self::place(number), &[number, now_ns(), a, b, c, d, e]);
+    }
+
+    pub fn place(number: u64) -> usize {
+        AT + (number.wrapping_sub(1) % LEN as u64) as usize * RECORD_BYTES
+    }
+
+    /// The records on a board, oldest first. `of` makes one from its number, its time and its words. Skips a record that is
+    /// being written or that no owner would write.
+    pub fn read<T>(board: Board<'_>, of: impl Fn(u64, u64, [u64; WORDS - 3]) -> Option<T>) -> Vec<T> {
+        let record = |base: usize| {
+            let [number, time_ns, a, b, c, d, e] = board.read_checked(base)?;
+            let is_here = number != 0 && Self::place(number) == base;
+            Some((number, of(number, time_ns, [a, b, c, d, e]).filter(|_| is_here)?))
+        };
+        let mut found: Vec<_> = (0..LEN).filter_map(|slot| record(AT + slot * RECORD_BYTES)).collect();
+        found.sort_unstable_by_key(|(number, _)| *number);
+        found.into_iter().map(|(_, record)| record).collect()
+    }
 }
 
 /// A check word that matches these seven words and hardly any others, so that a reader detects a record with parts of two events.
-pub(super) fn check(words: &[u64; WORDS - 1]) -> u64 {
+fn check(words: &[u64; WORDS - 1]) -> u64 {
     words.iter().enumerate().fold(!0, |sum: u64, (index, word)| {
         sum.wrapping_add((word ^ (index as u64 + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15 + 2 * (index as u64) * 0x0101_0101))
     })
@@ -224,39 +226,40 @@ pub fn thread() -> u32 {
     thread_local!(static THREAD: Cell<u32> = const { Cell::new(0) });
     THREAD.with(|thread| {
         if thread.get() == 0 {
-            // SAFETY: the call takes no argument and touches no memory.
-            thread.set(unsafe { libc::gettid() } as u32);
+            thread.set(rustix::thread::gettid().as_raw_nonzero().get() as u32);
         }
         thread.get()
     })
 }
 
 impl Board<'_> {
-    /// The records on a board, oldest first. Skips a record that is being written or that no owner would write.
-    pub fn records(self) -> Vec<Recorded> {
-        let slots = (0..RECORDS).map(|slot| RECORDER_OFFSET + slot * RECORD_BYTES);
-        let mut records: Vec<Recorded> = slots.filter_map(|base| self.recorded(base)).collect();
-        records.sort_unstable_by_key(|recorded| recorded.number);
-        records
+    /// Writes a row or record, and its check word.
+    pub(super) fn write_checked(self, base: usize, words: &[u64; WORDS - 1]) {
+        for (index, word) in words.iter().chain([&check(words)]).enumerate().skip(1) {
+            self.word(base + index * 8).store(*word, Ordering::Relaxed);
+        }
+        // Release: a reader of this word in mapped memory sees the others.
+        self.word(base).store(words[0], Ordering::Release);
     }
 
-    fn recorded(self, base: usize) -> Option<Recorded> {
-        // Acquire: pairs with the release in `record`. The check word finds parts of another event that slip through.
-        let number = self.word(base).load(Ordering::Acquire);
-        let mut words = [number; WORDS - 1];
-        for (index, word) in words.iter_mut().enumerate().skip(1) {
-            *word = self.word(base + index * 8).load(Ordering::Relaxed);
-        }
-        let checked = self.word(base + (WORDS - 1) * 8).load(Ordering::Relaxed);
-        if number == 0 || place(number) != base || check(&words) != checked {
-            return None;
-        }
-        let [_, time_ns, what, incarnation, transfer, offset, bytes] = words;
-        let kind = RecordKind::from_number((what >> 32) as u8)?;
-        let priority = Priority::ALL.into_iter().find(|priority| *priority as u64 == what >> 40 & 0xff);
-        let peer = (what >> 48 != NO_PEER).then_some(NodeId((what >> 48) as u16));
-        let record = Record { kind, peer, incarnation: Incarnation(incarnation as u32), priority, transfer, offset, bytes };
-        Some(Recorded { number, time_ns, thread: what as u32, record })
+    /// The words of a row or record, if the check word confirms that they were written together.
+    pub(super) fn read_checked(self, base: usize) -> Option<[u64; WORDS - 1]> {
+        // Acquire: pairs with the release in `write_checked`. The check word finds parts of other words that slip through.
+        let first = self.word(base).load(Ordering::Acquire);
+        let word = |index: usize| self.word(base + index * 8).load(Ordering::Relaxed);
+        let words = std::array::from_fn(|index| if index == 0 { first } else { word(index) });
+        (word(WORDS - 1) == check(&words)).then_some(words)
+    }
+
+    /// The records on a board, oldest first. Skips a record that is being written or that no owner would write.
+    pub fn records(self) -> Vec<Recorded> {
+        Records::read(self, |number, time_ns, [what, incarnation, transfer, offset, bytes]| {
+            let kind = RecordKind::from_repr((what >> 32) as u8)?;
+            let priority = Priority::ALL.into_iter().find(|priority| *priority as u64 == what >> 40 & 0xff);
+            let peer = (what >> 48 != NO_PEER).then_some(NodeId((what >> 48) as u16));
+            let record = Record { kind, peer, incarnation: Incarnation(incarnation as u32), priority, transfer, offset, bytes };
+            Some(Recorded { number, time_ns, thread: what as u32, record })
+        })
     }
 }
 
@@ -307,7 +310,7 @@ mod tests {
         (0..3).for_each(|at| recorder.record(&Record::new(RecordKind::Mark).transfer(at)));
         // Replace each word in turn with one of another event.
         for index in 0..WORDS {
-            let word = room.home.board().word(place(2) + index * 8);
+            let word = room.home.board().word(Records::place(2) + index * 8);
             let kept = word.load(Ordering::Relaxed);
             word.store(kept ^ 1, Ordering::Relaxed);
             let found: Vec<u64> = room.home.board().records().iter().map(|recorded| recorded.number).collect();
@@ -319,11 +322,11 @@ mod tests {
 
     #[test]
     fn kinds_have_names_and_numbers_of_their_own() {
-        for kind in RecordKind::ALL {
-            assert_eq!(RecordKind::from_number(*kind as u8), Some(*kind));
-            assert_eq!(RecordKind::ALL.iter().filter(|other| other.word() == kind.word()).count(), 1);
+        for kind in RecordKind::VARIANTS {
+            assert_eq!(RecordKind::from_repr(*kind as u8), Some(*kind));
+            assert_eq!(RecordKind::VARIANTS.iter().filter(|other| other.word() == kind.word()).count(), 1);
         }
-        assert_eq!(RecordKind::from_number(0), None);
+        assert_eq!(RecordKind::from_repr(0), None);
     }
 
     #[test]

@@ -116,9 +116,7 @@ impl Membership {
         }
         let lock = self.space().lock(OPERATION, self.names(), world::now() + PATIENCE)?;
         // Check this under the lock: a node that leaves later must find no entry of this process that would keep a device.
-        if self.has_left() {
-            return Err(ShmError::Left { operation: OPERATION, domain: self.domain().to_owned() });
-        }
+        self.check_call(OPERATION)?;
         let file_name = self.names().device(name);
         let (me, lives) = ((self.id(), self.incarnation()), |node, incarnation| self.is_living(node, incarnation));
         if let Some(file) = self.space().open(&file_name)? {

@@ -2,12 +2,13 @@
 //! any time.
 
 use super::layout::{DIRECTORY_HASH, DomainFacts, ENTRIES_OFFSET, Entry, Head, MAX_LABEL, PRESENT, domain_bytes, keys_offset};
+use crate::doorbell::{futex_wait, futex_wake};
 use crate::keys::KeyTable;
 use crate::layout::{HeaderFault, LAYOUT_HASH, LAYOUT_VERSION, SegmentHeader, SegmentKind};
 use crate::segment::Segment;
 use doorbell_fabric::{Incarnation, NodeId, Role};
 use std::mem::size_of;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 /// A checked copy of a node's directory entry. The process behind it may be dead.
@@ -140,7 +141,7 @@ impl Directory {
     pub fn bump(&self) {
         let word = &self.head().generation.0;
         word.fetch_add(1, Ordering::Release);
-        futex_wake_all(word);
+        futex_wake(word);
     }
 
     /// Sleeps while the generation is `seen`, for `timeout` at most.
@@ -253,18 +254,4 @@ fn read_label(entry: &Entry) -> String {
     let len = usize::try_from(entry.label_len.load(Ordering::Relaxed)).unwrap_or(usize::MAX).min(MAX_LABEL);
     // The label will be shown on terminals.
     String::from_utf8_lossy(&bytes[..len]).chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
-}
-
-fn futex_wake_all(word: &AtomicU32) {
-    // SAFETY: the word outlives the call, and waking uses only its address. The futex is not private, because other processes map
-    // it.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
-}
-
-fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) {
-    let longest = Duration::from_secs(60 * 60);
-    let timeout = timeout.min(longest);
-    let timeout = libc::timespec { tv_sec: timeout.as_secs() as libc::time_t, tv_nsec: timeout.subsec_nanos() as libc::c_long };
-    // SAFETY: word and timeout outlive the call. The result does not matter: the caller checks the generation again.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const timeout) };
 }

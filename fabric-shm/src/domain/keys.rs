@@ -1,11 +1,11 @@
 //! A node's access to the lock registry of its domain.
 
-use super::Membership;
+use super::{Member, Membership};
 use crate::error::ShmError;
 use crate::keys::{Deadlock, Look, Taken, Waiter};
 use crate::keys::{KeyRef, LockFacts, LockWords, OwnerId, Resource, Seen, Slot, Waiting};
 use crate::layout::{HEADER_BYTES, SegmentHeader, SegmentKind};
-use crate::space::{fork_word, forked};
+use crate::space::fork_word;
 use doorbell_fabric::{Incarnation, NodeId};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -72,20 +72,10 @@ impl Membership {
         deadline: Instant,
     ) -> Result<KeyRef, ShmError> {
         const OPERATION: &str = "create a lock in";
-        self.check_key_call("create a lock")?;
+        self.check_call("create a lock")?;
         let _lock = self.space().lock(OPERATION, self.names(), deadline)?;
         let made = self.directory().keys().init(name, resource, creator);
         made.map_err(|fault| ShmError::Key { domain: self.domain().to_owned(), fault })
-    }
-
-    fn check_key_call(&self, operation: &'static str) -> Result<(), ShmError> {
-        if forked() {
-            return Err(ShmError::Forked { operation });
-        }
-        if self.has_left() {
-            return Err(ShmError::Left { operation, domain: self.domain().to_owned() });
-        }
-        Ok(())
     }
 
     /// The lock with this name.
@@ -126,20 +116,17 @@ impl Membership {
     pub fn is_home_living(&self) -> bool {
         let home = self.directory().keys().seat().home();
         let member = home.and_then(|(node, incarnation)| self.member(node).filter(|member| member.incarnation == incarnation));
-        member.is_some_and(|member| member.networked && self.is_living(member.id, member.incarnation))
+        member.is_some_and(|member| self.is_heir(&member))
     }
 
     /// Whether another living node could become the coordinator.
     pub fn has_other_heir(&self) -> bool {
-        let members = self.members();
-        let mut others = members.iter().filter(|member| member.id != self.id());
-        others.any(|member| member.networked && self.is_living(member.id, member.incarnation))
+        self.members().iter().any(|member| member.id != self.id() && self.is_heir(member))
     }
 
-    /// Whether any living node could become the coordinator.
-    fn has_heir(&self) -> bool {
-        let members = self.members();
-        members.iter().any(|member| member.networked && self.is_living(member.id, member.incarnation))
+    /// Whether a node lives and could become the coordinator.
+    fn is_heir(&self, member: &Member) -> bool {
+        member.networked && self.is_living(member.id, member.incarnation)
     }
 
     /// The incarnations that the coordinator serves.
@@ -155,7 +142,7 @@ impl Membership {
     /// The same as for [`init_key`](Self::init_key).
     pub fn found_registry(&self, term: u64, known: &[Restored], deadline: Instant) -> Result<bool, ShmError> {
         const OPERATION: &str = "move the lock registry into";
-        self.check_key_call("move the lock registry")?;
+        self.check_call("move the lock registry")?;
         let _lock = self.space().lock(OPERATION, self.names(), deadline)?;
         let keys = self.directory().keys();
         if keys.seat().term().is_some() {
@@ -207,7 +194,8 @@ impl Membership {
             // A node that is served over a network counts as alive as long as a coordinator or a possible successor can notice
             // its death.
             let seat = self.directory().keys().seat();
-            return seat.serves(node, incarnation) && (self.is_home_living() || self.has_heir());
+            return seat.serves(node, incarnation)
+                && (self.is_home_living() || self.members().iter().any(|member| self.is_heir(member)));
         }
         let file = match self.space().open(&self.names().inbox(node)) {
             Ok(Some(file)) => file,
@@ -331,7 +319,7 @@ impl<'a> Key<'a> {
     /// [`ShmError::LockTimeout`], [`ShmError::Left`], [`ShmError::Forked`].
     pub fn destroy(&self, me: Option<OwnerId>, deadline: Instant) -> Result<Option<OwnerId>, ShmError> {
         const OPERATION: &str = "destroy a lock of";
-        self.membership.check_key_call("destroy a lock")?;
+        self.membership.check_call("destroy a lock")?;
         let _lock = self.membership.space().lock(OPERATION, self.membership.names(), deadline)?;
         if !self.is_current() {
             return Ok(None);

@@ -24,7 +24,7 @@ use crate::keys::OwnerId;
 use crate::layout::{BOARD_BYTES, FLAG_FENCE, LAYOUT_VERSION, LaneGeometry, SegmentHeader, SegmentKind, inbox_bytes};
 use crate::region::Registry;
 use crate::segment::Segment;
-use crate::space::{Created, DomainLock, Hold, Identity, Names, Space, forked, valid_domain_name, watch};
+use crate::space::{DomainLock, Hold, Identity, Names, Space, forked, valid_domain_name, watch};
 use census::Census;
 pub use clean::{CleanReport, DomainLayout, DomainStatus, Kept, NodeStatus, clean, files, list_domains};
 pub use device::DeviceSegment;
@@ -39,7 +39,7 @@ pub use layout::{MAX_LABEL, MAX_NODES, MIN_NODES};
 pub(crate) use peer::Owner;
 pub use peer::PeerInbox;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The timeout for the domain's lock when leaving.
@@ -203,17 +203,15 @@ impl Membership {
         fault_point!("join.entered");
         directory.bump();
         tracing::debug!(domain = options.domain, %id, %incarnation, "joined");
-        let [(inbox, inbox_identity, inbox_hold), (board, board_identity, board_hold)] =
-            [inbox, board].map(|Created { segment, identity, hold }| (segment, identity, hold));
         Ok(Self {
             space: options.space.clone(),
             names: lock.names().clone(),
             me,
             directory,
-            inbox,
-            board,
-            identities: [(board_name, board_identity), (inbox_name, inbox_identity)],
-            holds: Mutex::new(Some(Holds { _board: board_hold, inbox: inbox_hold })),
+            inbox: inbox.segment,
+            board: board.segment,
+            identities: [(board_name, board.identity), (inbox_name, inbox.identity)],
+            holds: Mutex::new(Some(Holds { _board: board.hold, inbox: inbox.hold })),
             regions: Arc::default(),
             _beacon: beacon,
         })
@@ -306,13 +304,7 @@ impl Membership {
     /// Opens the inbox of a node to send to it. This is a control path: it makes system calls and allocates, but does not wait
     /// for the peer.
     pub fn open_peer(&self, id: NodeId) -> Result<PeerInbox, ShmError> {
-        const OPERATION: &str = "open the inbox of a peer";
-        if forked() {
-            return Err(ShmError::Forked { operation: OPERATION });
-        }
-        if self.has_left() {
-            return Err(ShmError::Left { operation: OPERATION, domain: self.domain().to_owned() });
-        }
+        self.check_call("open the inbox of a peer")?;
         PeerInbox::open(self, id)
     }
 
@@ -323,7 +315,7 @@ impl Membership {
         if forked() {
             return Err(ShmError::Forked { operation: "leave a domain" });
         }
-        let Some(holds) = self.take_holds() else { return Ok(()) };
+        let Some(holds) = self.holds().take() else { return Ok(()) };
         let lock = self.space.lock("leave", &self.names, world::now() + LEAVE_PATIENCE)?;
         fault_point!("leave.locked");
         self.directory.clear(self.me.id, Some(self.me.incarnation));
@@ -345,7 +337,7 @@ impl Membership {
         if !forked() {
             self.regions.abandon();
         }
-        drop(self.take_holds());
+        drop(self.holds().take());
     }
 
     /// Makes this node look dead to the others because it cannot do its part any more. They notice as they notice any death.
@@ -353,18 +345,29 @@ impl Membership {
     /// write into a lane, because the lane may soon belong to another node. A second call does nothing.
     pub fn resign(&self) {
         if !forked()
-            && let Some(holds) = &mut *self.holds.lock().unwrap_or_else(PoisonError::into_inner)
+            && let Some(holds) = &mut *self.holds()
         {
             *holds = Holds::default();
         }
     }
 
-    fn take_holds(&self) -> Option<Holds> {
-        self.holds.lock().unwrap_or_else(PoisonError::into_inner).take()
+    fn holds(&self) -> MutexGuard<'_, Option<Holds>> {
+        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn has_left(&self) -> bool {
-        self.holds.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(|holds| holds.inbox.is_none())
+        self.holds().as_ref().is_none_or(|holds| holds.inbox.is_none())
+    }
+
+    /// Checks that this process may use the node, which has not left.
+    pub(crate) fn check_call(&self, operation: &'static str) -> Result<(), ShmError> {
+        if forked() {
+            return Err(ShmError::Forked { operation });
+        }
+        if self.has_left() {
+            return Err(ShmError::Left { operation, domain: self.domain().to_owned() });
+        }
+        Ok(())
     }
 
     /// The space that holds the domain's segments.
@@ -382,7 +385,7 @@ impl Membership {
 
     /// Whether another process truncated this node's inbox, so that messages to it may be lost. One system call.
     pub fn is_severed(&self) -> bool {
-        let holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        let holds = self.holds();
         self.inbox.is_cut() || holds.as_ref().is_some_and(|holds| holds.inbox.as_ref().is_some_and(|inbox| !inbox.is_whole()))
     }
 

@@ -13,6 +13,7 @@
 use doorbell_fabric::sync::{AtomicU32, AtomicU64, Ordering, fence, planted_bug};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::fmt;
+use std::num::NonZeroU32;
 
 const FROZEN: u64 = 1 << 63;
 const DAMAGED: u64 = 1 << 62;
@@ -474,8 +475,8 @@ impl LockWords {
             }
             let turn = self.turn.load(Ordering::Relaxed);
             let woke = match turn {
-                _ if self.get().is_frozen() => self.wake(u32::MAX, i32::MAX),
-                0 => self.wake(u32::MAX, 1),
+                _ if self.get().is_frozen() => self.wake(NonZeroU32::MAX, i32::MAX),
+                0 => self.wake(NonZeroU32::MAX, 1),
                 _ => self.wake(mask_of(turn), i32::MAX),
             };
             if !woke && turn == 0 {
@@ -512,11 +513,11 @@ impl LockWords {
     /// Wakes all waiters, for news other than a free lock.
     pub fn wake_all(&self) {
         self.bell.fetch_add(2, Ordering::AcqRel);
-        self.wake(u32::MAX, i32::MAX);
+        self.wake(NonZeroU32::MAX, i32::MAX);
     }
 
     #[cfg(not(loom))]
-    fn wake(&self, mask: u32, most: i32) -> bool {
+    fn wake(&self, mask: NonZeroU32, most: i32) -> bool {
         crate::doorbell::futex_wake_some(&self.bell, mask, most) > 0
     }
 
@@ -528,7 +529,7 @@ impl LockWords {
 
     /// Like the kernel: wakes at most as many as asked for, and says whether any thread slept.
     #[cfg(loom)]
-    fn wake(&self, _mask: u32, most: i32) -> bool {
+    fn wake(&self, _mask: NonZeroU32, most: i32) -> bool {
         let mut sleepers = self.kernel.0.lock().unwrap();
         let woken = (most as usize).min(*sleepers);
         (0..woken).for_each(|_| self.kernel.1.notify_one());
@@ -557,6 +558,6 @@ impl LockWords {
 }
 
 /// The class of sleepers, out of 32, that a waiter belongs to.
-fn mask_of(ticket: u64) -> u32 {
-    1 << (ticket & 31)
+fn mask_of(ticket: u64) -> NonZeroU32 {
+    NonZeroU32::new(1 << (ticket & 31)).unwrap_or(NonZeroU32::MAX)
 }

@@ -1,8 +1,61 @@
 //! The lane under loom: every interleaving and every allowed reordering of a few packets.
 
 use super::*;
+use crate::copies::Distance;
+use doorbell_fabric::sync::AtomicU64;
 use doorbell_fabric::{PacketHead, PacketKind, Push};
 use std::sync::Arc;
+
+/// Lane memory that loom observes.
+struct LoomMemory {
+    words: Vec<AtomicU64>,
+    controls: Vec<AtomicU64>,
+    data: Vec<loom::cell::UnsafeCell<u8>>,
+}
+
+impl LoomMemory {
+    /// A lane of a few cells and bytes.
+    fn new(cells: usize, data_bytes: usize) -> Self {
+        Self {
+            words: (0..cells * word::COUNT).map(|_| AtomicU64::new(0)).collect(),
+            controls: (0..=Control::Bulk as usize).map(|_| AtomicU64::new(0)).collect(),
+            // One observed byte stands for a whole cache line. That is enough to detect two sides that touch it at once.
+            data: (0..data_bytes / 64).map(|_| loom::cell::UnsafeCell::new(0)).collect(),
+        }
+    }
+}
+
+impl LaneMemory for Arc<LoomMemory> {
+    fn cell_word(&self, cell: usize, word: usize) -> &AtomicU64 {
+        &self.words[cell * word::COUNT + word]
+    }
+
+    fn control(&self, control: Control) -> &AtomicU64 {
+        &self.controls[control as usize]
+    }
+
+    fn cell_count(&self) -> usize {
+        self.words.len() / word::COUNT
+    }
+
+    fn data_bytes(&self) -> usize {
+        self.data.len() * 64
+    }
+
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, _distance: Distance) {
+        for line in 0..len.div_ceil(64) {
+            // SAFETY: readable (caller).
+            self.data[offset / 64 + line].with_mut(|byte| unsafe { *byte = *src.add(line * 64) });
+        }
+    }
+
+    unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize) {
+        for line in 0..len.div_ceil(64) {
+            // SAFETY: writable (caller).
+            self.data[offset / 64 + line].with(|byte| unsafe { *dst.add(line * 64) = *byte });
+        }
+    }
+}
 
 fn exchange(lens: &'static [usize]) {
     loom::model(move || {

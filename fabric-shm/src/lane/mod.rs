@@ -29,9 +29,6 @@ pub use memory::RawMemory;
 pub use memory::{Control, LaneMemory};
 pub use producer::{Outstanding, Producer};
 
-#[cfg(loom)]
-pub use memory::LoomMemory;
-
 /// The longest payload that fits into a cell.
 pub const INLINE_BYTES: usize = 40;
 

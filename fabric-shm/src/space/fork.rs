@@ -4,11 +4,14 @@
 //! file lives as long as any descriptor of it, so a sleeping child would make a dead parent look alive. Therefore a table holds
 //! every descriptor of this crate, and the child closes them all before `fork` returns in it.
 
+use crate::layout::PAGE;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 /// Is 1 in the process that called [`watch`] and 0 in its forked children. It points into a page that the kernel wipes on fork,
@@ -105,20 +108,14 @@ pub(crate) fn watch() {
         if cfg!(miri) {
             return;
         }
-        // SAFETY: a new private page at an address of the kernel's choice.
-        let page = unsafe {
-            let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-            libc::mmap(std::ptr::null_mut(), crate::layout::PAGE, protection, flags, -1, 0)
+        // SAFETY: a new private page at an address of the kernel's choice. It is aligned, zeroed, and never unmapped.
+        let word = unsafe {
+            let page = mmap_anonymous(null_mut(), PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+            page.and_then(|page| madvise(page, PAGE, Advice::LinuxWipeOnFork).map(|()| &*page.cast::<AtomicU32>()))
         };
-        if page != libc::MAP_FAILED {
-            // SAFETY: the new page is aligned, zeroed, and never unmapped.
-            let wiped = unsafe { libc::madvise(page, crate::layout::PAGE, libc::MADV_WIPEONFORK) == 0 };
-            if wiped {
-                let word: *mut AtomicU32 = page.cast();
-                // SAFETY: as above.
-                unsafe { (*word).store(1, Ordering::Relaxed) };
-                WORD.store(word, Ordering::Release);
-            }
+        if let Ok(word) = word {
+            word.store(1, Ordering::Relaxed);
+            WORD.store(word.as_ptr().cast(), Ordering::Release);
         }
         // SAFETY: the handlers live as long as the program.
         let rc = unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };

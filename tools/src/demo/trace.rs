@@ -49,7 +49,7 @@ impl Trace {
             if let Some(member) = node.member.filter(|member| member.incarnation == board.incarnation()) {
                 (life.role, life.process) = (member.role.word(), member.pid);
             }
-            for recorded in board.records() {
+            for recorded in board.board().records() {
                 let process = life.process;
                 life.threads.entry(recorded.thread).or_insert_with(|| thread_name(process, recorded.thread));
                 life.records.insert(recorded.number, recorded);

@@ -108,7 +108,7 @@ const NAMES: [&str; 12] =
 fn cells(domain: &DomainStatus) -> Vec<Vec<String>> {
     let cells = |node: &NodeStatus| {
         let member = node.member.as_ref();
-        let shown = node.board.as_ref().map(|board| board.metrics());
+        let shown = node.board.as_ref().map(|board| board.board().metrics());
         let metric = |metric| known(shown.as_ref().map(|metrics| metrics[metric].to_string()));
         vec![
             node.id.to_string(),
@@ -171,7 +171,7 @@ fn object(domain: &DomainStatus) -> Value {
 
 fn node_object(node: &NodeStatus) -> Value {
     let member = node.member.as_ref();
-    let metrics = node.board.as_ref().map(|board| metrics(&board.metrics()));
+    let metrics = node.board.as_ref().map(|board| metrics(&board.board().metrics()));
     json!({
         "node": node.id.0,
         "alive": node.alive,

@@ -227,7 +227,7 @@ impl Screen {
         let keys = row.about_keys();
         let keys = if keys.is_empty() { keys } else { format!("; it {keys}") };
         let title = format!(" node {} of '{}': what it did last{keys} ", row.node.id, row.domain);
-        let records = row.node.board.as_ref().map(|board| board.records()).unwrap_or_default();
+        let records = row.node.board.as_ref().map(|board| board.board().records()).unwrap_or_default();
         let mut table = Lines::new(&RECORD_COLUMNS);
         // Two lines are for the rule and the names.
         let last = records.len().saturating_sub(usize::from(RECORD_LINES) - 2);

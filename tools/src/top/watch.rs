@@ -66,7 +66,7 @@ impl Watch {
         for domain in domains()?.into_iter().filter(|domain| self.only.as_ref().is_none_or(|only| domain.name == *only)) {
             let keys = domain.keys;
             for node in domain.nodes {
-                let shown = node.board.as_ref().map(|board| (board.metrics(), board.latencies()));
+                let shown = node.board.as_ref().map(|board| (board.board().metrics(), board.board().latencies()));
                 let (metrics, all) = shown.unwrap_or_default();
                 let incarnation = node.board.as_ref().map_or(0, |board| board.incarnation().0);
                 let key = (domain.name.clone(), node.id.0, incarnation);
@@ -216,7 +216,7 @@ impl Row {
         object["holds"] = holds.collect();
         object["waits_for"] = json!(self.awaits);
         object["modes"] = json!(self.modes.as_ref().map(links_shown::object));
-        object["records"] = json!(self.node.board.as_ref().map_or(0, |board| board.records().len()));
+        object["records"] = json!(self.node.board.as_ref().map_or(0, |board| board.board().records().len()));
         object
     }
 }

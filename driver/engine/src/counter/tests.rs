@@ -145,7 +145,7 @@ fn nothing_on_the_board_is_a_key() {
     let key = counter.key().to_bytes();
     let boards = doorbell_shm::domain::list_domains(&space).unwrap();
     let nodes = boards.iter().flat_map(|domain| &domain.nodes);
-    let records = nodes.filter_map(|node| node.board.as_ref()).flat_map(|board| board.records());
+    let records = nodes.filter_map(|node| node.board.as_ref()).flat_map(|board| board.board().records());
     let seen: Vec<_> = records.map(|seen| [seen.record.transfer, seen.record.offset, seen.record.bytes]).collect();
     let is_first_use = |[index, _, bytes]: &[u64; 3]| (*index, *bytes) == (counter.index() as u64, 8);
     assert!(seen.iter().any(is_first_use), "no record of the first use: {seen:?}");

@@ -145,7 +145,8 @@ impl ModeMonitor {
 
     /// Reads a copy of a board. Its contents are not trusted: values that no correct node writes are left out.
     pub fn of(board: &BoardCopy) -> Self {
-        Self::new(board.node(), board.incarnation(), board.links(), board.modes(), board.decisions())
+        let shown = board.board();
+        Self::new(board.node(), board.incarnation(), shown.links(), shown.modes(), shown.decisions())
     }
 
     /// The state of all nodes of a domain with a board in this space, by node, including dead nodes that were not removed.
