@@ -282,7 +282,7 @@ impl Moved {
 
 /// The rendezvous slots of one pair of nodes in one direction, mapped as long as this lives.
 #[cfg(not(loom))]
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Meetings(PairWords<RendezvousBlock>);
 
 #[cfg(not(loom))]

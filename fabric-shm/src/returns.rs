@@ -22,8 +22,14 @@ pub(crate) struct PairWords<T> {
     _mapped: Mapped,
 }
 
+impl<T> Clone for PairWords<T> {
+    fn clone(&self) -> Self {
+        Self { first: self.first, _mapped: self._mapped.clone() }
+    }
+}
+
 /// Keeps the words mapped.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Mapped {
     Peer { _inbox: Arc<PeerInbox> },
     Own { _membership: Arc<Membership> },

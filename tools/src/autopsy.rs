@@ -79,7 +79,8 @@ fn table(domain: &DomainStatus, node: &NodeStatus, board: &BoardCopy, records: &
         format!("{}, process {}{}", member.role, member.pid, labelled(&member.label))
     });
     let title = format!("node {} of domain '{}', life {}", node.id, domain.name, board.incarnation());
-    let (shown, size) = (board.board().metrics(), |metric| bytes(shown[metric]));
+    let shown = board.board().metrics();
+    let size = |metric| bytes(shown[metric]);
     let [inward, outward, pooled] = [Metric::MessagesIn, Metric::MessagesOut, Metric::Pooled].map(|metric| shown[metric]);
     let [bytes_in, bytes_out, bytes_pooled] = [Metric::BytesIn, Metric::BytesOut, Metric::PooledBytes].map(size);
     let [high, normal, low] = [Metric::FifoHigh, Metric::FifoNormal, Metric::FifoLow].map(|metric| shown[metric]);

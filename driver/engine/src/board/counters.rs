@@ -5,8 +5,9 @@ use crate::error::Error;
 use crate::sync::op::{Op, Outcome};
 use doorbell_fabric::{Incarnation, NodeId};
 use doorbell_shm::board::{COUNTERS, Counters, Home, Lowered, Metric, Record, RecordKind, Recorder, Standing, Tallies};
+use rustix::event::EventfdFlags;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// All DMA counters of a node. Thread-safe; needs no baton.
@@ -153,25 +154,15 @@ fn finish(waits: Vec<Arc<Op>>) {
 
 /// A descriptor that can be made readable.
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
-    // SAFETY: takes two integers.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a descriptor just made, which no other code has.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 /// Makes the descriptor readable. It does not block, and can only fail if it is readable already.
 fn raise(fd: &OwnedFd) {
-    let one = 1_u64;
-    // SAFETY: eight readable bytes.
-    unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
+    let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
 }
 
 /// Makes the descriptor unreadable.
 fn lay(fd: &OwnedFd) {
-    let mut count = 0_u64;
-    // SAFETY: eight writable bytes.
-    unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8) };
+    let _ = rustix::io::read(fd, &mut [0; 8]);
 }

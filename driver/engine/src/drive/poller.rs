@@ -10,15 +10,15 @@ use crate::drive::Shared;
 use crate::sync::baton::Token;
 use crate::sync::wait::{Backoff, Step, Wait};
 use doorbell_fabric::sync::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use doorbell_fabric::world;
+use doorbell_fabric::{ParseIdError, world};
 use doorbell_shm::doorbell::{futex_wait, futex_wake};
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
+use strum::EnumString;
 
 /// Which thread turns the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, strum::Display, EnumString)]
+#[strum(serialize_all = "lowercase", parse_err_ty = ParseIdError, parse_err_fn = unknown_progress)]
 pub enum Progress {
     /// Only threads that call the node. Nonblocking operations advance only inside calls.
     Inline,
@@ -29,26 +29,8 @@ pub enum Progress {
     Adaptive,
 }
 
-impl Progress {
-    const WORDS: [(Progress, &str); 3] =
-        [(Progress::Inline, "inline"), (Progress::Poller, "poller"), (Progress::Adaptive, "adaptive")];
-}
-
-impl fmt::Display for Progress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = Self::WORDS.iter().find(|(progress, _)| progress == self).map_or("", |(_, word)| word);
-        f.pad(word)
-    }
-}
-
-impl FromStr for Progress {
-    type Err = doorbell_fabric::ParseIdError;
-
-    fn from_str(word: &str) -> Result<Self, Self::Err> {
-        let expected = "a progress policy: inline, poller or adaptive";
-        let found = Self::WORDS.iter().find(|(_, known)| *known == word);
-        found.map(|(progress, _)| *progress).ok_or_else(|| doorbell_fabric::ParseIdError { word: word.into(), expected })
-    }
+fn unknown_progress(word: &str) -> ParseIdError {
+    ParseIdError { word: word.into(), expected: "a progress policy: inline, poller or adaptive" }
 }
 
 /// How long the adaptive poller leaves an engine alone after another thread turned it.

@@ -5,6 +5,7 @@ use crate::drive::{Shared, TURNS_MAX};
 use crate::error::Error;
 use crate::message::lending::Parcel;
 use crate::message::outbound::Outbound;
+use crate::node::ToSend;
 use crate::sync::baton::Token;
 use crate::sync::wait::Step;
 use crate::{Peer, Result};
@@ -92,6 +93,16 @@ impl<T: ?Sized> Loan<T> {
     }
 }
 
+/// A loan to be sent.
+#[derive(Clone, Copy)]
+struct ToLend<'a> {
+    held: &'a Held,
+    contents: NonNull<u8>,
+    outbound: &'a Arc<Outbound>,
+    parcel: Parcel,
+    deadline: Option<Instant>,
+}
+
 #[inline(always)]
 fn send(held: &Held, contents: NonNull<u8>, to: Recipient<'_>, tag: u64, keep: bool, deadline: Option<Instant>) -> Result<()> {
     let parcel = Parcel { tag, block: held.block, len: held.len, keep };
@@ -105,11 +116,12 @@ fn send(held: &Held, contents: NonNull<u8>, to: Recipient<'_>, tag: u64, keep: b
         }
         Recipient::Node(node) => (shared.known_way(me, node)?.0, None),
     };
+    let loan = || ToLend { held, contents, outbound, parcel, deadline };
     if let Some(mut state) = outbound.state.enter(me) {
         let leads = state.link.is_some() && incarnation.is_none_or(|incarnation| incarnation == state.incarnation);
         if leads && state.is_remote() {
             drop(state);
-            return send_copy(me, held, contents, outbound, incarnation, &parcel, deadline);
+            return send_copy(me, loan(), incarnation);
         }
         if leads && state.is_free() {
             match shared.lender().offer(me, &mut state, outbound.target, &parcel)? {
@@ -123,24 +135,17 @@ fn send(held: &Held, contents: NonNull<u8>, to: Recipient<'_>, tag: u64, keep: b
             }
         }
     }
-    send_slow(me, held, contents, outbound, incarnation, &parcel, deadline)
+    send_slow(me, loan(), incarnation)
 }
 
 /// Sends a copy to a node that shares no memory with this one.
 #[cold]
-fn send_copy(
-    me: Token,
-    held: &Held,
-    contents: NonNull<u8>,
-    outbound: &Arc<Outbound>,
-    incarnation: Option<Incarnation>,
-    parcel: &Parcel,
-    deadline: Option<Instant>,
-) -> Result<()> {
+fn send_copy(me: Token, loan: ToLend<'_>, incarnation: Option<Incarnation>) -> Result<()> {
+    let ToLend { held, contents, outbound, parcel, deadline } = loan;
     let shared = &held.shared;
     // SAFETY: the block holds `len` initialised bytes, and every handle to it only reads while this one is borrowed.
     let bytes = unsafe { std::slice::from_raw_parts(contents.as_ptr(), held.len) };
-    shared.send_copy(me, outbound, incarnation, parcel.tag, bytes, deadline)?;
+    shared.send_copy(me, ToSend { outbound, incarnation, tag: parcel.tag, bytes }, deadline)?;
     if !parcel.keep {
         // Releases the block on behalf of the handle, which is not dropped.
         shared.lender().release(me, held.block);
@@ -158,15 +163,8 @@ fn note(held: &Held, outbound: &Outbound) {
 
 /// Turns the engine until the sends queued before this one are gone and there is room.
 #[cold]
-fn send_slow(
-    me: Token,
-    held: &Held,
-    contents: NonNull<u8>,
-    outbound: &Arc<Outbound>,
-    incarnation: Option<Incarnation>,
-    parcel: &Parcel,
-    deadline: Option<Instant>,
-) -> Result<()> {
+fn send_slow(me: Token, loan: ToLend<'_>, incarnation: Option<Incarnation>) -> Result<()> {
+    let ToLend { held, outbound, parcel, deadline, .. } = loan;
     let (shared, node): (&Shared, _) = (&held.shared, outbound.target);
     let mut backoff = shared.backoff(deadline);
     let mut wanted = incarnation;
@@ -184,10 +182,10 @@ fn send_slow(
             engine.connect(outbound, &mut state, incarnation)?;
             if state.is_remote() {
                 drop((state, engine));
-                return send_copy(me, held, contents, outbound, Some(incarnation), parcel, deadline);
+                return send_copy(me, loan, Some(incarnation));
             }
             if state.link.is_some() && state.is_free() {
-                match shared.lender().offer(me, &mut state, node, parcel)? {
+                match shared.lender().offer(me, &mut state, node, &parcel)? {
                     Push::Done => {
                         drop(state);
                         note(held, outbound);

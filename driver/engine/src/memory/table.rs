@@ -118,19 +118,6 @@ impl RegionTable {
         (offset.checked_add(len)? <= *bytes).then_some((*number, offset as u64))
     }
 
-    /// A region of a peer, mapped with at least the requested access. `None` if it was withdrawn, belongs to another
-    /// incarnation, or the system refuses. The first call for a region is slow; later ones take a short lock.
-    pub fn map_peer(
-        &self,
-        membership: &Membership,
-        node: NodeId,
-        incarnation: Incarnation,
-        number: u32,
-        writable: bool,
-    ) -> Option<Arc<PeerRegion>> {
-        self.open(membership, node, incarnation, number, writable, 0).ok()
-    }
-
     /// The inbox of this incarnation of a peer, for its [`reach`](PeerInbox::reach) and to check that it lives.
     pub fn inbox(&self, membership: &Membership, node: NodeId, incarnation: Incarnation) -> Result<Arc<PeerInbox>, Miss> {
         Ok(self.peer(&mut self.peers(), membership, node, incarnation)?.inbox.clone())
@@ -150,7 +137,11 @@ impl RegionTable {
         }
     }
 
-    /// As [`map_peer`](Self::map_peer), for a copy of `bytes` bytes; the error tells why not.
+    /// A region of a peer, mapped with at least the requested access, for a copy of `bytes` bytes. The first call for a region is
+    /// slow; later ones take a short lock.
+    ///
+    /// # Errors
+    /// It was withdrawn, belongs to another incarnation, or the system refuses.
     pub fn open(
         &self,
         membership: &Membership,
@@ -260,7 +251,7 @@ mod tests {
         let join = || Membership::join(JoinOptions::new("table", space.clone())).unwrap();
         let (a, b) = (join(), join());
         let table = RegionTable::default();
-        let map = |number, writable| table.map_peer(&a, b.id(), b.incarnation(), number, writable);
+        let map = |number, writable| table.open(&a, b.id(), b.incarnation(), number, writable, 0).ok();
         let many = if cfg!(miri) { 3 } else { 50 };
         let own: Vec<_> = (0..many).map(|number| b.create_region(number, 64).unwrap()).collect();
         let read = map(0, false).unwrap();
@@ -272,7 +263,7 @@ mod tests {
         drop((own, read, write));
         assert!(map(0, true).is_none());
         assert!(last.iter().all(|region| region.upgrade().is_none()));
-        assert!(table.map_peer(&a, b.id(), Incarnation(99), 0, true).is_none());
+        assert!(table.open(&a, b.id(), Incarnation(99), 0, true, 0).is_err());
         assert!(table.inbox(&a, b.id(), b.incarnation()).unwrap().reach().is_some());
         let kept = b.create_region(60, 64).unwrap();
         let one = Arc::downgrade(&map(60, true).unwrap());

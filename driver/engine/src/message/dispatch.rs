@@ -111,8 +111,7 @@ impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
 impl<D: Direct> Dispatch<'_, D> {
     #[inline(always)]
     fn count(&mut self, lane: usize, len: usize) {
-        let expected = &mut self.inbound.assemblies[lane].expected;
-        *expected = expected.wrapping_add(1);
+        self.inbound.assemblies[lane].pass();
         self.inbound.tally.messages += 1;
         self.inbound.tally.bytes += len as u64;
         self.inbound.tally.by_poller += self.poller as u64;
@@ -136,8 +135,7 @@ impl<D: Direct> Dispatch<'_, D> {
             Ok(lending) => lending.clone(),
             Err(Miss::Lost) => {
                 tracing::debug!(node = envelope.source.0, "a loan is lost because its owner is gone");
-                let expected = &mut self.inbound.assemblies[lane].expected;
-                *expected = expected.wrapping_add(1);
+                self.inbound.assemblies[lane].pass();
                 return Verdict::Taken;
             }
             Err(Miss::NotNow) => {
@@ -187,8 +185,7 @@ impl<D: Direct> Dispatch<'_, D> {
             self.inbound.news.push((envelope.source, News::TooLate(put.ticket)));
         }
         if is_given_up || coming.came_too_late() {
-            let expected = &mut self.inbound.assemblies[lane].expected;
-            *expected = expected.wrapping_add(1);
+            self.inbound.assemblies[lane].pass();
             return Verdict::Taken;
         }
         // Another transfer uses the same slot, so that one is over. A node never has more transfers pending than slots,
@@ -216,8 +213,7 @@ impl<D: Direct> Dispatch<'_, D> {
                 return Verdict::Refused;
             }
         };
-        let expected = &mut self.inbound.assemblies[lane].expected;
-        *expected = expected.wrapping_add(1);
+        self.inbound.assemblies[lane].pass();
         let id = self.inbound.pool.next_number();
         if matches!(sink, Sink::Pool(_)) {
             self.inbound.pool.insert_coming(envelope, id);

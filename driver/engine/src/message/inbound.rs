@@ -88,6 +88,14 @@ pub struct Assembly {
     pub active: Option<Active>,
 }
 
+impl Assembly {
+    /// A whole message was taken: the next one has the next number.
+    #[inline(always)]
+    pub fn pass(&mut self) {
+        self.expected = self.expected.wrapping_add(1);
+    }
+}
+
 /// A message that has begun.
 pub struct Active {
     /// The message's envelope.
@@ -173,8 +181,7 @@ impl Inbound {
     #[inline(always)]
     pub fn took(&mut self, lane: usize, len: usize) {
         self.turned_away = false;
-        let expected = &mut self.assemblies[lane].expected;
-        *expected = expected.wrapping_add(1);
+        self.assemblies[lane].pass();
         self.tally.messages += 1;
         self.tally.bytes += len as u64;
     }

@@ -189,7 +189,7 @@ impl LinkShown {
     fn new(row: &LinkRow) -> Option<Self> {
         let LinkRow { node, incarnation, link, depth, queued, bytes, room, transfers, occupancy, messages, bytes_sent, .. } =
             *row;
-        let fabric = fabric(row.fabric).filter(|_| usize::from(link) < LINKS_MAX)?;
+        let fabric = Fabric::from_repr(row.fabric).filter(|_| usize::from(link) < LINKS_MAX)?;
         Some(Self { node, incarnation, fabric, link, depth, queued, bytes, room, occupancy, transfers, messages, bytes_sent })
     }
 }
@@ -252,7 +252,7 @@ impl DecisionShown {
     fn new(decided: &Decided) -> Option<Self> {
         let Decided { number, time_ns, record } = *decided;
         let DecisionRecord { to, call, len, in_region, requested, used, beside, reason, metrics } = record;
-        let call = [Call::Send, Call::Put, Call::Get].into_iter().find(|known| *known as u8 == call)?;
+        let call = Call::from_repr(call)?;
         let ModeRequest { fabric: Some(fabric), link: Some(link), protocol: Some(protocol) } = request(used)? else {
             return None;
         };
@@ -272,30 +272,18 @@ impl DecisionShown {
     }
 }
 
-fn fabric(number: u8) -> Option<Fabric> {
-    Fabric::ALL.into_iter().find(|fabric| *fabric as u8 == number)
-}
-
-fn request(parts: ModeParts) -> Option<ModeRequest> {
-    let protocol = |number: u8| Protocol::ALL.into_iter().find(|protocol| *protocol as u8 == number);
-    Some(ModeRequest {
-        fabric: match parts.fabric {
-            Some(number) => Some(fabric(number)?),
-            None => None,
-        },
-        link: parts.link,
-        protocol: match parts.protocol {
-            Some(number) => Some(protocol(number)?),
-            None => None,
-        },
-    })
+/// `None`: a number stands for nothing.
+fn request(ModeParts { fabric, link, protocol }: ModeParts) -> Option<ModeRequest> {
+    let (known_fabric, known_protocol) = (fabric.and_then(Fabric::from_repr), protocol.and_then(Protocol::from_repr));
+    let is_known = known_fabric.is_some() == fabric.is_some() && known_protocol.is_some() == protocol.is_some();
+    is_known.then_some(ModeRequest { fabric: known_fabric, link, protocol: known_protocol })
 }
 
 /// Decodes a reason from its number and figures.
 fn why(number: u8, [seen, limit]: [u64; 2]) -> Option<Reason> {
     let word = |value: u64| u32::try_from(value).ok();
     let share = |value: u64| u16::try_from(value).ok();
-    Some(match Refusal::ALL.iter().find(|refusal| **refusal as u8 == number)? {
+    Some(match Refusal::from_repr(number)? {
         Refusal::Queue => Reason::Queue { depth: word(seen)?, limit: word(limit)? },
         Refusal::Occupancy => Reason::Occupancy { occupancy: share(seen)?, limit: share(limit)? },
         Refusal::Size => Reason::Size { limit },

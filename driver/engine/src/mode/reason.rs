@@ -1,6 +1,7 @@
 //! The reason for a message's mode.
 
 use std::fmt;
+use strum::{FromRepr, IntoStaticStr, VariantArray};
 
 /// The reason for a message's mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +59,10 @@ pub enum Reason {
 }
 
 /// The kinds of reasons for which a message does not go as requested.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::Display, FromRepr, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
+#[repr(u8)]
 pub enum Refusal {
     /// [`Reason::Queue`].
     Queue,
@@ -83,21 +86,11 @@ pub enum Refusal {
 
 impl Refusal {
     /// All kinds.
-    pub const ALL: &[Refusal] = &[
-        Refusal::Queue,
-        Refusal::Occupancy,
-        Refusal::Size,
-        Refusal::Balance,
-        Refusal::Latency,
-        Refusal::Trial,
-        Refusal::AtWork,
-        Refusal::Unavailable,
-        Refusal::AllBusy,
-    ];
+    pub const ALL: &[Refusal] = <Self as VariantArray>::VARIANTS;
 
     /// Its name in output, for example `all_busy`.
-    pub const fn word(self) -> &'static str {
-        ["queue", "occupancy", "size", "balance", "latency", "trial", "at_work", "unavailable", "all_busy"][self as usize]
+    pub fn word(self) -> &'static str {
+        self.into()
     }
 }
 
@@ -116,12 +109,6 @@ impl Reason {
             Reason::Unavailable(_) => Some(Refusal::Unavailable),
             Reason::AllBusy => Some(Refusal::AllBusy),
         }
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.word())
     }
 }
 

@@ -4,13 +4,18 @@ use doorbell_fabric::ParseIdError;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
+use strum::{EnumString, FromRepr};
 
 /// The most links to one node: shared memory, and four of a network.
 pub const LINKS_MAX: usize = 5;
 
 /// A kind of fabric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, strum::Display, EnumString, FromRepr,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase", parse_err_ty = ParseIdError, parse_err_fn = unknown_fabric)]
+#[repr(u8)]
 pub enum Fabric {
     /// Memory that both nodes share.
     Shm,
@@ -19,7 +24,9 @@ pub enum Fabric {
 }
 
 /// The protocol by which data goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::Display, EnumString, FromRepr)]
+#[strum(serialize_all = "lowercase", parse_err_ty = ParseIdError, parse_err_fn = unknown_protocol)]
+#[repr(u8)]
 pub enum Protocol {
     /// Shared memory transfer: as packets through the lane. Both processors copy.
     Transfer,
@@ -63,7 +70,9 @@ pub struct ModeRequest {
 }
 
 /// The kinds of calls, each with a default mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::Display, FromRepr)]
+#[strum(serialize_all = "lowercase")]
+#[repr(u8)]
 pub enum Call {
     /// `send` and similar calls.
     Send,
@@ -103,31 +112,11 @@ impl LinkMetrics {
 impl Fabric {
     /// All fabrics.
     pub const ALL: [Fabric; 2] = [Fabric::Shm, Fabric::Udp];
-    const WORDS: [(Fabric, &str); 2] = [(Fabric::Shm, "shm"), (Fabric::Udp, "udp")];
 }
 
 impl Protocol {
     /// All protocols.
     pub const ALL: [Protocol; 4] = [Protocol::Transfer, Protocol::Put, Protocol::Get, Protocol::Both];
-    const WORDS: [&'static str; 4] = ["transfer", "put", "get", "both"];
-}
-
-impl fmt::Display for Fabric {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(Self::WORDS.iter().find(|(fabric, _)| fabric == self).map_or("", |(_, word)| word))
-    }
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(Self::WORDS[*self as usize])
-    }
-}
-
-impl fmt::Display for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(["send", "put", "get"][*self as usize])
-    }
 }
 
 impl fmt::Display for Mode {
@@ -148,23 +137,12 @@ impl fmt::Display for ModeRequest {
     }
 }
 
-impl FromStr for Fabric {
-    type Err = ParseIdError;
-
-    fn from_str(word: &str) -> Result<Self, Self::Err> {
-        let found = Self::WORDS.iter().find(|(_, known)| *known == word);
-        found.map(|(fabric, _)| *fabric).ok_or_else(|| ParseIdError { word: word.into(), expected: "a fabric: shm or udp" })
-    }
+fn unknown_fabric(word: &str) -> ParseIdError {
+    ParseIdError { word: word.into(), expected: "a fabric: shm or udp" }
 }
 
-impl FromStr for Protocol {
-    type Err = ParseIdError;
-
-    fn from_str(word: &str) -> Result<Self, Self::Err> {
-        let found = Self::ALL.into_iter().find(|protocol| Self::WORDS[*protocol as usize] == word);
-        let expected = "a protocol: transfer, put, get or both";
-        found.ok_or_else(|| ParseIdError { word: word.into(), expected })
-    }
+fn unknown_protocol(word: &str) -> ParseIdError {
+    ParseIdError { word: word.into(), expected: "a protocol: transfer, put, get or both" }
 }
 
 impl FromStr for ModeRequest {

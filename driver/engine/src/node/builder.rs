@@ -29,21 +29,12 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens before join()"]
 pub struct NodeBuilder {
-    domain: String,
-    space: Space,
-    id: Option<NodeId>,
-    role: Role,
-    label: String,
-    max_nodes: usize,
-    lanes: LaneGeometry,
+    /// How the node joins those that share memory. Its deadline is set when the node joins.
+    here: JoinOptions,
+    engine: EngineSettings,
     progress: Progress,
     wait: Wait,
-    pool_bytes: usize,
-    loan_bytes: usize,
-    bulk_bytes: usize,
     patience: Duration,
-    copy: CopySide,
-    fifo_from_high: bool,
     faults: Option<Faults>,
     network: NetworkOptions,
     modes: Modes,
@@ -65,21 +56,11 @@ impl std::fmt::Debug for Installs {
 impl NodeBuilder {
     pub(super) fn new(domain: String) -> Self {
         Self {
-            domain,
-            space: Space::posix(),
-            id: None,
-            role: Role::default(),
-            label: String::new(),
-            max_nodes: 16,
-            lanes: LaneGeometry::default(),
+            here: JoinOptions { max_nodes: 16, ..JoinOptions::new(domain, Space::posix()) },
+            engine: EngineSettings::default(),
             progress: Progress::default(),
             wait: Wait::default(),
-            pool_bytes: 64 << 20,
-            loan_bytes: 64 << 20,
-            bulk_bytes: 16 << 20,
             patience: Duration::from_secs(10),
-            copy: CopySide::default(),
-            fifo_from_high: false,
             faults: None,
             network: NetworkOptions::default(),
             modes: Modes::default(),
@@ -96,47 +77,47 @@ impl NodeBuilder {
             what: "DOORBELL_DOMAIN is not set; start the program with `doorbell run -n 2 -- PROGRAM`, or set it to the domain's name".into(),
         })?;
         let mut builder = Self::new(domain);
-        builder.id = env("DOORBELL_NODE")?;
+        builder.here.id = env("DOORBELL_NODE")?;
         if let Some(count) = env::<usize>("DOORBELL_NODES")? {
-            builder.max_nodes = builder.max_nodes.max(count);
+            builder.here.max_nodes = builder.here.max_nodes.max(count);
         }
-        builder.role = env("DOORBELL_ROLE")?.unwrap_or_default();
+        builder.here.role = env("DOORBELL_ROLE")?.unwrap_or_default();
         builder.progress = env("DOORBELL_PROGRESS")?.unwrap_or_default();
         builder.wait = env("DOORBELL_WAIT")?.unwrap_or_default();
-        builder.copy = env("DOORBELL_COPY")?.unwrap_or_default();
+        builder.engine.copy = env("DOORBELL_COPY")?.unwrap_or_default();
         builder.network = NetworkOptions::from_env()?;
         Ok(builder)
     }
 
     /// The node's role in its domain. The default is a host.
     pub fn role(mut self, role: Role) -> Self {
-        self.role = role;
+        self.here.role = role;
         self
     }
 
     /// The node's id. The default is the lowest free one.
     pub fn id(mut self, id: impl Into<NodeId>) -> Self {
-        self.id = Some(id.into());
+        self.here.id = Some(id.into());
         self
     }
 
     /// A label for people, shown by `doorbell ls`: 31 bytes at most.
     pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.label = label.into();
+        self.here.label = label.into();
         self
     }
 
     /// How many nodes the domain can have, from 2 to 1024. The default is 16. Only the node that creates the domain decides
     /// this. Each node's inbox reserves lanes for this many nodes.
     pub fn max_nodes(mut self, count: usize) -> Self {
-        self.max_nodes = count;
+        self.here.max_nodes = count;
         self
     }
 
     /// The size of the domain's lanes. In shared memory the node that creates the domain decides it. On a network each node
     /// decides the size of its own lanes; the default there is one MiB.
     pub fn lanes(mut self, lanes: LaneGeometry) -> Self {
-        self.lanes = lanes;
+        self.here.lanes = lanes;
         self.network.set_lanes(&lanes);
         self
     }
@@ -157,7 +138,7 @@ impl NodeBuilder {
     /// lanes full. A message that finds no room stays in its lane, and a receive does not see the messages behind it: receive
     /// that message first.
     pub fn pool_bytes(mut self, bytes: usize) -> Self {
-        self.pool_bytes = bytes;
+        self.engine.pool_bytes = bytes;
         self
     }
 
@@ -165,7 +146,7 @@ impl NodeBuilder {
     /// Each time more is needed, the node takes as much again as it has, or four times the loan if that is more. It gives the
     /// memory back when it leaves.
     pub fn loan_bytes(mut self, limit: usize) -> Self {
-        self.loan_bytes = limit;
+        self.engine.loan_bytes = limit;
         self
     }
 
@@ -174,20 +155,20 @@ impl NodeBuilder {
     /// with its second long message, provided that the ring takes less than an eighth of the free memory. Without a ring, such
     /// messages take the lane's own, smaller ring.
     pub fn bulk_bytes(mut self, limit: usize) -> Self {
-        self.bulk_bytes = limit;
+        self.engine.bulk_bytes = limit;
         self
     }
 
     /// Which side copies large messages: see [`CopySide`].
     pub fn copy(mut self, copy: CopySide) -> Self {
-        self.copy = copy;
+        self.engine.copy = copy;
         self
     }
 
     /// If true, the memory FIFO of a message that this node sends begins at the high end of the buffer, and direct puts begin
     /// at the low end. The default is the other way round. Only the order in which bytes arrive depends on it.
     pub fn fifo_from_high(mut self, from_high: bool) -> Self {
-        self.fifo_from_high = from_high;
+        self.engine.fifo_from_high = from_high;
         self
     }
 
@@ -199,7 +180,7 @@ impl NodeBuilder {
 
     /// Where the segments are. The default is [`Space::posix`] (`/dev/shm`). Use [`Space::heap`] for tests within one process.
     pub fn space(mut self, space: Space) -> Self {
-        self.space = space;
+        self.here.space = space;
         self
     }
 
@@ -263,14 +244,10 @@ impl NodeBuilder {
         let fabric = ShmFabric::new(Arc::new(membership), self.faults);
         let has_poller = self.progress != Progress::Inline || network.is_some();
         let settings = EngineSettings {
-            pool_bytes: self.pool_bytes,
             calls: self.wait != Wait::Spin,
             adaptive: has_poller && self.progress != Progress::Poller,
-            copy: self.copy,
-            fifo_from_high: self.fifo_from_high,
-            loan_bytes: self.loan_bytes,
-            bulk_bytes: self.bulk_bytes,
             modes: Arc::new(self.modes),
+            ..self.engine
         };
         let shared = Arc::new(Shared::new(fabric, network, self.wait, self.progress, settings));
         shared.heed_gathering();
@@ -285,18 +262,7 @@ impl NodeBuilder {
 
     /// Joins the nodes that share memory.
     fn join_here(&self, networked: bool, least_incarnation: Incarnation, deadline: Instant) -> Result<Membership> {
-        Ok(Membership::join(JoinOptions {
-            domain: self.domain.clone(),
-            space: self.space.clone(),
-            id: self.id,
-            role: self.role,
-            label: self.label.clone(),
-            max_nodes: self.max_nodes,
-            lanes: self.lanes,
-            least_incarnation,
-            networked,
-            deadline,
-        })?)
+        Ok(Membership::join(JoinOptions { networked, least_incarnation, deadline, ..self.here.clone() })?)
     }
 }
 

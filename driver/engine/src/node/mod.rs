@@ -19,6 +19,7 @@ pub use name::NodeName;
 pub use operation::Operation;
 pub use owned::Completion;
 pub use peer::Peer;
+pub(crate) use send::ToSend;
 pub use service::ServiceHandle;
 
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 
 use super::operation::{Operation, Work, begin};
 use super::receive::received;
+use super::send::ToSend;
 use super::{Node, Shared};
 use crate::Result;
 use crate::message::outbound::Outbound;
@@ -52,7 +53,10 @@ pub(super) fn send<B: AsRef<[u8]> + Send + 'static>(
     let me = node.shared.check()?;
     begin(node, Sending { buffer: UnsafeCell::new(buffer), outbound }, |node, work| {
         // SAFETY: the work is at its address until the op is over or removed.
-        unsafe { node.shared.start_send(me, &work.outbound, incarnation, tag, (*work.buffer.get()).as_ref(), asks) }
+        unsafe {
+            let bytes = (*work.buffer.get()).as_ref();
+            node.shared.start_send(me, ToSend { outbound: &work.outbound, incarnation, tag, bytes }, asks)
+        }
     })
 }
 

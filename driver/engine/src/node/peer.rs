@@ -3,7 +3,7 @@
 use super::Node;
 use super::operation::Operation;
 use super::owned::{self, Completion};
-use super::send::{Patience, check_try, gathered};
+use super::send::{Patience, ToSend, check_try, gathered};
 use crate::Result;
 use crate::memory::cache::RegionCache;
 use crate::message::Match;
@@ -138,7 +138,7 @@ impl Peer {
     /// As [`Node::send_as`].
     pub fn send_as(&self, tag: u64, bytes: &[u8], mode: ModeRequest) -> Result<Receipt> {
         let shared = &self.node.shared;
-        shared.send_as(shared.check()?, &self.outbound, Some(self.incarnation), tag, bytes, mode)
+        shared.send_as(shared.check()?, self.to_send(tag, bytes), mode)
     }
 
     /// Begins to send a message with the requested mode and returns at once. [`Operation::receipt`] tells which mode was used.
@@ -188,7 +188,12 @@ impl Peer {
         if shared.send_now(me, &self.outbound, Some(self.incarnation), tag, bytes)? {
             return Ok(());
         }
-        shared.send_slow(me, &self.outbound, Some(self.incarnation), tag, bytes, patience)
+        shared.send_slow(me, self.to_send(tag, bytes), patience)
+    }
+
+    #[inline(always)]
+    fn to_send<'a>(&'a self, tag: u64, bytes: &'a [u8]) -> ToSend<'a> {
+        ToSend { outbound: &self.outbound, incarnation: Some(self.incarnation), tag, bytes }
     }
 }
 

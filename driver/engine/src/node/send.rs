@@ -27,6 +27,16 @@ pub(super) enum Patience {
     Forever,
 }
 
+/// A message to be sent.
+#[derive(Clone, Copy)]
+pub(crate) struct ToSend<'a> {
+    pub outbound: &'a Arc<Outbound>,
+    /// The incarnation of the target. `None`: the present one.
+    pub incarnation: Option<Incarnation>,
+    pub tag: u64,
+    pub bytes: &'a [u8],
+}
+
 /// The longest message that `try_send` takes: it fits an idle lane of default size.
 pub(super) const TRY_BYTES: usize = 64 << 10;
 
@@ -58,34 +68,23 @@ impl Shared {
 
     /// Sends a message that `send_now` could not: waits for room, sends it in pieces, or queues it behind other sends.
     #[cold]
-    pub(super) fn send_slow(
-        &self,
-        me: Token,
-        outbound: &Arc<Outbound>,
-        incarnation: Option<Incarnation>,
-        tag: u64,
-        bytes: &[u8],
-        patience: Patience,
-    ) -> Result<()> {
-        self.send_asking(me, outbound, incarnation, tag, bytes, None, patience).map(drop)
+    pub(super) fn send_slow(&self, me: Token, message: ToSend<'_>, patience: Patience) -> Result<()> {
+        self.send_asking(me, message, None, patience).map(drop)
     }
 
     /// As `send_slow`, with an optional mode. Returns the receipt.
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn send_asking(
+    fn send_asking(
         &self,
         me: Token,
-        outbound: &Arc<Outbound>,
-        incarnation: Option<Incarnation>,
-        tag: u64,
-        bytes: &[u8],
+        message: ToSend<'_>,
         asks: Option<ModeRequest>,
         patience: Patience,
     ) -> Result<Option<Receipt>> {
+        let outbound = message.outbound;
         let node = outbound.target;
         let waits = !matches!(patience, Patience::None);
         let began = if waits && self.modes().steers(asks) { self.modes().begin_sample() } else { None };
-        let op = match self.begin_send(me, outbound, incarnation, tag, bytes, asks, patience)? {
+        let op = match self.begin_send(me, message, asks, patience)? {
             Begun::Sent(op) => return Ok(self.sent(began, &op)),
             Begun::Queued(op) => op,
         };
@@ -123,44 +122,20 @@ impl Shared {
     }
 
     /// Sends with a requested mode and returns the receipt.
-    pub(super) fn send_as(
-        &self,
-        me: Token,
-        outbound: &Arc<Outbound>,
-        incarnation: Option<Incarnation>,
-        tag: u64,
-        bytes: &[u8],
-        mode: ModeRequest,
-    ) -> Result<Receipt> {
-        let receipt = self.send_asking(me, outbound, incarnation, tag, bytes, Some(mode), Patience::Forever)?;
+    pub(super) fn send_as(&self, me: Token, message: ToSend<'_>, mode: ModeRequest) -> Result<Receipt> {
+        let ToSend { outbound, incarnation, .. } = message;
+        let receipt = self.send_asking(me, message, Some(mode), Patience::Forever)?;
         receipt.ok_or(Error::PeerLeft { node: outbound.target, incarnation: incarnation.unwrap_or_default() })
     }
 
     /// Sends a copy of a message that could not be lent.
-    pub(crate) fn send_copy(
-        &self,
-        me: Token,
-        outbound: &Arc<Outbound>,
-        incarnation: Option<Incarnation>,
-        tag: u64,
-        bytes: &[u8],
-        deadline: Option<Instant>,
-    ) -> Result<()> {
-        self.send_slow(me, outbound, incarnation, tag, bytes, deadline.map_or(Patience::Forever, Patience::Until))
+    pub(crate) fn send_copy(&self, me: Token, message: ToSend<'_>, deadline: Option<Instant>) -> Result<()> {
+        self.send_slow(me, message, deadline.map_or(Patience::Forever, Patience::Until))
     }
 
     /// Sends at once, or queues the send.
-    #[allow(clippy::too_many_arguments)]
-    fn begin_send(
-        &self,
-        me: Token,
-        outbound: &Arc<Outbound>,
-        incarnation: Option<Incarnation>,
-        tag: u64,
-        bytes: &[u8],
-        asks: Option<ModeRequest>,
-        patience: Patience,
-    ) -> Result<Begun> {
+    fn begin_send(&self, me: Token, message: ToSend<'_>, asks: Option<ModeRequest>, patience: Patience) -> Result<Begun> {
+        let ToSend { outbound, incarnation, tag, bytes } = message;
         let node = outbound.target;
         // Making a ring may take time, so only a send without a deadline makes one.
         if outbound.wants_bulk.load(Ordering::Relaxed) && matches!(patience, Patience::Forever) {
@@ -259,21 +234,14 @@ impl Shared {
     ///
     /// # Safety
     /// As [`SendOp::new`].
-    pub(super) unsafe fn start_send(
-        &self,
-        me: Token,
-        outbound: &Arc<Outbound>,
-        incarnation: Option<Incarnation>,
-        tag: u64,
-        bytes: &[u8],
-        asks: Option<ModeRequest>,
-    ) -> Result<Arc<Op>> {
+    pub(super) unsafe fn start_send(&self, me: Token, message: ToSend<'_>, asks: Option<ModeRequest>) -> Result<Arc<Op>> {
+        let ToSend { outbound, incarnation, tag, bytes } = message;
         if asks.is_none() && self.send_now(me, outbound, incarnation, tag, bytes)? {
             let op = Op::new();
             op.finish(Outcome::Sent);
             return Ok(op);
         }
-        match self.begin_send(me, outbound, incarnation, tag, bytes, asks, Patience::Forever)? {
+        match self.begin_send(me, message, asks, Patience::Forever)? {
             Begun::Queued(op) => Ok(op),
             Begun::Sent(op) => {
                 op.finish(Outcome::Sent);
@@ -373,7 +341,7 @@ impl Node {
     pub fn send_as(&self, node: NodeId, tag: u64, bytes: &[u8], mode: ModeRequest) -> Result<Receipt> {
         let me = self.shared.check()?;
         let (outbound, _) = self.outbound(me, node)?;
-        self.shared.send_as(me, outbound, None, tag, bytes, mode)
+        self.shared.send_as(me, ToSend { outbound, incarnation: None, tag, bytes }, mode)
     }
 
     /// Sends one message made of several pieces.
@@ -408,7 +376,7 @@ impl Node {
             return Ok(());
         }
         let (outbound, _) = self.outbound(me, node)?;
-        self.shared.send_slow(me, outbound, None, tag, bytes, patience)
+        self.shared.send_slow(me, ToSend { outbound, incarnation: None, tag, bytes }, patience)
     }
 }
 

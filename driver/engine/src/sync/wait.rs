@@ -5,14 +5,14 @@
 //! yields do not switch, the thread spins on for some 30 µs, with a yield whenever the wait has doubled, because a yield takes
 //! a third of a microsecond without a look. Then it parks. All waits use this policy.
 
-use doorbell_fabric::world;
+use doorbell_fabric::{ParseIdError, world};
 use std::cell::Cell;
-use std::fmt;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
+use strum::EnumString;
 
 /// How a thread waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, strum::Display, EnumString)]
+#[strum(serialize_all = "lowercase", parse_err_ty = ParseIdError, parse_err_fn = unknown_wait)]
 pub enum Wait {
     /// Spin, yield, park, with a memory of how crowded the processors are.
     #[default]
@@ -26,25 +26,8 @@ pub enum Wait {
     Park,
 }
 
-impl Wait {
-    const WORDS: [(Wait, &str); 4] = [(Wait::Auto, "auto"), (Wait::Spin, "spin"), (Wait::Yield, "yield"), (Wait::Park, "park")];
-}
-
-impl fmt::Display for Wait {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = Self::WORDS.iter().find(|(wait, _)| wait == self).map_or("", |(_, word)| word);
-        f.pad(word)
-    }
-}
-
-impl FromStr for Wait {
-    type Err = doorbell_fabric::ParseIdError;
-
-    fn from_str(word: &str) -> Result<Self, Self::Err> {
-        let expected = "a way of waiting: auto, spin, yield or park";
-        let found = Self::WORDS.iter().find(|(_, known)| *known == word);
-        found.map(|(wait, _)| *wait).ok_or_else(|| doorbell_fabric::ParseIdError { word: word.into(), expected })
-    }
+fn unknown_wait(word: &str) -> ParseIdError {
+    ParseIdError { word: word.into(), expected: "a way of waiting: auto, spin, yield or park" }
 }
 
 const SPIN: Duration = Duration::from_nanos(500);
@@ -245,7 +228,7 @@ mod tests {
 
     #[test]
     fn words_and_ways_agree() {
-        for (wait, word) in Wait::WORDS {
+        for (wait, word) in [(Wait::Auto, "auto"), (Wait::Spin, "spin"), (Wait::Yield, "yield"), (Wait::Park, "park")] {
             assert_eq!(word.parse::<Wait>().unwrap(), wait);
             assert_eq!(wait.to_string(), word);
         }

@@ -57,7 +57,7 @@ impl Remote {
                 (Self::can_reach(peer) && address.checked_add(len).is_some()).then(|| Self::Private(peer.clone(), address))
             }
             Place::Region { number, offset } => {
-                let region = local.regions.map_peer(&local.membership, peer.id(), peer.incarnation(), number, writable)?;
+                let region = local.regions.open(&local.membership, peer.id(), peer.incarnation(), number, writable, 0).ok()?;
                 let end = offset.checked_add(len)?;
                 (end <= region.len() as u64).then(|| Self::Region(region, offset as usize))
             }

@@ -33,8 +33,8 @@ pub mod way;
 pub use descriptor::Place;
 pub use report::{Descriptor, Executed, Side, TransferReport};
 
-use std::fmt;
-use std::str::FromStr;
+use doorbell_fabric::ParseIdError;
+use strum::EnumString;
 
 /// The shortest message that is moved from both ends, in bytes. A shorter one has passed the lane before an RTS is answered.
 pub const RENDEZVOUS_BYTES: usize = (32 << 10) + 1;
@@ -46,7 +46,8 @@ pub(crate) const APART_LEAST: usize = 256 << 10;
 pub(crate) const LEAST_SHARE: u32 = 16;
 
 /// Which side copies the bytes of a large message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, strum::Display, EnumString)]
+#[strum(serialize_all = "lowercase", parse_err_ty = ParseIdError, parse_err_fn = unknown_copyside)]
 pub enum CopySide {
     /// Chosen for each message. Usually both sides copy, as far as their threads turn the engine: two processors if both
     /// processes wait. With several pending messages to one node, the target copies alone. Messages in private memory take the
@@ -63,23 +64,6 @@ pub enum CopySide {
     Both,
 }
 
-impl CopySide {
-    const WORDS: [(CopySide, &str); 4] =
-        [(CopySide::Auto, "auto"), (CopySide::Origin, "origin"), (CopySide::Target, "target"), (CopySide::Both, "both")];
-}
-
-impl fmt::Display for CopySide {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(Self::WORDS.iter().find(|(copy, _)| copy == self).map_or("", |(_, word)| word))
-    }
-}
-
-impl FromStr for CopySide {
-    type Err = doorbell_fabric::ParseIdError;
-
-    fn from_str(word: &str) -> Result<Self, Self::Err> {
-        let expected = "a copying side: auto, origin, target or both";
-        let found = Self::WORDS.iter().find(|(_, known)| *known == word);
-        found.map(|(copy, _)| *copy).ok_or_else(|| doorbell_fabric::ParseIdError { word: word.into(), expected })
-    }
+fn unknown_copyside(word: &str) -> ParseIdError {
+    ParseIdError { word: word.into(), expected: "a copying side: auto, origin, target or both" }
 }

@@ -84,9 +84,7 @@ pub struct Engine {
     /// Operations deferred by closures that the engine calls.
     later: Arc<Later>,
     local: Local,
-    copy: CopySide,
-    /// Settings for modes, by which messages choose links and protocols.
-    modes: Arc<Modes>,
+    settings: EngineSettings,
     /// Whether the poller thread turns the engine just now.
     by_poller: bool,
     sending: Vec<Arc<Outbound>>,
@@ -117,10 +115,21 @@ pub struct Engine {
     shown: Instant,
     /// The published links.
     links: LinksShown,
-    /// Whether the engine may make system calls of its own accord.
-    calls: bool,
-    /// Whether threads of the application and the poller take turns.
-    adaptive: bool,
+}
+
+impl Default for EngineSettings {
+    fn default() -> Self {
+        Self {
+            pool_bytes: 64 << 20,
+            calls: true,
+            adaptive: true,
+            copy: CopySide::default(),
+            fifo_from_high: false,
+            loan_bytes: 64 << 20,
+            bulk_bytes: 16 << 20,
+            modes: Arc::default(),
+        }
+    }
 }
 
 impl Engine {
@@ -142,8 +151,7 @@ impl Engine {
             later: Arc::default(),
             outgoing: Outgoing::new(nodes, settings.copy, settings.fifo_from_high, monitor.clone(), settings.modes.clone()),
             local: Local::new(fabric.membership().clone(), regions),
-            copy: settings.copy,
-            modes: settings.modes,
+            settings,
             by_poller: false,
             fabric,
             sending: Vec::new(),
@@ -163,8 +171,6 @@ impl Engine {
             checked: world::now(),
             shown: world::now(),
             links: LinksShown::new(nodes),
-            calls: settings.calls,
-            adaptive: settings.adaptive,
         }
     }
 
@@ -240,7 +246,7 @@ impl Engine {
         self.inbound.services.count(&mut metrics);
         self.monitor.show(&metrics, self.fabric.latencies());
         self.show_links(now, all);
-        self.modes.show();
+        self.settings.modes.show();
         self.shown = now;
         metrics
     }
@@ -250,11 +256,6 @@ impl Engine {
         if self.parked.is_some() {
             self.wake_parked();
         }
-    }
-
-    /// Whether nonblocking operations need turns of the engine.
-    pub fn has_pending(&self) -> bool {
-        !self.inbound.posted.is_empty() || !self.is_at_rest()
     }
 
     /// Whether nothing is pending but receives without a message.
@@ -274,7 +275,7 @@ impl Engine {
         let mut dispatch = Dispatch { inbound: &mut self.inbound, direct, poller, satisfied: false };
         let taken = self.fabric.poll(&mut dispatch, TURN_PACKETS);
         self.by_poller = poller;
-        if self.adaptive && !poller && self.parked.is_none() && self.fabric.bell().is_armed() {
+        if self.settings.adaptive && !poller && self.parked.is_none() && self.fabric.bell().is_armed() {
             // The poller sleeps on the bell, and this thread now looks by itself, so no sender needs to ring.
             self.fabric.bell().disarm();
         }
@@ -301,7 +302,7 @@ impl Engine {
     #[cold]
     fn now_and_then(&mut self) {
         let now = world::now();
-        if self.calls && now - self.checked >= CHECK_EVERY {
+        if self.settings.calls && now - self.checked >= CHECK_EVERY {
             self.check_peers();
         }
         if now - self.shown >= SHOW_EVERY {

@@ -53,11 +53,12 @@ impl Engine {
     /// Chooses the mode of a message, and begins to move it if it does not go through a lane. The caller holds the send queue,
     /// which has no send before this message.
     pub fn plan(&mut self, outbound: &Arc<Outbound>, state: &mut OutState, order: &Order<'_>) -> Plan {
-        if order.asks.is_some() || (self.modes.steer_all() && state.looks()) {
+        if order.asks.is_some() || (self.settings.modes.steer_all() && state.looks()) {
             self.open_links(outbound, state);
         }
         let peer = self.fabric.peer(outbound.target);
-        Planner { outgoing: &mut self.outgoing, peer, local: &self.local, modes: &self.modes }.plan(outbound, state, order)
+        Planner { outgoing: &mut self.outgoing, peer, local: &self.local, modes: &self.settings.modes }
+            .plan(outbound, state, order)
     }
 }
 

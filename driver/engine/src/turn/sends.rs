@@ -71,7 +71,7 @@ impl Engine {
                 self.open_links(&outbound, &mut state);
             }
             let peer = self.fabric.peer(outbound.target);
-            let mut planner = Planner { outgoing: &mut self.outgoing, peer, local: &self.local, modes: &self.modes };
+            let mut planner = Planner { outgoing: &mut self.outgoing, peer, local: &self.local, modes: &self.settings.modes };
             work += state.push_queue(outbound.target, 16, |state, order| planner.plan(&outbound, state, order));
             let (messages_now, bytes_now) = outbound.carried.read();
             if bytes_now != bytes || messages_now != messages {
@@ -236,11 +236,11 @@ impl Engine {
             let (id, Envelope { source, incarnation, .. }) = (incoming.id, incoming.envelope);
             let get = if incoming.comes_apart() {
                 let len = incoming.envelope.len as u64;
-                incoming.answer_apart(self.copy, |link, into| self.fabric.expect(source, incarnation, link, len, into))
+                incoming.answer_apart(self.settings.copy, |link, into| self.fabric.expect(source, incarnation, link, len, into))
             } else {
                 let peer = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation);
                 // A node without a DMA engine fetches nothing.
-                let copy = if self.modes.has_engine { self.copy } else { CopySide::Origin };
+                let copy = if self.settings.modes.has_engine { self.settings.copy } else { CopySide::Origin };
                 peer.and_then(|peer| incoming.answer(peer, &self.local, copy))
             };
             if let Some(get) = get

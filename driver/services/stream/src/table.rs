@@ -304,7 +304,7 @@ impl Streams {
                         let region = if near::is_alone(ring) {
                             membership.open_region(from.node, from.incarnation, region, true).ok().map(Arc::new)
                         } else {
-                            regions.map_peer(membership, from.node, from.incarnation, region, true)
+                            regions.open(membership, from.node, from.incarnation, region, true, 0).ok()
                         };
                         region.and_then(|region| Near::of_peer(region, offset, ring)).map(Carrier::Near)
                     }

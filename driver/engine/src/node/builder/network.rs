@@ -144,7 +144,7 @@ impl NodeBuilder {
                 return Err(Error::Invalid { what: what.into() });
             }
             // The node shares memory with no other.
-            self.space = Space::heap();
+            self.here.space = Space::heap();
         }
         if !is_networked {
             return Ok((self.join_beside(deadline)?, None));
@@ -161,14 +161,14 @@ impl NodeBuilder {
 
     /// Joins. If the node was given no id, it uses the one that the first node it connects to assigns.
     fn join_networked(&mut self, deadline: Instant) -> Result<Membership> {
-        if self.id.is_some() || self.network.udp.connect.is_empty() {
+        if self.here.id.is_some() || self.network.udp.connect.is_empty() {
             return self.join_beside(deadline);
         }
         let about = self.about(0);
         let mut taken = Vec::new();
         loop {
-            let grant = ask(&self.domain, &about, &taken, &self.network.udp, deadline)?;
-            (self.id, self.max_nodes) = (Some(grant.node), grant.max_nodes);
+            let grant = ask(&self.here.domain, &about, &taken, &self.network.udp, deadline)?;
+            (self.here.id, self.here.max_nodes) = (Some(grant.node), grant.max_nodes);
             match self.join_beside(deadline) {
                 // The id belongs to a node that joined without asking for one.
                 Err(Error::Shm(error)) if matches!(*error, ShmError::IdTaken { .. }) && taken.len() < GRANTS_MAX => {
@@ -182,12 +182,12 @@ impl NodeBuilder {
     fn enter_network(&self, membership: &Membership, deadline: Instant) -> Result<Network> {
         let (me, udp) = ((membership.id(), membership.incarnation()), &self.network.udp);
         let about = self.about(membership.nonce());
-        let (fabric, port) = UdpFabric::open(&self.domain, me, about, membership.max_nodes(), udp, deadline)?;
+        let (fabric, port) = UdpFabric::open(&self.here.domain, me, about, membership.max_nodes(), udp, deadline)?;
         Ok(Network::new(fabric, port, udp.dead_after, !udp.seek.is_empty()))
     }
 
     fn about(&self, nonce: u64) -> About {
-        About { role: self.role, pid: std::process::id(), label: self.label.clone(), nonce }
+        About { role: self.here.role, pid: std::process::id(), label: self.here.label.clone(), nonce }
     }
 }
 
