@@ -9,8 +9,7 @@
 
 use crate::domain::Owner;
 use crate::doorbell::Bell;
-use crate::layout::{DOORBELL_OFFSET, HEADER_BYTES, PAGE, REACH_OFFSET};
-use std::hash::{BuildHasher, Hasher, RandomState};
+use crate::layout::{DOORBELL_OFFSET, HEADER_BYTES, PAGE, REACH_OFFSET, random};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -50,7 +49,7 @@ pub(crate) struct Beacon {
 impl Beacon {
     pub fn new() -> Self {
         // Never zero: an inbox that publishes nothing must match nothing.
-        Self { word: Box::new(AtomicU64::new(RandomState::new().build_hasher().finish() | 1)) }
+        Self { word: Box::new(AtomicU64::new(random() | 1)) }
     }
 
     /// Publishes the word's address and value.

@@ -254,14 +254,6 @@ impl ShmError {
         matches!(self, Self::LockTimeout { .. } | Self::NodeChanging { .. } | Self::LaneBusy { .. } | Self::NoSuchNode { .. })
     }
 
-    pub(crate) fn no_such_node(domain: &str, id: NodeId) -> Self {
-        Self::NoSuchNode { operation: "connect", domain: domain.to_owned(), id }
-    }
-
-    pub(crate) fn lane_busy(domain: &str, id: NodeId) -> Self {
-        Self::LaneBusy { domain: domain.to_owned(), id }
-    }
-
     pub(crate) fn os(operation: &'static str, object: impl Into<String>, source: impl Into<io::Error>) -> Self {
         let source = source.into();
         let hint = match source.raw_os_error() {
@@ -284,17 +276,15 @@ impl From<ShmError> for io::Error {
             ShmError::InvalidOption { .. } | ShmError::InvalidDomainName { .. } | ShmError::InvalidRegion { .. } => {
                 io::ErrorKind::InvalidInput
             }
+            ShmError::Key { fault: ResourceError::Name { .. }, .. } => io::ErrorKind::InvalidInput,
             ShmError::NoSpace { .. } => io::ErrorKind::StorageFull,
             ShmError::LockTimeout { .. } => io::ErrorKind::TimedOut,
             ShmError::OtherLayout { .. } | ShmError::Damaged { .. } | ShmError::DomainLost { .. } => io::ErrorKind::InvalidData,
-            ShmError::IdTaken { .. } => io::ErrorKind::AddrInUse,
-            ShmError::DomainFull { .. } => io::ErrorKind::QuotaExceeded,
-            ShmError::NoSuchNode { .. } => io::ErrorKind::NotFound,
             ShmError::Region { fault: RegionFault::Header(_), .. } => io::ErrorKind::InvalidData,
-            ShmError::Region { .. } => io::ErrorKind::NotFound,
+            ShmError::IdTaken { .. } => io::ErrorKind::AddrInUse,
+            ShmError::DomainFull { .. } | ShmError::Key { fault: ResourceError::Full, .. } => io::ErrorKind::QuotaExceeded,
+            ShmError::NoSuchNode { .. } | ShmError::Region { .. } => io::ErrorKind::NotFound,
             ShmError::Key { fault: ResourceError::Exists { .. }, .. } => io::ErrorKind::AlreadyExists,
-            ShmError::Key { fault: ResourceError::Full, .. } => io::ErrorKind::QuotaExceeded,
-            ShmError::Key { fault: ResourceError::Name { .. }, .. } => io::ErrorKind::InvalidInput,
             ShmError::NodeDead { .. } => io::ErrorKind::ConnectionReset,
             ShmError::NodeChanging { .. } | ShmError::LaneBusy { .. } => io::ErrorKind::WouldBlock,
             ShmError::Left { .. } => io::ErrorKind::NotConnected,

@@ -116,6 +116,11 @@ pub const LAYOUT_HASH: u64 = hash(&[
     offset_of!(SegmentHeader, flags) as u64,
 ]);
 
+/// An unpredictable number that no other call returns: a hash seeded by the system's random number generator.
+pub(crate) fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
 const fn hash(words: &[u64]) -> u64 {
     // FNV-1a over whole words: a change of any word gives another number, which is all that is needed.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -248,7 +253,7 @@ impl SegmentHeader {
         header.node.store(node.0 as u64, Ordering::Relaxed);
         header.bytes.store(bytes as u64, Ordering::Relaxed);
         header.flags.store(flags, Ordering::Relaxed);
-        header.nonce.store(RandomState::new().build_hasher().finish(), Ordering::Relaxed);
+        header.nonce.store(random(), Ordering::Relaxed);
         header
     }
 

@@ -8,12 +8,11 @@
 
 use crate::domain::Membership;
 use crate::error::ShmError;
-use crate::layout::{HeaderFault, PAGE, SegmentHeader, SegmentKind};
+use crate::layout::{HeaderFault, PAGE, SegmentHeader, SegmentKind, random};
 use crate::segment::Segment;
 use crate::space::{DomainLock, Identity, Names, Space, forked};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -70,13 +69,6 @@ pub enum RegionFault {
     /// Its header is too short or not that of a region.
     #[error("{0}; its owner should be ended")]
     Header(HeaderFault),
-}
-
-/// A random number that no other region has. It shows that the owner of the region made a key that carries it. It guards against
-/// mistakes, not against a process that may read the region.
-fn secret() -> u64 {
-    // The system seeds it, and every call returns another number.
-    RandomState::new().build_hasher().finish()
 }
 
 /// The regions that a node has created and not withdrawn. Lock it after the domain's lock, never before it.
@@ -334,7 +326,9 @@ impl Membership {
         let lock = space.lock(OPERATION, &names, Instant::now() + PATIENCE)?;
         // Check this under the lock: a node that leaves later must find the region in the registry.
         self.check_call("make a region")?;
-        let (id, incarnation, secret) = (self.id(), self.incarnation(), secret());
+        // The secret shows that this node made a key that carries it. It guards against mistakes, not against a process that may
+        // read the region.
+        let (id, incarnation, secret) = (self.id(), self.incarnation(), random());
         let name = names.region(id, number);
         let init = |segment: &Segment| {
             // SAFETY: page-aligned, longer than a page, writable, and alive as long as the references are used here.

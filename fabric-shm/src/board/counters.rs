@@ -9,10 +9,9 @@
 //! secret; the generation may be shown.
 
 use super::Home;
-use crate::layout::{COUNTER_STATUS_OFFSET, COUNTERS as LAYOUT_COUNTERS, COUNTERS_OFFSET, COUNTERS_USED_OFFSET};
+use crate::layout::{COUNTER_STATUS_OFFSET, COUNTERS as LAYOUT_COUNTERS, COUNTERS_OFFSET, COUNTERS_USED_OFFSET, random};
 use doorbell_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use std::fmt;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The number of DMA counters of a node.
@@ -106,7 +105,7 @@ impl<T: Default> Counters<T> {
     /// Counters that are all free and at zero.
     pub fn new(home: Home) -> Self {
         let slot = |_| {
-            let life = Mutex::new(Life { secret: secret(), ..Life::default() });
+            let life = Mutex::new(Life { secret: random(), ..Life::default() });
             Slot { word: AtomicU64::new(0), generation: AtomicU32::new(0), life }
         };
         let slots = (0..COUNTERS).map(slot).collect();
@@ -128,7 +127,7 @@ impl<T: Default> Counters<T> {
         let Some(slot) = self.slots.get(index) else { return T::default() };
         let kept = {
             let mut life = lock(&slot.life);
-            life.secret = secret();
+            life.secret = random();
             self.begin(index, slot, &mut life, 0);
             life.set = false;
             self.mark(index, false);
@@ -153,7 +152,7 @@ impl<T: Default> Counters<T> {
         let mut life = lock(&slot.life);
         self.mark(index, bytes == 0);
         let generation = slot.generation.load(Ordering::Relaxed).wrapping_add(1);
-        life.secret = secret();
+        life.secret = random();
         let standing = Standing { generation, secret: life.secret, size: bytes, zero: bytes == 0, set: true };
         begun(&mut life.kept, standing);
         self.begin(index, slot, &mut life, bytes);
@@ -268,11 +267,6 @@ impl<T: Default> Counters<T> {
         let value = || slot.word.load(Ordering::Relaxed) & VALUE_MASK;
         show_latest(self.home.board().word(COUNTERS_OFFSET + index * 16), value);
     }
-}
-
-/// An unpredictable number: a hash seeded by the system's random number generator.
-fn secret() -> u64 {
-    RandomState::new().build_hasher().finish()
 }
 
 fn size_word(index: usize) -> usize {

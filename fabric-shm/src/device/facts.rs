@@ -1,7 +1,7 @@
 //! A device seen from outside.
 
 use super::held::{Counts, Held};
-use super::words::{Root, View, is_behind, offsets};
+use super::words::{Root, View, is_behind, life_of, offsets};
 use super::{DeviceGeometry, PACKET};
 use crate::keys::OwnerId;
 use crate::layout::PAGE;
@@ -83,7 +83,7 @@ pub(crate) unsafe fn facts(base: *mut u8, len: usize, geometry: DeviceGeometry, 
     });
     let most = geometry.lane_bytes as u64;
     let lanes = view.lanes.iter().filter_map(|words| {
-        let [owner, client] = [&words.owner, &words.client].map(|word| incarnation(word.load(Ordering::Relaxed)));
+        let [owner, client] = [&words.owner, &words.client].map(|word| life_of(word.load(Ordering::Relaxed)));
         let (written, read) = (words.written(), words.read.load(Ordering::Relaxed));
         let waiting =
             if is_behind(read, written) { written.wrapping_sub(read).saturating_mul(PACKET as u64).min(most) } else { 0 };
@@ -101,8 +101,4 @@ pub(crate) unsafe fn facts(base: *mut u8, len: usize, geometry: DeviceGeometry, 
         geometry,
         bytes,
     })
-}
-
-fn incarnation(word: u64) -> Option<(NodeId, Incarnation)> {
-    (word != 0).then_some((NodeId((word >> 32) as u16), Incarnation(word as u32)))
 }

@@ -1,23 +1,19 @@
 //! The processes of a device: those attached to it, the one that serves it to the network, and its removal.
 
-use super::words::{View, life_word};
+use super::words::{View, life_of, life_word};
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, NodeId};
 
 impl View<'_> {
     /// The attached processes.
     pub fn attached(&self) -> impl Iterator<Item = (NodeId, Incarnation)> + '_ {
-        let words = self.root.attached.0.iter().map(|word| word.load(Ordering::Acquire));
-        words.filter(|word| *word != 0).map(|word| (NodeId((word >> 32) as u16), Incarnation(word as u32)))
+        self.root.attached.0.iter().filter_map(|word| life_of(word.load(Ordering::Acquire)))
     }
 
     /// Enters a process as attached, in a free place or in that of a dead one. False if there is no room. Call it under the
     /// domain's lock file.
     pub fn enter(&self, me: (NodeId, Incarnation), lives: impl Fn(NodeId, Incarnation) -> bool) -> bool {
-        let free = |word: &&AtomicU64| {
-            let was = word.load(Ordering::Acquire);
-            was == 0 || !lives(NodeId((was >> 32) as u16), Incarnation(was as u32))
-        };
+        let free = |word: &&AtomicU64| life_of(word.load(Ordering::Acquire)).is_none_or(|(node, life)| !lives(node, life));
         let entry = self.root.attached.0.iter().find(free);
         entry.map(|word| word.store(life_word(me.0, me.1), Ordering::Release)).is_some()
     }
@@ -32,8 +28,7 @@ impl View<'_> {
 
     /// The holder of the port: the process that serves the device to the network.
     pub fn port(&self) -> Option<(NodeId, Incarnation)> {
-        let word = self.root.port.0.load(Ordering::Acquire);
-        (word != 0).then_some((NodeId((word >> 32) as u16), Incarnation(word as u32)))
+        life_of(self.root.port.0.load(Ordering::Acquire))
     }
 
     /// Takes the port from `former`, which died or left, or takes a free one. Returns whether the caller holds it.

@@ -178,6 +178,11 @@ pub(super) fn life_word(node: NodeId, incarnation: Incarnation) -> u64 {
     (node.0 as u64) << 32 | incarnation.0 as u64
 }
 
+/// The node and the incarnation of such a word.
+pub(super) fn life_of(word: u64) -> Option<(NodeId, Incarnation)> {
+    (word != 0).then_some((NodeId((word >> 32) as u16), Incarnation(word as u32)))
+}
+
 /// The words of a device in memory.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
@@ -199,16 +204,9 @@ impl<'a> View<'a> {
     /// valid.
     #[cfg(not(loom))]
     pub unsafe fn at(base: *mut u8, geometry: &DeviceGeometry) -> Self {
-        let [slots, lanes, rings] = offsets(geometry);
+        let (rings, packets) = (offsets(geometry)[2], geometry.senders * (geometry.lane_bytes / PACKET));
         // SAFETY: within those bytes and aligned, as offsets are multiples of 128; all is atomics, so other writers are allowed.
-        unsafe {
-            Self {
-                root: &*base.add(ROOT).cast(),
-                slots: std::slice::from_raw_parts(base.add(slots).cast(), geometry.threads),
-                lanes: std::slice::from_raw_parts(base.add(lanes).cast(), geometry.senders),
-                rings: std::slice::from_raw_parts(base.add(rings).cast(), geometry.senders * (geometry.lane_bytes / PACKET)),
-            }
-        }
+        unsafe { Self { rings: std::slice::from_raw_parts(base.add(rings).cast(), packets), ..Self::head_at(base, geometry) } }
     }
 
     /// The view of the part before the rings, for a process that only looks at the device. It has no rings.
@@ -255,8 +253,7 @@ impl<'a> View<'a> {
         let words = self.lanes.get(lane)?;
         let (owner, client) = (words.owner.load(Ordering::Acquire), words.client.load(Ordering::Acquire));
         let is_fed = client != 0 && owner == self.root.port.0.load(Ordering::Acquire);
-        let word = if is_fed { client } else { owner };
-        (word != 0).then_some((NodeId((word >> 32) as u16), Incarnation(word as u32)))
+        life_of(if is_fed { client } else { owner })
     }
 
     /// The slot for this thread id.

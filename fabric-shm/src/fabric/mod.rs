@@ -421,9 +421,10 @@ impl Fabric for ShmFabric {
 
     fn connect(&mut self, target: NodeId, incarnation: Incarnation, priority: Priority) -> Result<ShmLink, ShmError> {
         self.refresh_peers();
+        let domain = || self.membership.domain().to_owned();
         let inbox = match self.slots.get(target.index()) {
             Some(Slot::Live(inbox)) if inbox.incarnation() == incarnation => inbox.clone(),
-            _ => return Err(ShmError::no_such_node(self.membership.domain(), target)),
+            _ => return Err(ShmError::NoSuchNode { operation: "connect", domain: domain(), id: target }),
         };
         let (block, len) = inbox.block();
         let place = self.membership.lanes().lane(priority);
@@ -431,7 +432,7 @@ impl Fabric for ShmFabric {
         // SAFETY: open_peer mapped a whole block of this geometry; `inbox` in the link keeps it mapped.
         let memory = unsafe { RawMemory::new(block, place) };
         let producer = Producer::claim(memory, self.membership.incarnation().0)
-            .ok_or_else(|| ShmError::lane_busy(self.membership.domain(), target))?;
+            .ok_or_else(|| ShmError::LaneBusy { domain: domain(), id: target })?;
         let fenced = inbox.flags() & FLAG_FENCE != 0 || !Barriers::join().machine;
         let faults = self.faults.as_mut().map(Faults::fork);
         Ok(ShmLink { producer, bulk: None, bell: inbox.header(), fenced, faults, last_len: 0, _inbox: inbox })

@@ -1,6 +1,6 @@
 //! Segments in the heap of one process, so that tests and interpreters can run many nodes in one process.
 
-use super::{Created, Hold, Identity, Names};
+use super::{Created, Hold, Identity, Names, NewSegment};
 use crate::error::ShmError;
 use crate::segment::{HeapBlock, Segment};
 use doorbell_fabric::world;
@@ -80,7 +80,8 @@ impl HeapSpace {
         Ok(LockFlag { space: self.clone(), key: names.domain() })
     }
 
-    pub(super) fn create(&self, name: &str, bytes: usize, owned: bool, init: &dyn Fn(&Segment)) -> Result<Created, ShmError> {
+    pub(super) fn create(&self, new: &NewSegment<'_>) -> Result<Created, ShmError> {
+        let NewSegment { name, bytes, owned, init } = *new;
         let used: usize = self.files().by_name.values().map(|file| file.block.len()).sum();
         let free = self.capacity.saturating_sub(used);
         let no_space = || ShmError::NoSpace {

@@ -115,9 +115,10 @@ impl DomainLock {
     /// Creates a segment of `bytes` zeroed bytes, lets `init` fill it in, and only then gives it its name: any process that can
     /// open it sees it whole. With `owned`, it counts as held until the [`Hold`] is dropped or the process dies.
     pub fn create(&self, name: &str, bytes: usize, owned: bool, init: &dyn Fn(&Segment)) -> Result<Created, ShmError> {
+        let new = NewSegment { name, bytes, owned, init };
         match &self.space {
-            Space::Posix(space) => space.create(&self.names, name, bytes, owned, init),
-            Space::Heap(space) => space.create(name, bytes, owned, init),
+            Space::Posix(space) => space.create(&self.names, &new),
+            Space::Heap(space) => space.create(&new),
         }
     }
 
@@ -143,6 +144,14 @@ impl DomainLock {
 pub(crate) struct Identity {
     pub device: u64,
     pub inode: u64,
+}
+
+/// A segment to be created: see [`DomainLock::create`].
+pub(crate) struct NewSegment<'a> {
+    name: &'a str,
+    bytes: usize,
+    owned: bool,
+    init: &'a dyn Fn(&Segment),
 }
 
 /// A segment that was just created and named.

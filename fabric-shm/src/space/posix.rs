@@ -5,7 +5,7 @@
 //! description" lock) means that the file's owner lives. The kernel drops it however the owner dies.
 
 use super::fork::{HeldFile, forked, gated};
-use super::{Created, Hold, Identity, Names, OpenFile};
+use super::{Created, Hold, Identity, Names, NewSegment, OpenFile};
 use crate::error::ShmError;
 use crate::mapping::Mapping;
 use crate::segment::Segment;
@@ -122,23 +122,16 @@ impl PosixSpace {
         }
     }
 
-    pub(super) fn create(
-        &self,
-        names: &Names,
-        name: &str,
-        bytes: usize,
-        owned: bool,
-        init: &dyn Fn(&Segment),
-    ) -> Result<Created, ShmError> {
+    pub(super) fn create(&self, names: &Names, new: &NewSegment<'_>) -> Result<Created, ShmError> {
         if self.nameless
-            && let Some(created) = self.create_nameless(name, bytes, owned, init)?
+            && let Some(created) = self.create_nameless(new)?
         {
             return Ok(created);
         }
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let unfinished = names.unfinished(NUMBER.fetch_add(1, Ordering::Relaxed));
         let from = self.path(&unfinished);
-        let created = self.create_named(&from, name, bytes, owned, init);
+        let created = self.create_named(&from, new);
         if created.is_err() {
             let _ = fs::remove_file(&from);
         }
@@ -146,13 +139,8 @@ impl PosixSpace {
     }
 
     /// Returns `None` if this file system has no nameless files, or cannot name them later.
-    fn create_nameless(
-        &self,
-        name: &str,
-        bytes: usize,
-        owned: bool,
-        init: &dyn Fn(&Segment),
-    ) -> Result<Option<Created>, ShmError> {
+    fn create_nameless(&self, new: &NewSegment<'_>) -> Result<Option<Created>, ShmError> {
+        let name = new.name;
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_TMPFILE | libc::O_CLOEXEC).mode(0o600);
         let file = match HeldFile::open(|| options.open(&self.directory)) {
@@ -162,7 +150,7 @@ impl PosixSpace {
             }
             Err(error) => return Err(ShmError::os("create segment", name, error)),
         };
-        let (file, segment) = self.fill(file, name, bytes, owned, init)?;
+        let (file, segment) = self.fill(file, new)?;
         let to = self.path(name);
         let proc_path = format!("/proc/self/fd/{}", file.file.as_raw_fd());
         let linked =
@@ -176,41 +164,29 @@ impl PosixSpace {
                 }
             });
         match linked {
-            Ok(()) => Ok(Some(file.created(segment, owned))),
+            Ok(()) => Ok(Some(file.created(segment, new.owned))),
             Err(Errno::ENOENT | Errno::EXDEV | Errno::EPERM | Errno::EOPNOTSUPP) => Ok(None),
             Err(error) => Err(ShmError::os("name segment", name, error)),
         }
     }
 
-    fn create_named(
-        &self,
-        from: &Path,
-        name: &str,
-        bytes: usize,
-        owned: bool,
-        init: &dyn Fn(&Segment),
-    ) -> Result<Created, ShmError> {
+    fn create_named(&self, from: &Path, new: &NewSegment<'_>) -> Result<Created, ShmError> {
+        let name = new.name;
         let fault = |error| ShmError::os("create segment", name, error);
         let file = HeldFile::open(|| existing().create_new(true).open(from)).map_err(fault)?;
         fault_point!("segment.unfinished");
-        let (file, segment) = self.fill(file, name, bytes, owned, init)?;
+        let (file, segment) = self.fill(file, new)?;
         let to = self.path(name);
         if fs::symlink_metadata(&to).is_ok() {
             return Err(ShmError::os("name segment", name, io::Error::from_raw_os_error(libc::EEXIST)));
         }
         fs::rename(from, &to).map_err(fault)?;
-        Ok(file.created(segment, owned))
+        Ok(file.created(segment, new.owned))
     }
 
     /// The steps between creating a file and naming it.
-    fn fill(
-        &self,
-        file: HeldFile,
-        name: &str,
-        bytes: usize,
-        owned: bool,
-        init: &dyn Fn(&Segment),
-    ) -> Result<(PosixFile, Segment), ShmError> {
+    fn fill(&self, file: HeldFile, new: &NewSegment<'_>) -> Result<(PosixFile, Segment), ShmError> {
+        let NewSegment { name, bytes, owned, init } = *new;
         self.reserve(&file, name, bytes)?;
         let file = PosixFile::new("create segment", name, file)?;
         let segment = file.map(0, bytes, true).map_err(|error| ShmError::os("map segment", name, error))?;

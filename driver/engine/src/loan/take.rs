@@ -6,7 +6,6 @@ use crate::error::Error;
 use crate::memory::copy;
 use crate::message::inbound::Direct;
 use crate::message::lending::Lent;
-use crate::message::receive::RecvOp;
 use crate::message::{Match, Message};
 use crate::region::Plain;
 use crate::sync::wait::Wait;
@@ -254,11 +253,6 @@ impl Direct for Taking {
 
     fn take_loan(&mut self, envelope: &Envelope, lent: Lent) {
         self.got = Some((*envelope, Bytes::Lent(lent)));
-    }
-
-    /// A message in pieces is put together in the pool and copied from there.
-    fn take_long(&mut self) -> Option<RecvOp> {
-        None
     }
 
     fn has(&self) -> bool {

@@ -14,7 +14,7 @@ const RING_BYTES: usize = 4 << 20;
 const SHARE: u64 = 8;
 
 /// The bulk rings of a node. Thread-safe.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct BulkRings {
     free: Mutex<Vec<Kept>>,
     /// How many rings may still be made.

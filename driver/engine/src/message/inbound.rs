@@ -129,7 +129,10 @@ pub trait Direct {
         self.take(envelope, lent.payload());
     }
     /// Takes a message of which only the first packet has arrived, by making a posted receive, if that is possible.
-    fn take_long(&mut self) -> Option<RecvOp>;
+    /// Otherwise the message is put together in the pool.
+    fn take_long(&mut self) -> Option<RecvOp> {
+        None
+    }
     /// Whether it has its message, or waits for none.
     fn has(&self) -> bool;
 }
@@ -143,10 +146,6 @@ impl Direct for Nobody {
     }
 
     fn take(&mut self, _: &Envelope, _: Payload<'_>) {}
-
-    fn take_long(&mut self) -> Option<RecvOp> {
-        None
-    }
 
     fn has(&self) -> bool {
         true

@@ -46,6 +46,7 @@ pub struct Outbound {
 }
 
 /// The part of an [`Outbound`] that changes.
+#[derive(Default)]
 pub struct OutState {
     /// The lane, once it has been claimed.
     pub link: Option<AnyLink>,
@@ -87,7 +88,7 @@ pub struct OutState {
 }
 
 /// Counts of what was sent so far. The thread that has the queue writes them with plain stores; any thread reads them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Carried {
     messages: AtomicU64,
     bytes: AtomicU64,
@@ -135,29 +136,9 @@ impl SendOp {
 impl Outbound {
     /// A send queue without a link yet.
     pub fn new(target: NodeId, priority: Priority, rings: Arc<BulkRings>, steered: bool) -> Self {
-        let carried = Arc::new(Carried { messages: AtomicU64::new(0), bytes: AtomicU64::new(0) });
-        let state = OutState {
-            link: None,
-            incarnation: Incarnation(0),
-            damaged: false,
-            further: Vec::new(),
-            bound: None,
-            steered,
-            held: usize::from(steered),
-            looked: 0,
-            metrics: [LinkMetrics::default(); LINKS_MAX],
-            ended: [0; LINKS_MAX],
-            moved: [None; LINKS_MAX],
-            used_further: false,
-            words: [0; LINKS_MAX],
-            sequence: 0,
-            queue: VecDeque::new(),
-            carried: carried.clone(),
-            beside: [(0, 0); LINKS_MAX],
-            target,
-            rings,
-            asked: false,
-        };
+        let carried = Arc::<Carried>::default();
+        let held = usize::from(steered);
+        let state = OutState { steered, held, carried: carried.clone(), target, rings, ..OutState::default() };
         let (listed, wants_bulk) = (AtomicBool::new(false), AtomicBool::new(false));
         Self { target, priority, listed, wants_bulk, carried, state: Baton::new(state) }
     }

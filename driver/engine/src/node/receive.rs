@@ -113,11 +113,6 @@ impl<F: FnOnce(&Envelope, Payload<'_>) -> R, R> Direct for InPlace<F, R> {
         }
     }
 
-    /// A message in pieces is put together in the pool and read there.
-    fn take_long(&mut self) -> Option<RecvOp> {
-        None
-    }
-
     fn has(&self) -> bool {
         self.got.is_some()
     }

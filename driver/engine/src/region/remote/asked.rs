@@ -76,24 +76,9 @@ impl Ask {
 
     /// An update of a cell. It uses no memory of the caller.
     pub fn update(lane: usize, operation: &'static str, request: Request, update: Update, op: Arc<Op>) -> Self {
-        let (incarnation, ptr) = (request.incarnation, std::ptr::null_mut());
-        let update = Some(update);
-        Self {
-            lane,
-            incarnation,
-            id: 0,
-            operation,
-            writes: false,
-            by: 0,
-            pulls: None,
-            request,
-            update,
-            ptr,
-            len: 0,
-            moved: 0,
-            begun: false,
-            op,
-        }
+        // SAFETY: it has no bytes.
+        let ask = unsafe { Self::new(lane, operation, false, request, std::ptr::null_mut(), op) };
+        Self { update: Some(update), len: 0, ..ask }
     }
 
     /// Sets the link, and for a put whose bytes the target fetches, the place of the bytes.
