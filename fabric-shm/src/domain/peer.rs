@@ -64,6 +64,7 @@ impl PeerInbox {
     pub(super) fn open(membership: &Membership, id: NodeId) -> Result<Self, ShmError> {
         const OPERATION: &str = "open the inbox of a peer";
         let domain = || membership.domain().to_owned();
+        let dead = |incarnation| ShmError::NodeDead { operation: OPERATION, domain: domain(), id, incarnation };
         // The file is opened without the domain's lock, so entry and file may belong to two incarnations. Then look again.
         for _ in 0..4 {
             let Some(member) = membership.member(id) else {
@@ -72,12 +73,7 @@ impl PeerInbox {
             let name = membership.names().inbox(id);
             let Some(file) = membership.space().open(&name)? else {
                 if membership.directory().incarnation(id) == Some(member.incarnation) {
-                    return Err(ShmError::NodeDead {
-                        operation: OPERATION,
-                        domain: domain(),
-                        id,
-                        incarnation: member.incarnation,
-                    });
+                    return Err(dead(member.incarnation));
                 }
                 continue;
             };
@@ -110,7 +106,7 @@ impl PeerInbox {
             let peer = Self { id, incarnation, flags: facts.flags, nonce: facts.nonce, header, block, owner, pid, here, reach };
             // The owner still held its file after the process was opened, so that process is the owner and not a later one.
             if !peer.is_alive() {
-                return Err(ShmError::NodeDead { operation: OPERATION, domain: domain(), id, incarnation });
+                return Err(dead(incarnation));
             }
             return Ok(peer);
         }

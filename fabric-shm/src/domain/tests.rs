@@ -362,7 +362,7 @@ fn errors_say_what_to_do() {
 
 /// A directory made of the bytes of a test, with no owner behind it.
 fn directory(bytes: &[u8]) -> Result<Directory, DirectoryFault> {
-    let space = HeapSpace::new();
+    let space = HeapSpace::with_capacity(usize::MAX);
     space.plant("x", bytes);
     let file = Space::Heap(Arc::new(space)).open("x").unwrap().unwrap();
     Directory::check(file.map(0, bytes.len()).unwrap())

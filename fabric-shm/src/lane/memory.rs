@@ -1,5 +1,6 @@
 //! The interface by which lane code accesses shared words and bytes.
 
+#[cfg(not(loom))]
 use super::word;
 use crate::copies::Distance;
 #[cfg(not(loom))]

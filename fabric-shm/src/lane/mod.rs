@@ -33,6 +33,7 @@ pub use producer::{Outstanding, Producer};
 pub const INLINE_BYTES: usize = 40;
 
 /// Words of a cell, by index.
+#[cfg_attr(loom, allow(dead_code))]
 pub(crate) mod word {
     pub const CHECK: usize = 0;
     pub const TAG: usize = 1;

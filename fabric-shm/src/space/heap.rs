@@ -38,18 +38,7 @@ impl HeapFile {
     }
 }
 
-impl Default for HeapSpace {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl HeapSpace {
-    /// An empty space, unlimited in size.
-    pub fn new() -> Self {
-        Self::with_capacity(usize::MAX)
-    }
-
     /// An empty space that is full once its named segments have `bytes` bytes.
     pub fn with_capacity(bytes: usize) -> Self {
         Self { files: Mutex::default(), unlocked: Condvar::new(), capacity: bytes }

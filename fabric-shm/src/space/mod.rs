@@ -46,7 +46,7 @@ impl Space {
 
     /// A new space in the heap, unlimited in size.
     pub fn heap() -> Self {
-        Self::Heap(Arc::new(HeapSpace::new()))
+        Self::Heap(Arc::new(HeapSpace::with_capacity(usize::MAX)))
     }
 
     /// The free bytes; `None` if the space has no limit, or does not report it.

@@ -294,15 +294,13 @@ impl Shared {
     /// Whether this incarnation of a node is over: it left or died. Another one may have joined under its id. False if that
     /// can't be checked now.
     pub fn is_over(&self, me: Token, node: NodeId, incarnation: Incarnation) -> bool {
-        let Some(mut engine) = self.baton.enter(me) else { return false };
-        engine.check_peers();
-        engine.fabric().live(node) != Some(incarnation)
+        self.why_over(me, node, incarnation).is_some()
     }
 
     /// Why this incarnation of a node can't be reached any more, if so.
     #[cold]
-    pub fn why_over(&self, node: NodeId, incarnation: Incarnation) -> Option<Error> {
-        let mut engine = self.baton.enter(Token::current())?;
+    pub fn why_over(&self, me: Token, node: NodeId, incarnation: Incarnation) -> Option<Error> {
+        let mut engine = self.baton.enter(me)?;
         engine.check_peers();
         (engine.fabric().live(node) != Some(incarnation)).then(|| engine.unreachable(node, Some(incarnation)))
     }

@@ -366,7 +366,8 @@ impl Connection {
     /// Fails if the server is gone.
     #[cold]
     fn check_there(&self) -> Result<()> {
-        shared_of(&self.node).why_over(self.server.node, self.server.incarnation).map_or(Ok(()), Err)?;
+        let PeerId { node, incarnation } = self.server;
+        shared_of(&self.node).why_over(Token::current(), node, incarnation).map_or(Ok(()), Err)?;
         self.outlet.check_there()
     }
 
