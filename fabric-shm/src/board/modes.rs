@@ -35,33 +35,44 @@ const COUNT_WORDS: usize = 32;
 const _: () = assert!(1 + FABRICS + FABRICS * PROTOCOLS + 1 + REFUSALS <= COUNT_WORDS);
 const _: () = assert!(COUNT_WORDS + FABRICS * PROTOCOLS * SIZE_CLASSES * 2 == MODE_WORDS);
 
-/// A link by which a node sends to another, and its backlog, summed over all priorities.
+/// A link over which a node sends to another, all priorities together. `F` names its kind of fabric: a number below [`FABRICS`] on
+/// a board.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinkRow {
+pub struct LinkRow<F = u8> {
     /// The target node.
     pub node: NodeId,
-    /// The incarnation of the target.
+    /// The target's incarnation.
     pub incarnation: Incarnation,
-    /// The number of its kind of fabric, below [`FABRICS`].
-    pub fabric: u8,
-    /// The index of the link within that kind.
+    /// Its kind of fabric.
+    pub fabric: F,
+    /// Its number within that kind, from 0.
     pub link: u8,
-    /// Messages and packets that the target has not taken yet, as far as the sender knows.
+    /// Messages and other packets that the target has not taken yet, as far as is known. In shared memory the target may have
+    /// taken up to a quarter of the lane since.
     pub depth: u32,
-    /// Messages that wait in the sending node for room.
+    /// Messages that wait in the sending node for room on this link.
     pub queued: u32,
-    /// Bytes that the target has not taken yet.
+    /// Bytes that the target has not taken yet. In shared memory, messages that fit into a cell are not counted.
     pub bytes: u64,
-    /// The capacity of the link in bytes.
+    /// The room in bytes.
     pub room: u64,
-    /// DMA transfers that are not complete.
+    /// DMA transfers that are not complete, including those of which the link carries only a part.
     pub transfers: u32,
-    /// The fill level of its fullest lane, in thousandths.
+    /// The part of the memory that is written and not yet read, in thousandths. If the link has several lanes, that of the
+    /// fullest.
     pub occupancy: u16,
-    /// Messages sent so far.
+    /// Messages sent over it so far to this incarnation.
     pub messages: u64,
-    /// Their bytes.
+    /// Their bytes, including those moved by DMA.
     pub bytes_sent: u64,
+}
+
+impl<F> LinkRow<F> {
+    /// The same link, with another name for its kind of fabric.
+    pub fn with_fabric<G>(self, fabric: G) -> LinkRow<G> {
+        let Self { node, incarnation, link, depth, queued, bytes, room, transfers, occupancy, messages, bytes_sent, .. } = self;
+        LinkRow { node, incarnation, fabric, link, depth, queued, bytes, room, transfers, occupancy, messages, bytes_sent }
+    }
 }
 
 impl LinkRow {

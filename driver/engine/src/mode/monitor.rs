@@ -48,36 +48,7 @@ pub struct ModeMonitor {
 }
 
 /// A link over which a node sends to another, all priorities together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LinkShown {
-    /// The target node.
-    pub node: NodeId,
-    /// The target's incarnation.
-    pub incarnation: Incarnation,
-    /// Its kind of fabric.
-    pub fabric: Fabric,
-    /// Its number within that kind, from 0.
-    pub link: u8,
-    /// Messages and other packets that the target has not taken yet, as far as is known. In shared memory the target may have
-    /// taken up to a quarter of the lane since.
-    pub depth: u32,
-    /// Messages that wait in the sending node for room on this link.
-    pub queued: u32,
-    /// Bytes that the target has not taken yet. In shared memory, messages that fit into a cell are not counted.
-    pub bytes: u64,
-    /// The room in bytes.
-    pub room: u64,
-    /// The part of the memory that is written and not yet read, in thousandths. If the link has several lanes, that of the
-    /// fullest.
-    pub occupancy: u16,
-    /// DMA transfers that are not complete, including those of which the link carries only a part.
-    pub transfers: u32,
-    /// Messages sent over it so far to this incarnation.
-    pub messages: u64,
-    /// Their bytes, including those moved by DMA.
-    pub bytes_sent: u64,
-}
+pub type LinkShown = LinkRow<Fabric>;
 
 /// Counts of how the messages of one node or of several went since they joined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -137,7 +108,11 @@ impl ModeMonitor {
         counts: ModeFigures,
         decisions: Vec<Decided>,
     ) -> Self {
-        let mut links: Vec<LinkShown> = links.iter().filter_map(LinkShown::new).collect();
+        let known = |row: LinkRow| {
+            let fabric = Fabric::from_repr(row.fabric).filter(|_| usize::from(row.link) < LINKS_MAX)?;
+            Some(row.with_fabric(fabric))
+        };
+        let mut links: Vec<LinkShown> = links.into_iter().filter_map(known).collect();
         links.sort_unstable_by_key(|link| (link.node, link.fabric, link.link));
         let decisions = decisions.iter().filter_map(DecisionShown::new).collect();
         Self { node, incarnation, links, counts: ModeCounts(counts), decisions }
@@ -182,15 +157,6 @@ impl ModeAggregate {
         let [links, depth, queued, occupancy] = self.links[fabric as usize];
         let mean = |sum: u64| if links == 0 { 0.0 } else { sum as f64 / links as f64 };
         LinkMeans { links: links as usize, depth: mean(depth), queued: mean(queued), occupancy: mean(occupancy) }
-    }
-}
-
-impl LinkShown {
-    fn new(row: &LinkRow) -> Option<Self> {
-        let LinkRow { node, incarnation, link, depth, queued, bytes, room, transfers, occupancy, messages, bytes_sent, .. } =
-            *row;
-        let fabric = Fabric::from_repr(row.fabric).filter(|_| usize::from(link) < LINKS_MAX)?;
-        Some(Self { node, incarnation, fabric, link, depth, queued, bytes, room, occupancy, transfers, messages, bytes_sent })
     }
 }
 
