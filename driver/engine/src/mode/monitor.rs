@@ -2,7 +2,7 @@
 
 use super::{Call, Fabric, LINKS_MAX, Links, Mode, ModeRequest, Protocol, Reason, Receipt, Refusal};
 use doorbell_fabric::{Incarnation, NodeId};
-use doorbell_shm::board::{BoardCopy, Decided, DecisionRecord, LinkRow, ModeFigures, ModeParts, ModeWord};
+use doorbell_shm::board::{Board, BoardCopy, Decided, DecisionRecord, LinkRow, ModeFigures, ModeParts, ModeWord};
 use doorbell_shm::domain::list_domains;
 use doorbell_shm::error::ShmError;
 use doorbell_shm::space::Space;
@@ -101,27 +101,20 @@ pub struct ModeAggregate {
 }
 
 impl ModeMonitor {
-    pub(crate) fn new(
-        node: NodeId,
-        incarnation: Incarnation,
-        links: Vec<LinkRow>,
-        counts: ModeFigures,
-        decisions: Vec<Decided>,
-    ) -> Self {
+    pub(crate) fn new(node: NodeId, incarnation: Incarnation, board: Board<'_>) -> Self {
         let known = |row: LinkRow| {
             let fabric = Fabric::from_repr(row.fabric).filter(|_| usize::from(row.link) < LINKS_MAX)?;
             Some(row.with_fabric(fabric))
         };
-        let mut links: Vec<LinkShown> = links.into_iter().filter_map(known).collect();
+        let mut links: Vec<LinkShown> = board.links().into_iter().filter_map(known).collect();
         links.sort_unstable_by_key(|link| (link.node, link.fabric, link.link));
-        let decisions = decisions.iter().filter_map(DecisionShown::new).collect();
-        Self { node, incarnation, links, counts: ModeCounts(counts), decisions }
+        let decisions = board.decisions().iter().filter_map(DecisionShown::new).collect();
+        Self { node, incarnation, links, counts: ModeCounts(board.modes()), decisions }
     }
 
     /// Reads a copy of a board. Its contents are not trusted: values that no correct node writes are left out.
     pub fn of(board: &BoardCopy) -> Self {
-        let shown = board.board();
-        Self::new(board.node(), board.incarnation(), shown.links(), shown.modes(), shown.decisions())
+        Self::new(board.node(), board.incarnation(), board.board())
     }
 
     /// The state of all nodes of a domain with a board in this space, by node, including dead nodes that were not removed.

@@ -151,19 +151,21 @@ impl Node {
     /// # Errors
     /// [`Error::Timeout`], [`Error::Forked`].
     pub fn wait_for(&self, count: usize, deadline: Instant) -> Result<Vec<Member>> {
-        let membership = self.shared.membership();
+        self.await_nodes("wait_for", deadline, || Ok(Some(self.members()?).filter(|members| members.len() >= count)))
+    }
+
+    /// Waits until `look` finds something. It is called at once, and again after each change of the nodes.
+    fn await_nodes<T>(&self, operation: &'static str, deadline: Instant, look: impl Fn() -> Result<Option<T>>) -> Result<T> {
         loop {
-            let me = self.shared.check()?;
-            let seen = membership.generation();
-            let members = self.shared.living_members(me);
-            if members.len() >= count {
-                return Ok(members);
+            let seen = self.shared.membership().generation();
+            if let Some(found) = look()? {
+                return Ok(found);
             }
             let now = world::now();
             if now >= deadline {
-                return Err(Error::Timeout { operation: "wait_for", node: None });
+                return Err(Error::Timeout { operation, node: None });
             }
-            self.shared.await_change(me, seen, PARK_MOST.min(deadline - now))?;
+            self.shared.await_change(self.shared.check()?, seen, PARK_MOST.min(deadline - now))?;
         }
     }
 
@@ -183,17 +185,7 @@ impl Node {
     /// # Errors
     /// [`Error::Timeout`], [`Error::Forked`], [`Error::Reentrant`].
     pub fn event(&self, deadline: Instant) -> Result<Event> {
-        loop {
-            let seen = self.shared.membership().generation();
-            if let Some(event) = self.try_event()? {
-                return Ok(event);
-            }
-            let now = world::now();
-            if now >= deadline {
-                return Err(Error::Timeout { operation: "event", node: None });
-            }
-            self.shared.await_change(self.shared.check()?, seen, PARK_MOST.min(deadline - now))?;
-        }
+        self.await_nodes("event", deadline, || self.try_event())
     }
 
     /// Turns the engine once without waiting, and returns the amount of work done. For programs that join with
@@ -267,9 +259,7 @@ impl Node {
         let me = self.shared.check()?;
         let mut engine = self.shared.enter(me, "monitor")?;
         engine.show();
-        let board = engine.monitor().home().board();
-        let (links, counts, decisions) = (board.links(), board.modes(), board.decisions());
-        Ok(crate::mode::ModeMonitor::new(self.id(), self.incarnation(), links, counts, decisions))
+        Ok(crate::mode::ModeMonitor::new(self.id(), self.incarnation(), engine.monitor().home().board()))
     }
 
     #[inline(always)]
