@@ -1,7 +1,7 @@
 //! Nodes that meet over real sockets.
 
 use doorbell_fabric::{Incarnation, Link, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Role, Sink, Verdict};
-use doorbell_udp::fabric::{About, BytesIn, Change, Grant, UdpError, UdpFabric, UdpLink, UdpOptions, ask};
+use doorbell_udp::fabric::{About, BytesIn, Change, UdpError, UdpFabric, UdpLink, UdpOptions, ask};
 use doorbell_udp::port::Port;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -342,8 +342,8 @@ fn a_reader_that_panics_loses_nothing() {
     }
 }
 
-/// A guest asks at an address where nobody answers. A stranger finds the guest's port, connects, and `does` something.
-fn stranger_at_guest(does: impl FnOnce(&mut UdpFabric)) -> Result<Grant, UdpError> {
+#[test]
+fn a_guest_turns_a_stranger_away_and_goes_on_waiting_for_the_node_it_asked() {
     let asked = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = asked.local_addr().unwrap();
     let guest = std::thread::spawn(move || {
@@ -352,30 +352,9 @@ fn stranger_at_guest(does: impl FnOnce(&mut UdpFabric)) -> Result<Grant, UdpErro
     });
     let (_, port) = asked.recv_from(&mut [0; 2000]).unwrap();
     let options = UdpOptions { listen: vec![LOCAL.into()], connect: vec![port], ..UdpOptions::default() };
-    let (mut stranger, _port) = open(5, &options);
-    does(&mut stranger);
-    guest.join().unwrap()
-}
-
-#[test]
-fn a_stranger_does_not_end_the_wait_of_a_guest() {
-    let result = stranger_at_guest(|stranger| {
-        stranger.shut(soon());
-    });
-    assert!(matches!(result, Err(UdpError::NoAnswer { .. })), "{result:?}");
-}
-
-#[test]
-fn a_guest_takes_no_id_from_a_stranger() {
-    let result = stranger_at_guest(|stranger| {
-        // The guest may close the session before its greeting is read here.
-        for _ in 0..100 {
-            stranger.look();
-            if let Some(ask) = stranger.next_ask() {
-                stranger.welcome(&ask, Some(NodeId(3)));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    });
+    let me = (NodeId(5), Incarnation(105));
+    let refused = UdpFabric::open("meet", me, about("a stranger"), 8, &options, soon()).map(|_| ());
+    assert!(matches!(refused, Err(UdpError::Ended { .. })), "{refused:?}");
+    let result = guest.join().unwrap();
     assert!(matches!(result, Err(UdpError::NoAnswer { .. })), "{result:?}");
 }
