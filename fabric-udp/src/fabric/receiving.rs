@@ -43,14 +43,12 @@ impl<S: Sink> Sink for Gate<'_, S> {
             self.heard.push((source, payload.to_vec()));
             return Verdict::Taken;
         }
-        // A guest has no peers, and waits for one notice. A refused packet would hold that up.
-        if self.peers.is_empty() {
-            return Verdict::Taken;
-        }
         let known = self.peers.get(source.index()).and_then(Option::as_ref);
         match known.filter(|peer| peer.incarnation == incarnation).map(|peer| peer.standing) {
             Some(standing) if standing.is_open() => {}
             Some(Stage::Forgotten) => return Verdict::Taken,
+            // A guest has no peers, and waits for one notice. A refused packet would hold that up.
+            _ if self.peers.is_empty() => return Verdict::Taken,
             _ => return Verdict::Refused,
         }
         let verdict = match self.sink.packet(source, incarnation, priority, head, payload) {

@@ -28,6 +28,7 @@ mod links;
 #[cfg(not(loom))]
 mod log;
 mod means;
+#[cfg(not(loom))]
 mod modes;
 #[cfg(not(loom))]
 mod monitor;

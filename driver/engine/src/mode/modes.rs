@@ -13,19 +13,12 @@ pub struct Modes {
     /// Whether the node has a DMA engine of its own.
     pub has_engine: bool,
     /// Counts how messages went, once the node has a board.
-    #[cfg(not(loom))]
     pub(super) log: std::sync::OnceLock<Arc<super::log::ModeLog>>,
 }
 
 impl Default for Modes {
     fn default() -> Self {
-        Self {
-            policy: None,
-            defaults: [ModeRequest::default(); 3],
-            has_engine: true,
-            #[cfg(not(loom))]
-            log: Default::default(),
-        }
+        Self { policy: None, defaults: [ModeRequest::default(); 3], has_engine: true, log: Default::default() }
     }
 }
 

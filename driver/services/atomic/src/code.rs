@@ -179,7 +179,14 @@ impl AtomicRequest {
         macro_rules! integer {
             ($of:ty) => {
                 // SAFETY: caller; the type is of that size.
-                unsafe { self.integer::<$of>(at) }
+                unsafe {
+                    match self.op {
+                        OpCode::Shl => self.does::<{ op::Shl }, u32, $of>(at, u32::from_bytes(&self.operand)),
+                        OpCode::Shr => self.does::<{ op::Shr }, u32, $of>(at, u32::from_bytes(&self.operand)),
+                        OpCode::And | OpCode::Or | OpCode::Xor => self.bits::<$of>(at),
+                        _ => self.arithmetic::<$of>(at),
+                    }
+                }
             };
         }
         match (self.of.kind, self.of.log2) {
@@ -195,9 +202,9 @@ impl AtomicRequest {
             // SAFETY: as above.
             (_, 4) if self.op == OpCode::CompareSwap => unsafe { self.swap::<u128>(at) },
             // SAFETY: as above.
-            (Float, 2) => unsafe { self.float::<f32>(at) },
+            (Float, 2) => unsafe { self.arithmetic::<f32>(at) },
             // SAFETY: as above.
-            (Float, _) => unsafe { self.float::<f64>(at) },
+            (Float, _) => unsafe { self.arithmetic::<f64>(at) },
             // SAFETY: as above.
             (Bool, _) => unsafe { self.bits::<bool>(at) },
             (Signed, 0) => integer!(i8),
@@ -271,7 +278,7 @@ impl AtomicRequest {
 
     /// # Safety
     /// As [`perform`](Self::perform), for this type.
-    unsafe fn float<T>(&self, at: *mut u8) -> [u8; 16]
+    unsafe fn arithmetic<T>(&self, at: *mut u8) -> [u8; 16]
     where
         T: Operate<{ op::Add }>
             + Operate<{ op::Sub }>
@@ -293,35 +300,6 @@ impl AtomicRequest {
                 OpCode::Max => self.does::<{ op::Max }, T, T>(at, by),
                 OpCode::Min => self.does::<{ op::Min }, T, T>(at, by),
                 _ => self.common::<T>(at),
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`perform`](Self::perform), for this type.
-    unsafe fn integer<T>(&self, at: *mut u8) -> [u8; 16]
-    where
-        T: Operate<{ op::Add }>
-            + Operate<{ op::Sub }>
-            + Operate<{ op::Mul }>
-            + Operate<{ op::Div }>
-            + Operate<{ op::Rem }>
-            + Operate<{ op::Max }>
-            + Operate<{ op::Min }>,
-        T: Operate<{ op::And }>
-            + Operate<{ op::Or }>
-            + Operate<{ op::Xor }>
-            + Operate<{ op::Shl }, u32>
-            + Operate<{ op::Shr }, u32>,
-    {
-        let count = u32::from_bytes(&self.operand);
-        // SAFETY: caller.
-        unsafe {
-            match self.op {
-                OpCode::Shl => self.does::<{ op::Shl }, u32, T>(at, count),
-                OpCode::Shr => self.does::<{ op::Shr }, u32, T>(at, count),
-                OpCode::And | OpCode::Or | OpCode::Xor => self.bits::<T>(at),
-                _ => self.float::<T>(at),
             }
         }
     }
