@@ -358,3 +358,18 @@ fn a_guest_turns_a_stranger_away_and_goes_on_waiting_for_the_node_it_asked() {
     let result = guest.join().unwrap();
     assert!(matches!(result, Err(UdpError::NoAnswer { .. })), "{result:?}");
 }
+
+#[test]
+fn a_guest_sleeps_while_the_node_it_asks_is_not_there() {
+    let closed = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let ran = || {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+        Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+    };
+    let (before, began) = (ran(), Instant::now());
+    let options = UdpOptions { listen: vec![LOCAL.into()], connect: vec![closed], ..UdpOptions::default() };
+    let result = ask("meet", &about("a guest"), &[], &options, Instant::now() + Duration::from_secs(1));
+    assert!(matches!(result, Err(UdpError::NoAnswer { .. })), "{result:?}");
+    let (ran, waited) = (ran() - before, began.elapsed());
+    assert!(ran * 4 < waited, "it ran for {ran:?} of {waited:?}");
+}
