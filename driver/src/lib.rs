@@ -48,6 +48,13 @@ pub mod region {
     pub use doorbell_engine::region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region, Stored};
 }
 
+pub mod dma {
+    //! The DMA engine as a program uses it: descriptors that are injected into FIFOs, and executed while the program computes.
+    //! See [`InjectionFifo`].
+
+    pub use doorbell_engine::dma::{Descriptor, FifoBuilder, FifoKey, InjectionFifo, ReceptionFifo};
+}
+
 pub mod service {
     //! Services that a program adds: functions of nodes that use packets of a class of their own.
     //!

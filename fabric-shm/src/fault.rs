@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// All places, in the order in which a node reaches them.
-pub const PLACES: [&str; 48] = [
+pub const PLACES: [&str; 52] = [
     "join.locked",
     "join.domain",
     "join.reaped",
@@ -60,6 +60,10 @@ pub const PLACES: [&str; 48] = [
     "device.cleared",
     "device.unlocking",
     "pipe.written",
+    "fifo.written",
+    "fifo.injected",
+    "fifo.executed",
+    "counter.lowered",
     "leave.region",
     "leave.locked",
     "leave.cleared",

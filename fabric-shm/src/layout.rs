@@ -24,8 +24,16 @@ pub const CELL_BYTES: usize = 64;
 pub const DOORBELL_OFFSET: usize = 1024;
 /// The offset in the header page of the words that tell how to probe the node's private memory: see [`crate::cma`].
 pub const REACH_OFFSET: usize = 2048;
-/// The size of a board.
+/// The size of a board before its injection FIFOs.
 pub const BOARD_BYTES: usize = 64 * 1024;
+/// The number of descriptors of an injection FIFO.
+pub const FIFO_SLOTS: usize = 64;
+/// The size of an injection FIFO's head: a cache line of its producer and one of the engine.
+pub const FIFO_HEAD_BYTES: usize = 128;
+/// The size of an injection FIFO on a board: see [`crate::board::Fifo`].
+pub const FIFO_BYTES: usize = FIFO_HEAD_BYTES + FIFO_SLOTS * 64;
+/// The most injection FIFOs of a node.
+pub const FIFOS_MAX: usize = 1024;
 /// The offset of the metrics on a board.
 pub const FIGURES_OFFSET: usize = 1024;
 /// The number of words reserved for metrics.
@@ -80,7 +88,7 @@ pub const BLOCK_HEAD_BYTES: usize = RETURNS_OFFSET + RETURNS_BYTES;
 pub const CONTROL_BYTES: usize = 256;
 
 /// Raise this when the meaning of shared memory changes but none of the numbers hashed below do.
-pub const LAYOUT_VERSION: u32 = 11;
+pub const LAYOUT_VERSION: u32 = 12;
 
 /// A hash of all offsets and sizes: two builds with the same hash agree on every byte.
 pub const LAYOUT_HASH: u64 = hash(&[
@@ -90,6 +98,8 @@ pub const LAYOUT_HASH: u64 = hash(&[
     DOORBELL_OFFSET as u64,
     REACH_OFFSET as u64,
     BOARD_BYTES as u64,
+    FIFO_BYTES as u64,
+    FIFO_SLOTS as u64,
     FIGURES_OFFSET as u64,
     crate::board::FIGURES_HASH,
     COUNTER_STATUS_OFFSET as u64,
@@ -381,6 +391,11 @@ pub struct LanePlace {
 
 const _: () = assert!(PRIORITIES * CONTROL_BYTES <= CONTROLS_BYTES);
 
+/// The size of a board with this many injection FIFOs.
+pub const fn board_bytes(fifos: usize) -> usize {
+    (BOARD_BYTES + fifos * FIFO_BYTES).next_multiple_of(PAGE)
+}
+
 /// The size of an inbox in a domain of `max_nodes` nodes.
 pub fn inbox_bytes(max_nodes: usize, lanes: &LaneGeometry) -> usize {
     HEADER_BYTES + max_nodes * lanes.block_bytes()
@@ -413,7 +428,7 @@ mod tests {
 
     #[test]
     fn eight_nodes_of_default_size_fit_a_container() {
-        assert!(8 * (inbox_bytes(16, &LaneGeometry::default()) + BOARD_BYTES) < 60 << 20);
+        assert!(8 * (inbox_bytes(16, &LaneGeometry::default()) + board_bytes(32)) < 60 << 20);
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub enum PacketKind {
     User2 = 16,
     /// A packet of the fourth class.
     User3 = 17,
+    /// A packet of the DMA engine: for a reception FIFO, a put, a remote get, a reply or a counter to lower.
+    Dma = 18,
 }
 
 impl PacketKind {
@@ -67,6 +69,7 @@ impl PacketKind {
             15 => Some(PacketKind::User1),
             16 => Some(PacketKind::User2),
             17 => Some(PacketKind::User3),
+            18 => Some(PacketKind::Dma),
             _ => None,
         }
     }

@@ -3,7 +3,10 @@
 use crate::environment::{DOMAIN, Domain};
 use crate::exit::Failure;
 use crate::ls::domains;
-use crate::nodes::{RECORD_COLUMNS, counters, identity, latencies, metrics, nanoseconds, record, record_cells, state};
+use crate::nodes::{
+    RECORD_COLUMNS, counters, fifos, identity, latencies, metrics, nanoseconds, next_descriptor, priority, record, record_cells,
+    state,
+};
 use crate::text::{FormArgs, Style, Table, bytes, counted};
 use doorbell::NodeId;
 use doorbell_shm::board::{BoardCopy, Metric, RECORDS, Recorded};
@@ -45,6 +48,7 @@ pub fn run(args: &AutopsyArgs) -> Result<(), Failure> {
         object["metrics"] = metrics(&board.board().metrics());
         object["latency"] = latencies(&board.board().latencies());
         object["counters"] = counters(board);
+        object["fifos"] = fifos(board);
         object["records"] = records.iter().map(record).collect();
         object
     };
@@ -100,6 +104,17 @@ fn table(domain: &DomainStatus, node: &NodeStatus, board: &BoardCopy, records: &
     for counter in board.board().counters() {
         let zero = if counter.zero { ", at zero" } else { "" };
         lines.push(format!("counter   {}: {} of {} left{zero}", counter.index, bytes(counter.value), bytes(counter.size)));
+    }
+    for fifo in board.board().fifos().iter().filter(|fifo| fifo.injected > 0) {
+        let (name, priority, left) = (&fifo.facts.name, priority(fifo.facts.priority), fifo.pending.len());
+        let faults = if fifo.faults > 0 { format!(", {}", counted(fifo.faults as usize, "fault")) } else { String::new() };
+        let next = if left > 0 { format!("; next: {}", next_descriptor(fifo)) } else { String::new() };
+        lines.push(format!(
+            "FIFO      {} '{name}', {priority}: {left} of {} descriptors left, {} moved{faults}{next}",
+            fifo.number,
+            fifo.injected,
+            bytes(fifo.bytes)
+        ));
     }
     lines.push(String::new());
     if records.is_empty() {

@@ -6,7 +6,7 @@ use crate::text::{DIRECTORY, FormArgs, Style, bytes, counted};
 use doorbell::LaneGeometry;
 use doorbell::io::IoEngine;
 use doorbell_fabric::sync::Barriers;
-use doorbell_shm::layout::{BOARD_BYTES, LAYOUT_HASH, LAYOUT_VERSION, inbox_bytes};
+use doorbell_shm::layout::{LAYOUT_HASH, LAYOUT_VERSION, board_bytes, inbox_bytes};
 use doorbell_udp::port::Uring;
 use nix::sys::statvfs::statvfs;
 use nix::sys::utsname::uname;
@@ -26,6 +26,8 @@ pub struct InfoArgs {
 
 /// The default number of nodes of a domain, as in [`doorbell::NodeBuilder::max_nodes`].
 const MAX_NODES: usize = 16;
+/// The number of injection FIFOs of a node by default.
+const FIFOS: usize = 32;
 
 /// How a node works without io_uring.
 const WITHOUT_PORT: &str = "a node waits for the network by ppoll and a second thread";
@@ -65,7 +67,7 @@ fn processors() -> Fact {
 }
 
 fn memory() -> Fact {
-    let node = (inbox_bytes(MAX_NODES, &LaneGeometry::default()) + BOARD_BYTES) as u64;
+    let node = (inbox_bytes(MAX_NODES, &LaneGeometry::default()) + board_bytes(FIFOS)) as u64;
     let Ok(found) = statvfs(DIRECTORY) else {
         let text = format!("{DIRECTORY} cannot be asked for its size: mount a tmpfs there");
         return ("memory", text, json!({ "shm_bytes": null, "shm_free_bytes": null }));
@@ -140,7 +142,7 @@ fn defaults() -> Fact {
     let text = format!(
         "{MAX_NODES} nodes a domain; an inbox of {} and a board of {} for each; lanes of {} messages and {}",
         bytes(inbox),
-        bytes(BOARD_BYTES as u64),
+        bytes(board_bytes(FIFOS) as u64),
         lanes.cells[1],
         bytes(lanes.data_bytes[1].into()),
     );
@@ -148,7 +150,7 @@ fn defaults() -> Fact {
         "defaults",
         text,
         json!({
-            "max_nodes": MAX_NODES, "inbox_bytes": inbox, "board_bytes": BOARD_BYTES, "lane_messages": lanes.cells[1],
+            "max_nodes": MAX_NODES, "inbox_bytes": inbox, "board_bytes": board_bytes(FIFOS), "lane_messages": lanes.cells[1],
             "lane_bytes": lanes.data_bytes[1],
         }),
     )

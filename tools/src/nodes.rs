@@ -1,7 +1,9 @@
 //! Nodes as other processes see them, as text for people and as fields for programs.
 
+use crate::text::bytes;
 use doorbell::{Metrics, Priority};
-use doorbell_shm::board::{BoardCopy, Latencies, Record, Recorded};
+use doorbell_engine::transfer::slot::{Kind, Shown};
+use doorbell_shm::board::{BoardCopy, FifoShown, Injector, Latencies, Record, Recorded};
 use doorbell_shm::clock::now_ns;
 use doorbell_shm::domain::NodeStatus;
 use serde_json::{Map, Value, json};
@@ -40,6 +42,52 @@ pub fn latencies(latencies: &Latencies) -> Value {
 pub fn counters(board: &BoardCopy) -> Value {
     let counter = |counter: doorbell_shm::board::CounterShown| json!({ "counter": counter.index, "value": counter.value, "size": counter.size, "zero": counter.zero });
     board.board().counters().into_iter().map(counter).collect()
+}
+
+/// The open injection FIFOs.
+pub fn fifos(board: &BoardCopy) -> Value {
+    let fifo = |fifo: FifoShown| {
+        let pending = fifo.pending.iter().map(|(position, words)| {
+            let shown = Shown::of(words);
+            json!({
+                "position": position,
+                "kind": shown.map(|shown| <&str>::from(shown.kind)),
+                "to": shown.map(|shown| shown.to.0),
+                "bytes": shown.map(|shown| shown.len),
+            })
+        });
+        json!({
+            "fifo": fifo.number,
+            "name": fifo.facts.name,
+            "injector": injector(&fifo),
+            "priority": priority(fifo.facts.priority),
+            "injected": fifo.injected,
+            "executed": fifo.executed,
+            "faults": fifo.faults,
+            "bytes": fifo.bytes,
+            "pending": pending.collect::<Vec<_>>(),
+        })
+    };
+    board.board().fifos().into_iter().map(fifo).collect()
+}
+
+/// Who injects into a FIFO.
+pub fn injector(fifo: &FifoShown) -> &'static str {
+    match fifo.facts.injector {
+        Injector::Engine => "engine",
+        Injector::Program => "program",
+        Injector::Peers => "peers",
+    }
+}
+
+/// The oldest descriptor of a FIFO in words; a dash if there is none.
+pub fn next_descriptor(fifo: &FifoShown) -> String {
+    let Some((_, words)) = fifo.pending.first() else { return "-".into() };
+    match Shown::of(words) {
+        Some(Shown { kind: Kind::RemoteGet, to, .. }) => format!("remote-get by node {to}"),
+        Some(Shown { kind, to, len }) => format!("{} of {} to node {to}", <&str>::from(kind), bytes(len)),
+        None => "no descriptor: its words were overwritten".into(),
+    }
 }
 
 /// The fields that identify a node.

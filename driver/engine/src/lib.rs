@@ -12,13 +12,15 @@
 //! 4. [`message`]: matching of receives and messages, send queues, the pool; packets of services. [`transfer`]: large messages.
 //! 5. [`turn`]: the engine, which brings what arrives to its receiver.
 //! 6. [`drive`]: the state that the handles of a node share, the wait loop, and the poller.
-//! 7. [`node`]: [`Node`] and [`Peer`], which programs call; [`region`], [`counter`] and [`loan`] beside them.
+//! 7. [`node`]: [`Node`] and [`Peer`], which programs call; [`region`], [`counter`], [`dma`] and [`loan`] beside them.
 //! 8. [`kit`]: the names that services use from all these.
 
 #[cfg(not(loom))]
 pub mod board;
 #[cfg(not(loom))]
 pub mod counter;
+#[cfg(not(loom))]
+pub mod dma;
 #[cfg(not(loom))]
 pub mod drive;
 pub mod error;

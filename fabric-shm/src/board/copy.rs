@@ -40,8 +40,8 @@ impl BoardCopy {
 
     /// What it shows.
     pub fn board(&self) -> Board<'_> {
-        // SAFETY: page-aligned, BOARD_BYTES long (checked), and kept mapped by `self`; nothing is written.
-        unsafe { Board::at(self.segment.ptr()) }
+        // SAFETY: page-aligned, BOARD_BYTES long at least (checked), and kept mapped by `self`; nothing is written.
+        unsafe { Board::at(self.segment.ptr(), self.segment.len()) }
     }
 
     /// The owner of the board.

@@ -84,6 +84,10 @@ pub enum Metric {
     CountersUsed,
     /// Times a DMA counter reached zero.
     CounterZeros,
+    /// Descriptors that the DMA engine executed for injection FIFOs of the program and of peers.
+    Descriptors,
+    /// Descriptors that failed.
+    DescriptorFaults,
     /// Peers that died.
     PeersDied,
     /// Collectives that completed on this node.

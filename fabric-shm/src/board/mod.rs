@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! board | header | figures | counter status register | DMA counters | latencies |
-//!       | links | modes | decisions | flight recorder (second half) |
+//!       | links | modes | decisions | flight recorder (second half) | injection FIFOs |
 //! ```
 //!
 //! - [`Metrics`]: the metrics, written now and then. The owner counts them in [`Tallies`].
@@ -13,6 +13,7 @@
 //! - [`LinkRow`]: the links that the node sends by, and their backlog. [`ModeFigures`]: the modes that its messages took, and
 //!   why. [`DecisionRing`]: the latest decisions that differ from the request.
 //! - [`Recorder`]: the latest steps of the engine.
+//! - [`Fifo`]: the injection FIFOs. The engine executes the descriptors that lie here, after a comparison with private copies.
 //!
 //! A reader may see words of different moments, but never a torn word. It skips a record that is being written.
 
@@ -20,6 +21,8 @@
 mod copy;
 #[cfg(not(loom))]
 mod counters;
+#[cfg(not(loom))]
+mod fifos;
 #[cfg(not(loom))]
 mod latency;
 mod metrics;
@@ -32,6 +35,10 @@ mod recorder;
 pub use copy::{BoardCopy, CounterShown};
 #[cfg(not(loom))]
 pub use counters::{COUNTER_BYTES_MAX, COUNTERS, Counters, Lowered, Standing, Status};
+#[cfg(not(loom))]
+pub use fifos::{
+    DESCRIPTOR_WORDS, DescriptorWords, FIFO_NAME_BYTES, FIFO_SLOTS, Fifo, FifoFacts, FifoShown, Injector, Overwritten,
+};
 #[cfg(not(loom))]
 pub use latency::{LATENCY_BUCKETS, Latencies, LatencyHistogram};
 #[cfg(not(loom))]
@@ -53,7 +60,8 @@ mod home {
     use super::{COUNTERS, CounterShown, Counters, Latencies, LatencyHistogram, Metrics, ModeFigures, Status};
     use crate::domain::Membership;
     use crate::layout::{
-        BOARD_BYTES, COUNTER_STATUS_OFFSET, COUNTERS_OFFSET, COUNTERS_USED_OFFSET, FIGURES_OFFSET, LATENCIES_OFFSET, MODES_OFFSET,
+        BOARD_BYTES, COUNTER_STATUS_OFFSET, COUNTERS_OFFSET, COUNTERS_USED_OFFSET, FIFO_BYTES, FIFOS_MAX, FIGURES_OFFSET,
+        LATENCIES_OFFSET, MODES_OFFSET,
     };
     use doorbell_fabric::sync::{AtomicU64, Ordering};
     use std::marker::PhantomData;
@@ -63,6 +71,8 @@ mod home {
     #[derive(Clone, Copy, Debug)]
     pub struct Board<'a> {
         ptr: *mut u8,
+        /// The number of injection FIFOs for which there is room.
+        fifos: usize,
         _memory: PhantomData<&'a AtomicU64>,
     }
 
@@ -70,17 +80,21 @@ mod home {
         /// The board that begins at `ptr`.
         ///
         /// # Safety
-        /// `ptr` is the page-aligned start of `BOARD_BYTES` bytes that stay readable for `'a`. They must be writable if the
-        /// caller shows anything on the board.
-        pub unsafe fn at(ptr: *mut u8) -> Self {
+        /// `ptr` is the page-aligned start of `len` bytes that stay readable for `'a`, `BOARD_BYTES` at least. They must be
+        /// writable if the caller shows anything on the board.
+        pub unsafe fn at(ptr: *mut u8, len: usize) -> Self {
             debug_assert!(ptr.addr().is_multiple_of(128));
-            Self { ptr, _memory: PhantomData }
+            Self { ptr, fifos: ((len - BOARD_BYTES) / FIFO_BYTES).min(FIFOS_MAX), _memory: PhantomData }
+        }
+
+        pub(super) fn fifo_count(self) -> usize {
+            self.fifos
         }
 
         /// The word at an offset. The offset is a constant of [`crate::layout`] plus an index in range.
         #[inline]
         pub(super) fn word(self, offset: usize) -> &'a AtomicU64 {
-            debug_assert!(offset.is_multiple_of(8) && offset < BOARD_BYTES);
+            debug_assert!(offset.is_multiple_of(8) && offset < BOARD_BYTES + self.fifos * FIFO_BYTES);
             // SAFETY: inside the board and aligned (`at`); atomics allow other writers.
             unsafe { &*self.ptr.add(offset).cast() }
         }
@@ -92,7 +106,7 @@ mod home {
             }
         }
 
-        fn read_words<const N: usize>(self, offset: usize) -> [u64; N] {
+        pub(super) fn read_words<const N: usize>(self, offset: usize) -> [u64; N] {
             std::array::from_fn(|index| self.word(offset + index * 8).load(Ordering::Relaxed))
         }
 
@@ -159,6 +173,7 @@ mod home {
     #[derive(Clone, Debug)]
     pub struct Home {
         ptr: *mut u8,
+        len: usize,
         _membership: Option<Arc<Membership>>,
     }
 
@@ -170,22 +185,28 @@ mod home {
     impl Home {
         /// The board of a node that has joined.
         pub fn new(membership: &Arc<Membership>) -> Self {
-            Self { ptr: membership.board().ptr(), _membership: Some(membership.clone()) }
+            let board = membership.board();
+            Self { ptr: board.ptr(), len: board.len(), _membership: Some(membership.clone()) }
         }
 
         /// A board at any address, such as in a test's heap.
         ///
         /// # Safety
         /// The same as for [`Board::at`], and the memory is writable, as long as this value or a clone lives.
-        pub unsafe fn at(ptr: *mut u8) -> Self {
-            Self { ptr, _membership: None }
+        pub unsafe fn at(ptr: *mut u8, len: usize) -> Self {
+            Self { ptr, len, _membership: None }
+        }
+
+        /// The number of injection FIFOs for which the board has room.
+        pub fn fifos(&self) -> usize {
+            self.board().fifo_count()
         }
 
         /// The board.
         #[inline]
         pub fn board(&self) -> Board<'_> {
-            // SAFETY: the membership keeps BOARD_BYTES writable bytes mapped, or the caller of `at` does.
-            unsafe { Board::at(self.ptr) }
+            // SAFETY: the membership keeps the whole board mapped and writable, or the caller of `at` does.
+            unsafe { Board::at(self.ptr, self.len) }
         }
 
         /// Shows the current metrics, latencies and counters.
@@ -201,10 +222,12 @@ mod home {
 #[cfg(all(test, not(loom)))]
 pub(crate) mod testing {
     use super::Home;
-    use crate::layout::BOARD_BYTES;
+    use crate::layout::board_bytes;
+
+    const BYTES: usize = board_bytes(8);
 
     #[repr(C, align(4096))]
-    struct Room([u8; BOARD_BYTES]);
+    struct Room([u8; BYTES]);
 
     pub(crate) struct HeapBoard {
         pub home: Home,
@@ -213,9 +236,9 @@ pub(crate) mod testing {
 
     impl HeapBoard {
         pub fn new() -> Self {
-            let room = Box::into_raw(Box::new(Room([0; BOARD_BYTES])));
+            let room = Box::into_raw(Box::new(Room([0; BYTES])));
             // SAFETY: the box is leaked until `drop`, and tests first drop everything that uses it.
-            Self { home: unsafe { Home::at(room.cast()) }, room }
+            Self { home: unsafe { Home::at(room.cast(), BYTES) }, room }
         }
     }
 

@@ -8,7 +8,7 @@ use crate::board::BoardCopy;
 use crate::device::DeviceFacts;
 use crate::error::ShmError;
 use crate::keys::LockFacts;
-use crate::layout::BOARD_BYTES;
+use crate::layout::{FIFOS_MAX, board_bytes};
 use crate::space::{Names, Space, parse, valid_domain_name};
 use doorbell_fabric::NodeId;
 use doorbell_fabric::world;
@@ -233,7 +233,7 @@ fn look(space: &Space, names: &Names) -> Result<(DomainLayout, Option<Directory>
 
 /// Returns a copy of a node's board and not a mapping, so the bytes can neither change nor vanish while they are read.
 fn board(space: &Space, names: &Names, id: NodeId) -> Option<BoardCopy> {
-    let copy = space.open(&names.board(id)).ok()??.snapshot(BOARD_BYTES).ok()??;
+    let copy = space.open(&names.board(id)).ok()??.snapshot(board_bytes(FIFOS_MAX)).ok()??;
     BoardCopy::check(copy).ok().filter(|board| board.node() == id)
 }
 

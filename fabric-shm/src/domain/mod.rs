@@ -21,7 +21,7 @@ mod tests;
 use crate::cma::{self, Beacon};
 use crate::error::ShmError;
 use crate::keys::OwnerId;
-use crate::layout::{BOARD_BYTES, FLAG_FENCE, LAYOUT_VERSION, LaneGeometry, SegmentHeader, SegmentKind, inbox_bytes};
+use crate::layout::{FIFOS_MAX, FLAG_FENCE, LAYOUT_VERSION, LaneGeometry, SegmentHeader, SegmentKind, board_bytes, inbox_bytes};
 use crate::region::Registry;
 use crate::segment::Segment;
 use crate::space::{DomainLock, Hold, Identity, Names, Space, forked, valid_domain_name, watch};
@@ -62,6 +62,8 @@ pub struct JoinOptions {
     pub max_nodes: usize,
     /// The size of its lanes. Only the creator of the domain sets it.
     pub lanes: LaneGeometry,
+    /// The number of injection FIFOs for which the node's board has room, [`FIFOS_MAX`] at most.
+    pub fifos: usize,
     /// The lowest allowed incarnation. It is for a node that is also known elsewhere, where this domain's numbers are not known.
     pub least_incarnation: Incarnation,
     /// Whether the node can also be reached over a network.
@@ -81,6 +83,7 @@ impl JoinOptions {
             label: String::new(),
             max_nodes: 32,
             lanes: LaneGeometry::default(),
+            fifos: 32,
             least_incarnation: Incarnation(0),
             networked: false,
             deadline: world::now() + Duration::from_secs(10),
@@ -97,6 +100,9 @@ impl JoinOptions {
         }
         if !(MIN_NODES..=MAX_NODES).contains(&self.max_nodes) {
             return invalid("max_nodes", self.max_nodes.to_string(), "a domain has 2 to 1024 nodes");
+        }
+        if self.fifos > FIFOS_MAX {
+            return invalid("fifos", self.fifos.to_string(), "a node has at most 1024 injection FIFOs");
         }
         self.lanes.validate().or_else(|rule| invalid("lanes", format!("{:?}", self.lanes), rule))
     }
@@ -183,7 +189,7 @@ impl Membership {
         // SAFETY: an inbox begins with its header page.
         unsafe { cma::publish_hold(inbox.segment.ptr(), inbox.hold.as_ref().map_or(-1, Hold::descriptor)) };
         fault_point!("join.inbox");
-        let board = create(&board_name, SegmentKind::Board, BOARD_BYTES)
+        let board = create(&board_name, SegmentKind::Board, board_bytes(options.fifos))
             .inspect_err(|_| drop(lock.remove(&inbox_name, Some(inbox.identity))))?;
         fault_point!("join.board");
 
@@ -272,7 +278,7 @@ impl Membership {
         &self.inbox
     }
 
-    /// This node's board: `BOARD_BYTES` bytes that only this node writes.
+    /// This node's board: `board_bytes` bytes that only this node writes.
     pub fn board(&self) -> &Segment {
         &self.board
     }

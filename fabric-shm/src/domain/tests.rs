@@ -56,7 +56,7 @@ fn who_leaves_leaves_nothing() {
         let first = join(space);
         let second = join(space);
         let inbox = inbox_bytes(4, &SMALL);
-        assert_eq!((first.inbox().len(), first.board().len()), (inbox, BOARD_BYTES));
+        assert_eq!((first.inbox().len(), first.board().len()), (inbox, board_bytes(32)));
         assert_eq!((first.max_nodes(), first.lanes()), (4, SMALL));
         let generation = first.generation();
         second.leave().unwrap();
@@ -239,8 +239,8 @@ fn a_living_domain_that_lost_its_segment_is_not_joined() {
 
 #[test]
 fn a_full_space_is_an_error_that_leaves_nothing() {
-    let needed = domain_bytes(4) + inbox_bytes(4, &SMALL) + BOARD_BYTES;
-    for capacity in [0, domain_bytes(4), needed - BOARD_BYTES, needed - 1] {
+    let needed = domain_bytes(4) + inbox_bytes(4, &SMALL) + board_bytes(32);
+    for capacity in [0, domain_bytes(4), needed - board_bytes(32), needed - 1] {
         let space = Space::Heap(Arc::new(HeapSpace::with_capacity(capacity)));
         let full = Membership::join(options(&space)).unwrap_err();
         assert!(matches!(full, ShmError::NoSpace { wanted, free, .. } if free < wanted), "{full}");
@@ -335,14 +335,14 @@ fn a_listing_shows_the_living_and_the_dead_and_cleaning_removes_the_dead() {
         assert_eq!((&domains[0].layout, domains[0].max_nodes), (&DomainLayout::Ours, Some(4)));
         assert_eq!(domains[0].nodes.iter().map(|node| node.alive).collect::<Vec<_>>(), [true, false]);
         assert_eq!(domains[0].nodes[1].member.as_ref().unwrap().incarnation, second.incarnation());
-        assert_eq!(domains[0].nodes[0].bytes as usize, inbox_bytes(4, &SMALL) + BOARD_BYTES);
-        assert!(domains[0].bytes as usize >= 2 * (inbox_bytes(4, &SMALL) + BOARD_BYTES) + domain_bytes(4));
+        assert_eq!(domains[0].nodes[0].bytes as usize, inbox_bytes(4, &SMALL) + board_bytes(32));
+        assert!(domains[0].bytes as usize >= 2 * (inbox_bytes(4, &SMALL) + board_bytes(32)) + domain_bytes(4));
 
         let generation = first.generation();
         let report = clean(space, None, false).unwrap();
         assert_eq!(report.kept.iter().map(|kept| (kept.domain.as_str(), kept.living)).collect::<Vec<_>>(), [("grid", 1)]);
         assert!(report.removed.len() >= 5, "{report:?}");
-        assert!(report.bytes as usize >= 2 * (inbox_bytes(4, &SMALL) + BOARD_BYTES) + domain_bytes(4));
+        assert!(report.bytes as usize >= 2 * (inbox_bytes(4, &SMALL) + board_bytes(32)) + domain_bytes(4));
         assert_ne!(first.generation(), generation);
         assert_eq!(first.members().len(), 1);
         assert_eq!(list_domains(space).unwrap().len(), 1);

@@ -3,7 +3,7 @@
 use doorbell::{Device, DeviceSender, DeviceThread, Error, Event, Lock, Match, Node, NodeId, Peer, Resource, Role, Space, Value};
 use doorbell_shm::domain::{DomainLayout, JoinOptions, Membership, clean, list_domains};
 use doorbell_shm::error::ShmError;
-use doorbell_shm::layout::{BOARD_BYTES, LaneGeometry, inbox_bytes};
+use doorbell_shm::layout::{LaneGeometry, board_bytes, inbox_bytes};
 use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, briefly, eventually, soon, until};
@@ -399,7 +399,7 @@ pub fn has_little_room() {
         names.filter(|name| name != "ballast").collect()
     };
     // Too little for the domain segment, for the inbox, for the board.
-    for room in [4096, 64 << 10, inbox - 8192, inbox + BOARD_BYTES / 2] {
+    for room in [4096, 64 << 10, inbox - 8192, inbox + board_bytes(32) / 2] {
         ballast.set_len(0).unwrap();
         nix::fcntl::posix_fallocate(&ballast, 0, (TMPFS_BYTES - room) as i64).unwrap();
         let error = join().unwrap_err();

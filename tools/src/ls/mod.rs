@@ -1,6 +1,7 @@
 //! `doorbell ls`: domains with their nodes, locks, links and shared devices.
 
 mod devices;
+mod fifos;
 mod locks;
 mod modes;
 
@@ -30,6 +31,9 @@ pub struct LsArgs {
     /// Show the shared devices
     #[arg(long, conflicts_with_all = ["locks", "modes"])]
     devices: bool,
+    /// Show the injection FIFOs of nodes, and their oldest descriptors
+    #[arg(long, conflicts_with_all = ["locks", "modes", "devices"])]
+    fifos: bool,
     #[command(flatten)]
     form: FormArgs,
 }
@@ -47,6 +51,7 @@ pub fn run(args: &LsArgs) -> Result<(), Failure> {
         LsArgs { locks: true, .. } => locks::VIEW,
         LsArgs { modes: true, .. } => modes::VIEW,
         LsArgs { devices: true, .. } => devices::VIEW,
+        LsArgs { fifos: true, .. } => fifos::VIEW,
         _ => View { lines: |domains| table(domains, &NAMES, "nobody", cells), notes, more: |_| None },
     };
     let text = || {

@@ -3,10 +3,10 @@
 use crate::exit::Failure;
 use crate::links_shown;
 use crate::ls::domains;
-use crate::nodes::{counters, identity, latencies, metrics, nanoseconds, short, state};
+use crate::nodes::{counters, fifos, identity, latencies, metrics, nanoseconds, short, state};
 use crate::text::{DIRECTORY, Style, Table, bytes};
 use doorbell::mode::ModeMonitor;
-use doorbell::{Metric, Metrics};
+use doorbell::{Metric, Metrics, Priority};
 use doorbell_shm::board::{FigureKind, Latencies};
 use doorbell_shm::domain::NodeStatus;
 use doorbell_shm::keys::{LockFacts, OwnerId};
@@ -162,7 +162,11 @@ impl Row {
     }
 
     fn fifos(&self) -> [u64; 3] {
-        [Metric::FifoHigh, Metric::FifoNormal, Metric::FifoLow].map(|metric| self.metrics[metric])
+        let fifos = self.node.board.as_ref().map(|board| board.board().fifos()).unwrap_or_default();
+        Priority::ALL.map(|priority| {
+            let its = fifos.iter().filter(|fifo| fifo.facts.priority == priority);
+            its.map(|fifo| fifo.pending.len() as u64).sum()
+        })
     }
 
     fn by_key(&self) -> f64 {
@@ -212,6 +216,7 @@ impl Row {
         object["latency"] = latencies(&self.recent);
         object["latency_of_all"] = latencies(&self.all);
         object["counters"] = self.node.board.as_ref().map_or(json!([]), counters);
+        object["fifos"] = self.node.board.as_ref().map_or(json!([]), fifos);
         let holds = self.holds.iter().map(|(name, waiting)| json!({ "key": name, "waiting": waiting }));
         object["holds"] = holds.collect();
         object["waits_for"] = json!(self.awaits);

@@ -3,6 +3,7 @@
 use super::CounterKey;
 use crate::error::Error;
 use crate::sync::op::{Op, Outcome};
+use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, NodeId};
 use doorbell_shm::board::{COUNTERS, Counters, Home, Lowered, Metric, Record, RecordKind, Recorder, Standing, Tallies};
 use rustix::event::EventfdFlags;
@@ -17,6 +18,35 @@ pub struct CounterFile {
     recorder: Arc<Recorder>,
     tallies: Arc<Tallies>,
     me: (NodeId, Incarnation),
+}
+
+/// A use of a counter that an operation lowers as its bytes move.
+#[derive(Debug)]
+pub struct Counting {
+    file: Arc<CounterFile>,
+    index: usize,
+    generation: u32,
+    /// The bytes of the operation that were counted.
+    counted: AtomicU64,
+}
+
+impl Counting {
+    /// For the present use of a counter.
+    pub(crate) fn new(file: &Arc<CounterFile>, index: usize) -> Arc<Self> {
+        let generation = file.generation(index);
+        Arc::new(Self { file: file.clone(), index, generation, counted: AtomicU64::new(0) })
+    }
+
+    /// Counts the bytes of the operation that have moved since the last call, given all that have moved. One thread at a time
+    /// moves the bytes of an operation.
+    pub(crate) fn moved(&self, bytes: u64) {
+        let counted = self.counted.load(Ordering::Relaxed);
+        if bytes > counted {
+            self.counted.store(bytes, Ordering::Relaxed);
+            // A use that has ended meanwhile is not counted.
+            let _ = self.file.lower(self.index, self.generation, bytes - counted);
+        }
+    }
 }
 
 /// The waiters of a counter: operations and an interrupt.

@@ -5,5 +5,6 @@ mod key;
 pub(crate) mod monitor;
 
 pub use counters::CounterFile;
+pub(crate) use counters::Counting;
 pub(crate) use counters::eventfd;
 pub use key::CounterKey;

@@ -1,14 +1,16 @@
 //! DMA counters: bytes still to move, and notifications when none are left.
 //!
-//! A program sets a [`Counter`] to a number of bytes and lowers it as they move. Threads of this node use [`Counter::lower`];
-//! other nodes use [`Node::notify`] and [`Node::put_notify`]. Nothing else lowers a counter: plain sends, receives, puts and
-//! gets do not. The call that brings a counter to zero sets its bit in the **counter status register**
+//! A program sets a [`Counter`] to a number of bytes, and gives it to operations, which lower it as their bytes move:
+//! [`Counter::start_send`], [`start_recv`](Counter::start_recv), [`put`](Counter::put), [`get`](Counter::get), and
+//! [descriptors](crate::dma). Threads of this node may lower it themselves ([`Counter::lower`]), and other nodes that have its
+//! key ([`Node::notify`], [`Node::put_notify`]). The call that brings a counter to zero sets its bit in the **counter status register**
 //! ([`Node::counter_status`]), wakes the threads that wait, and triggers its **interrupt**, an eventfd. All of that happens
 //! once for each use.
 //!
 //! The count is private memory of this node. The board shows a copy that is never read back, so writing to the board completes
 //! nothing.
 
+mod counted;
 mod notify;
 
 pub use crate::board::CounterKey;

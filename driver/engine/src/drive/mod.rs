@@ -210,6 +210,11 @@ impl Shared {
         &self.monitor
     }
 
+    /// The same, shared.
+    pub(crate) fn monitor_arc(&self) -> Arc<Monitor> {
+        self.monitor.clone()
+    }
+
     /// Call after completing an operation outside the engine: wakes the thread that sleeps on the bell if it waits for that
     /// operation. Within the engine, the turn does so.
     pub fn wake_parked(&self, me: Token) {

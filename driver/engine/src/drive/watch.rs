@@ -10,7 +10,7 @@ use crate::sync::parking::REACTOR;
 use crate::sync::reactor::{ReactorWord, wake_all};
 use crate::sync::wait::PARK_MOST;
 use crate::turn::Engine;
-use doorbell_fabric::world;
+use doorbell_fabric::{PacketKind, world};
 use doorbell_shm::board::Metric;
 use std::io;
 use std::sync::Arc;
@@ -72,6 +72,22 @@ impl Shared {
             }
         };
         self.done_within(is_left);
+    }
+
+    /// Has the service of a class called at the engine's next turn, and makes sure that there is one: the poller's, unless with
+    /// `Progress::Inline`. Never waits; cheap while the engine is at work.
+    #[inline]
+    pub(crate) fn poke(&self, class: PacketKind) {
+        if self.later.poke(class) {
+            self.done_within(true);
+        }
+    }
+
+    /// Turns the engine once, if threads of the application turn it.
+    pub(crate) fn turn_unless_poller(&self, me: Token) {
+        if self.progress != Progress::Poller {
+            self.turn(me);
+        }
     }
 
     /// Call after a short use of the engine. `is_left` tells whether work could not be done, which is then done later.

@@ -300,7 +300,10 @@ impl<D: Direct> Dispatch<'_, D> {
         }
         match &mut active.into {
             Into::Nowhere => {}
-            Into::Buffer(receive) => receive.write(active.received, payload),
+            Into::Buffer(receive) => {
+                receive.write(active.received, payload);
+                receive.op.moved((active.received + payload.len()) as u64);
+            }
             Into::TooLong(_, bytes) | Into::Pool(bytes) => payload.append_to(bytes),
         }
         active.received += payload.len();

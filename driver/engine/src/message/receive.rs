@@ -56,6 +56,7 @@ impl RecvOp {
             return Outcome::Truncated(Box::new(Message { envelope, bytes: payload.to_vec() }));
         }
         self.write(0, payload);
+        self.op.moved(payload.len() as u64);
         Outcome::Received(envelope)
     }
 

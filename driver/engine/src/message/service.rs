@@ -432,6 +432,12 @@ impl Services {
         verdict
     }
 
+    /// Notes that services were poked: one bit for each of their classes.
+    pub fn touch(&mut self, classes: u32) {
+        let places = self.slots.iter().enumerate().filter(|(_, slot)| classes >> slot.class as u32 & 1 != 0);
+        self.touched |= places.map(|(place, _)| 1 << place).sum::<u32>();
+    }
+
     /// Whether a service may want a turn.
     #[inline(always)]
     pub fn any(&self) -> bool {

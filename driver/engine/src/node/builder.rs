@@ -5,6 +5,7 @@ mod network;
 
 use super::Node;
 use crate::Result;
+use crate::board::monitor::BUILT_IN;
 use crate::drive::poller::Progress;
 use crate::drive::{Shared, install};
 use crate::error::Error;
@@ -111,6 +112,13 @@ impl NodeBuilder {
     /// this. Each node's inbox reserves lanes for this many nodes.
     pub fn max_nodes(mut self, count: usize) -> Self {
         self.here.max_nodes = count;
+        self
+    }
+
+    /// How many injection FIFOs the program and its peers may open in this node, up to 1000. The default is 28. Each takes 4.2 KiB of
+    /// the node's board.
+    pub fn injection_fifos(mut self, count: usize) -> Self {
+        self.here.fifos = count.saturating_add(BUILT_IN);
         self
     }
 

@@ -5,7 +5,7 @@ mod clerked;
 mod handle;
 mod name;
 pub mod operation;
-mod owned;
+pub(crate) mod owned;
 mod peer;
 mod receive;
 mod send;

@@ -42,33 +42,34 @@ struct Receiving<B> {
 // SAFETY: `bytes` points to what the buffer owns.
 unsafe impl<B: Send> Send for Receiving<B> {}
 
-pub(super) fn send<B: AsRef<[u8]> + Send + 'static>(
+pub(crate) fn send<B: AsRef<[u8]> + Send + 'static>(
     node: Node,
     outbound: Arc<Outbound>,
     incarnation: Option<Incarnation>,
     tag: u64,
     buffer: B,
     asks: Option<ModeRequest>,
+    op: Arc<Op>,
 ) -> Result<Operation<Completion<B>>> {
     let me = node.shared.check()?;
     begin(node, Sending { buffer: UnsafeCell::new(buffer), outbound }, |node, work| {
         // SAFETY: the work is at its address until the op is over or removed.
         unsafe {
             let bytes = (*work.buffer.get()).as_ref();
-            node.shared.start_send(me, ToSend { outbound: &work.outbound, incarnation, tag, bytes }, asks)
+            node.shared.start_send(me, ToSend { outbound: &work.outbound, incarnation, tag, bytes }, asks, op)
         }
     })
 }
 
-pub(super) fn receive<B: AsMut<[u8]> + Send + 'static>(
+pub(crate) fn receive<B: AsMut<[u8]> + Send + 'static>(
     node: Node,
     accepts: Match,
     buffer: B,
+    op: Arc<Op>,
 ) -> Result<Operation<Completion<B, Envelope>>> {
     let me = node.shared.check()?;
     let work = Receiving { buffer: UnsafeCell::new(buffer), bytes: std::ptr::null(), capacity: 0 };
     begin(node, work, |node, work| {
-        let op = Op::new();
         let bytes = work.buffer.get_mut().as_mut();
         let (bytes, capacity) = (bytes.as_mut_ptr(), bytes.len());
         (work.bytes, work.capacity) = (bytes, capacity);

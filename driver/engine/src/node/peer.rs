@@ -9,6 +9,7 @@ use crate::memory::cache::RegionCache;
 use crate::message::Match;
 use crate::message::outbound::Outbound;
 use crate::mode::{ModeRequest, Receipt};
+use crate::sync::op::Op;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, Priority};
 use std::cell::RefCell;
 use std::io::IoSlice;
@@ -116,7 +117,7 @@ impl Peer {
     /// # Errors
     /// As [`Node::start_send`].
     pub fn start_send<B: AsRef<[u8]> + Send + 'static>(&self, tag: u64, buffer: B) -> Result<Operation<Completion<B>>> {
-        owned::send(self.node.clone(), self.outbound.clone(), Some(self.incarnation), tag, buffer, None)
+        owned::send(self.node.clone(), self.outbound.clone(), Some(self.incarnation), tag, buffer, None, Op::new())
     }
 
     /// Sends a message with the requested mode: as [`Node::send_as`].
@@ -151,7 +152,7 @@ impl Peer {
         buffer: B,
         mode: ModeRequest,
     ) -> Result<Operation<Completion<B>>> {
-        owned::send(self.node.clone(), self.outbound.clone(), Some(self.incarnation), tag, buffer, Some(mode))
+        owned::send(self.node.clone(), self.outbound.clone(), Some(self.incarnation), tag, buffer, Some(mode), Op::new())
     }
 
     /// Receives a message from this incarnation of the node: as [`Node::recv`].

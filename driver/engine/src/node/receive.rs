@@ -496,7 +496,7 @@ impl Node {
         accepts: Match,
         buffer: B,
     ) -> Result<Operation<Completion<B, Envelope>>> {
-        owned::receive(self.clone(), accepts, buffer)
+        owned::receive(self.clone(), accepts, buffer, Op::new())
     }
 
     /// Returns the envelope of the first message that `accepts` would accept, without receiving the message. Does not wait.

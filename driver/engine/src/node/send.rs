@@ -84,7 +84,7 @@ impl Shared {
         let node = outbound.target;
         let waits = !matches!(patience, Patience::None);
         let began = if waits && self.modes().steers(asks) { self.modes().begin_sample() } else { None };
-        let op = match self.begin_send(me, message, asks, patience)? {
+        let op = match self.begin_send(me, message, asks, patience, Op::new())? {
             Begun::Sent(op) => return Ok(self.sent(began, &op)),
             Begun::Queued(op) => op,
         };
@@ -134,7 +134,14 @@ impl Shared {
     }
 
     /// Sends at once, or queues the send.
-    fn begin_send(&self, me: Token, message: ToSend<'_>, asks: Option<ModeRequest>, patience: Patience) -> Result<Begun> {
+    fn begin_send(
+        &self,
+        me: Token,
+        message: ToSend<'_>,
+        asks: Option<ModeRequest>,
+        patience: Patience,
+        op: Arc<Op>,
+    ) -> Result<Begun> {
         let ToSend { outbound, incarnation, tag, bytes } = message;
         let node = outbound.target;
         // Making a ring may take time, so only a send without a deadline makes one.
@@ -151,7 +158,6 @@ impl Shared {
         };
         engine.connect(outbound, &mut state, wanted)?;
         let now = matches!(patience, Patience::None);
-        let op = Op::new();
         let mut far = Far::default();
         if !state.is_queued() && (now || self.progress() != Progress::Poller) {
             let order = Order { tag, bytes: bytes.as_ptr(), len: bytes.len(), op: &op, asks, waits: !now };
@@ -170,8 +176,14 @@ impl Shared {
                     }
                     // SAFETY: a slice.
                     match unsafe { state.send_some(tag, bytes.as_ptr(), bytes.len(), far) } {
-                        Sent::Whole => return Ok(Begun::Sent(op)),
-                        Sent::Partly(now) => far = now,
+                        Sent::Whole => {
+                            op.moved(bytes.len() as u64);
+                            return Ok(Begun::Sent(op));
+                        }
+                        Sent::Partly(now) => {
+                            op.moved(now.sent as u64);
+                            far = now;
+                        }
                         Sent::Down => return Err(Error::Damaged { node }),
                     }
                 }
@@ -234,14 +246,20 @@ impl Shared {
     ///
     /// # Safety
     /// As [`SendOp::new`].
-    pub(super) unsafe fn start_send(&self, me: Token, message: ToSend<'_>, asks: Option<ModeRequest>) -> Result<Arc<Op>> {
+    pub(super) unsafe fn start_send(
+        &self,
+        me: Token,
+        message: ToSend<'_>,
+        asks: Option<ModeRequest>,
+        op: Arc<Op>,
+    ) -> Result<Arc<Op>> {
         let ToSend { outbound, incarnation, tag, bytes } = message;
         if asks.is_none() && self.send_now(me, outbound, incarnation, tag, bytes)? {
-            let op = Op::new();
+            op.moved(bytes.len() as u64);
             op.finish(Outcome::Sent);
             return Ok(op);
         }
-        match self.begin_send(me, message, asks, Patience::Forever)? {
+        match self.begin_send(me, message, asks, Patience::Forever, op)? {
             Begun::Queued(op) => Ok(op),
             Begun::Sent(op) => {
                 op.finish(Outcome::Sent);
@@ -364,7 +382,7 @@ impl Node {
     ) -> Result<Operation<Completion<B>>> {
         let me = self.shared.check()?;
         let (outbound, _) = self.outbound(me, node)?;
-        owned::send(self.clone(), outbound.clone(), None, tag, buffer, None)
+        owned::send(self.clone(), outbound.clone(), None, tag, buffer, None, Op::new())
     }
 
     #[inline]

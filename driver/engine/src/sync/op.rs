@@ -46,6 +46,17 @@ const DONE: u32 = 2;
 pub struct Op {
     word: AtomicU32,
     end: Mutex<End>,
+    count: Count,
+}
+
+/// What counts the bytes of an operation as they move, if anything does.
+#[derive(Default)]
+struct Count(Option<Box<dyn Fn(u64) + Send + Sync>>);
+
+impl std::fmt::Debug for Count {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Count").field(&self.0.is_some()).finish()
+    }
 }
 
 /// Ends a transfer for its other end, from any thread. False if it is too late.
@@ -70,6 +81,19 @@ impl Op {
     /// A pending operation.
     pub fn new() -> Arc<Op> {
         Arc::default()
+    }
+
+    /// A pending operation that tells `count` how many of its bytes have moved.
+    pub fn counted(count: impl Fn(u64) + Send + Sync + 'static) -> Arc<Op> {
+        Arc::new(Op { count: Count(Some(Box::new(count))), ..Op::default() })
+    }
+
+    /// Tells how many bytes of the operation have moved so far, for its DMA counter.
+    #[inline(always)]
+    pub fn moved(&self, bytes: u64) {
+        if let Count(Some(count)) = &self.count {
+            count(bytes);
+        }
     }
 
     /// Whether it has ended.

@@ -126,8 +126,8 @@ impl DirectPut {
 }
 
 /// The acknowledgement of an RTS. The remote get brings the direct-put descriptor back to the origin, with the storage location
-/// filled in. It travels on the lane of high priority. At the origin it enters no FIFO: the transfer notes it, keeps the
-/// priority of its message, and puts at its next turn.
+/// filled in. It travels on the lane of high priority. At the origin the direct put enters the injection FIFO of remote
+/// gets, which has high priority whatever the priority of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteGet {
     /// The id of the transfer.

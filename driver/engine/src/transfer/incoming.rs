@@ -455,6 +455,9 @@ impl Incoming {
             self.report.put = Moved { bytes, chunks };
         }
         let moved = self.report.fifo.bytes + self.report.pulled.bytes + self.report.put.bytes;
+        if let Sink::Receive(receive) = &self.sink {
+            receive.op.moved(moved.min(self.put.ends.len));
+        }
         match moved.cmp(&self.put.ends.len) {
             std::cmp::Ordering::Less => Look::Underway,
             std::cmp::Ordering::Greater => Look::Broken("more bytes than the message has"),

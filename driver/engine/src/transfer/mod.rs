@@ -28,6 +28,7 @@ pub mod incoming;
 pub mod memory;
 pub mod outgoing;
 pub mod report;
+pub mod slot;
 pub mod way;
 
 pub use descriptor::Place;

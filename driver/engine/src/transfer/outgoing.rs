@@ -1,12 +1,14 @@
 //! The origin's end of a transfer: an RTS, memory-FIFO packets from the first end of the buffer, and, once the remote get has
 //! come, direct puts from the last end, until the ends meet.
 
+mod fifos;
 mod transfer;
 
 use super::apart::Lending;
 use super::descriptor::{CHUNK_LEAST, CHUNK_MOST, DirectPut, Over, RemoteGet, TransferId};
 use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
+use super::slot::{Kind, message_words};
 use super::way::Way;
 use super::{APART_LEAST, CopySide, LEAST_SHARE, Place};
 use crate::board::monitor::Monitor;
@@ -225,10 +227,13 @@ impl Outgoing {
         report.execute(Descriptor::Rts, 0);
         let closer = partner.clone();
         order.op.set_closer(Box::new(move || closer.close(ticket, ends)));
+        let words = message_words(Kind::Rts, (out.target, state.incarnation).into(), ticket.word(), ends.len);
         self.transfers.push(Transfer {
             out: out.clone(),
             route,
             partner,
+            fifo_slot: self.monitor.fifos[1 + out.priority.index()].inject(&words),
+            put_slot: None,
             ticket,
             ends,
             bytes: order.bytes,
@@ -277,6 +282,7 @@ impl Outgoing {
         if let Partner::Near(peer, _) = &transfer.partner {
             transfer.target = Remote::of(get.target, transfer.ends.len, peer, local, true);
         }
+        transfer.inject();
         Ok(true)
     }
 
@@ -314,6 +320,8 @@ impl Outgoing {
         }
         let ended = before - self.transfers.len();
         self.turns = self.turns.wrapping_add(1);
+        // Descriptors that found no room in their FIFO.
+        self.transfers.iter_mut().filter(|transfer| transfer.waits_for_slot()).for_each(Transfer::inject);
         let lowest_first = self.turns.is_multiple_of(LEAST_SHARE);
         for rank in 0..PRIORITIES {
             let priority = if lowest_first { PRIORITIES - 1 - rank } else { rank };
@@ -323,7 +331,7 @@ impl Outgoing {
                 let at = (self.turns as usize + offset) % count;
                 let next = &self.transfers[at];
                 // A waker of another transfer may have cancelled this one since it was looked at.
-                if next.out.priority.index() != priority || next.drained || next.op.is_done() || self.is_in_line(at) {
+                if next.rank() != Some(priority) || next.drained || next.op.is_done() || self.is_in_line(at) {
                     continue;
                 }
                 let transfer = &mut self.transfers[at];
@@ -373,6 +381,7 @@ impl Outgoing {
         }
         self.count();
         transfer.partner.let_go();
+        transfer.leave_fifos();
         self.reports.keep(transfer.report);
     }
 

@@ -3,15 +3,20 @@
 
 use super::Engine;
 use crate::sync::baton::Token;
-use doorbell_fabric::sync::{AtomicBool, Ordering};
+use doorbell_fabric::PacketKind;
+use doorbell_fabric::sync::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 type Deed = Box<dyn FnOnce(&mut Engine, Token) + Send>;
 
+/// No class of packets has this number.
+const DEEDS: u32 = 1;
+
 /// The deferred operations.
 #[derive(Default)]
 pub struct Later {
-    any: AtomicBool,
+    /// One bit for each class of packets whose service was poked, and `DEEDS` if there are operations.
+    any: AtomicU32,
     deeds: Mutex<Vec<Deed>>,
 }
 
@@ -20,19 +25,32 @@ impl Later {
     pub fn add(&self, deed: Deed) {
         let mut deeds = self.deeds.lock().unwrap_or_else(PoisonError::into_inner);
         deeds.push(deed);
-        self.any.store(true, Ordering::Relaxed);
+        self.any.fetch_or(DEEDS, Ordering::Relaxed);
+    }
+
+    /// Has the service of a class called at the next turn. True if it was not to be called anyway: then a thread that sleeps
+    /// may have to be woken. The work of the service is published before.
+    #[inline]
+    pub fn poke(&self, class: PacketKind) -> bool {
+        let bit = 1 << class as u32;
+        // Whoever clears the bit looks for work after that, so a set bit is enough. In one order with the sleep of the poller.
+        self.any.load(Ordering::SeqCst) & bit == 0 && self.any.fetch_or(bit, Ordering::SeqCst) & bit == 0
     }
 
     /// Whether there are any. Read by the thread that is within the engine, or with the baton.
     #[inline(always)]
     pub fn any(&self) -> bool {
-        self.any.load(Ordering::Relaxed)
+        self.any.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes all deferred operations.
-    pub fn take(&self) -> Vec<Deed> {
+    /// Takes all deferred operations, and one bit for each class whose service was poked.
+    pub fn take(&self) -> (Vec<Deed>, u32) {
+        // Before the look at the work: later work sets it again.
+        let any = self.any.swap(0, Ordering::SeqCst);
+        if any & DEEDS == 0 {
+            return (Vec::new(), any);
+        }
         let mut deeds = self.deeds.lock().unwrap_or_else(PoisonError::into_inner);
-        self.any.store(false, Ordering::Relaxed);
-        std::mem::take(&mut *deeds)
+        (std::mem::take(&mut *deeds), any & !DEEDS)
     }
 }

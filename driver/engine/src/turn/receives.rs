@@ -17,10 +17,15 @@ impl Engine {
     pub fn take_pooled(&mut self, accepts: &Match) -> Option<Pooled> {
         let pooled = self.inbound.pool.take(accepts)?;
         self.inbound.turned_away = false;
+        self.look_again();
+        Some(pooled)
+    }
+
+    /// Has packets taken that were refused for lack of room.
+    pub fn look_again(&mut self) {
         if self.fabric.refusing() {
             self.fabric.bell().wake();
         }
-        Some(pooled)
     }
 
     /// The same, but only if the message is complete.

@@ -43,7 +43,8 @@ impl Engine {
     /// Does the operations that threads within the engine deferred.
     #[cold]
     fn do_later(&mut self, me: Token) -> usize {
-        let deeds = self.later.take();
+        let (deeds, poked) = self.later.take();
+        self.inbound.services.touch(poked);
         let count = deeds.len();
         deeds.into_iter().for_each(|deed| deed(self, me));
         count

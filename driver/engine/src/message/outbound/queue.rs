@@ -74,6 +74,7 @@ impl OutState {
                 Sent::Whole => {
                     done += 1;
                     if let Some(send) = self.dequeue() {
+                        send.op.moved(len as u64);
                         send.op.finish(Outcome::Sent);
                     }
                 }
@@ -81,6 +82,7 @@ impl OutState {
                     let moved = (now.sent, now.started) != (far.sent, far.started);
                     if let Some(front) = self.queue.front_mut() {
                         front.far = now;
+                        front.op.moved(now.sent as u64);
                     }
                     self.wait_for_room(far.by);
                     return done + usize::from(moved);

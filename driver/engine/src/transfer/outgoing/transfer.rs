@@ -60,6 +60,10 @@ pub(super) struct Transfer {
     pub(super) out: Arc<Outbound>,
     pub(super) route: Route,
     pub(super) partner: Partner,
+    /// The position of its descriptor in the injection FIFO of its priority, once it found room there.
+    pub(super) fifo_slot: Option<u64>,
+    /// The position of its direct put in the FIFO of remote gets, once the target has answered.
+    pub(super) put_slot: Option<u64>,
     pub(super) ticket: TransferId,
     pub(super) ends: Ends,
     pub(super) bytes: *const u8,
@@ -269,6 +273,7 @@ impl Transfer {
         let unmoved = self.ends.len.saturating_sub(self.report.fifo.bytes + self.report.put.bytes + pulled);
         self.report.zeroes += u32::from(unmoved == 0 && self.unmoved > 0);
         self.unmoved = unmoved;
+        self.op.moved(self.ends.len - unmoved);
         if unmoved == 0 {
             self.zero();
         }
@@ -291,6 +296,7 @@ impl Transfer {
     pub(super) fn zero(&mut self) {
         if !self.drained {
             self.drained = true;
+            self.op.moved(self.ends.len);
             let record = Record::new(RecordKind::Completed).peer(self.out.target).priority(self.out.priority);
             self.monitor.record(&record.transfer(self.ticket.word()).bytes(self.ends.len));
             self.monitor.tallies.add(Metric::Transfers, 1);

@@ -1,0 +1,284 @@
+//! Descriptors: what the DMA engine is to move, in one or two slots of 64 bytes.
+
+use super::wire::Status;
+use crate::board::CounterKey;
+use crate::error::{Error, KeyFault, Result};
+use crate::memory::key::{Access, Key, Place, Plain, ReadWrite, read_secret};
+use crate::message::service::PeerId;
+pub use crate::transfer::slot::Kind;
+use crate::transfer::slot::{LEN_BITS, LEN_MASK};
+use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_shm::board::DescriptorWords;
+use std::fmt;
+
+/// The name of a FIFO of a node for other nodes. Plain data: it may travel in messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FifoKey {
+    /// The node.
+    pub node: NodeId,
+    /// The incarnation of that node.
+    pub incarnation: Incarnation,
+    /// The number of the FIFO.
+    pub number: u16,
+}
+
+impl FifoKey {
+    /// The length of a key in a message.
+    pub const BYTES: usize = 8;
+
+    /// Encodes the key, in the same way on all machines.
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let word = u64::from(self.node.0) | u64::from(self.number) << 16 | u64::from(self.incarnation.0) << 32;
+        word.to_le_bytes()
+    }
+
+    /// Decodes a key. Whether there is such a FIFO is checked when the key is used.
+    pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        let word = u64::from_le_bytes(bytes);
+        Self { node: NodeId(word as u16), number: (word >> 16) as u16, incarnation: Incarnation((word >> 32) as u32) }
+    }
+
+    pub(super) fn peer(self) -> PeerId {
+        (self.node, self.incarnation).into()
+    }
+}
+
+const OFFSET_BITS: u32 = 48;
+const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
+
+/// What the DMA engine is to move, and which counters it lowers meanwhile. Plain data; it may be injected any number of times.
+/// The engine checks it when it executes it.
+///
+/// See [`dma`](crate::dma) for an example.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[must_use = "a descriptor does nothing until it is injected"]
+pub struct Descriptor {
+    slots: [DescriptorWords; 2],
+    two: bool,
+    /// The node whose engine may execute it: the owner of its source.
+    pub(super) owner: PeerId,
+    /// The secret of the source's key, as far as reading needs it.
+    source_secret: u64,
+    /// The secret of the send counter's key.
+    send_secret: u64,
+}
+
+fn too_long(operation: &'static str, place: &Place) -> Error {
+    Error::Key { operation, node: Some(place.node), why: KeyFault::OutOfRange }
+}
+
+impl Descriptor {
+    /// The length of a descriptor in a message.
+    pub const BYTES: usize = 96;
+
+    /// A **direct put**: the engine of the source's owner copies the elements of `source` to `target`, which may be in any
+    /// node. The two keys name as many elements, or `target` names more.
+    ///
+    /// # Errors
+    /// [`Error::Key`] if `target` names fewer elements than `source`, or a source of 16 TiB or more.
+    pub fn put<T: Plain, A: Access>(source: Key<T, A>, target: Key<T, ReadWrite>) -> Result<Self> {
+        let to = target.place;
+        if source.place.bytes > to.bytes {
+            return Err(too_long("put", &to));
+        }
+        let mut put = Self::of(Kind::DirectPut, (to.node, to.incarnation).into(), source)?;
+        let words = &mut put.slots[0];
+        words[4] = u64::from(to.number);
+        words[5] = to.offset;
+        words[6] = to.secret;
+        Ok(put)
+    }
+
+    /// A **memory-FIFO packet**: the engine sends the elements of `source` to a [reception FIFO](super::ReceptionFifo), in
+    /// several packets if they are many. The program there finds `tag` beside them.
+    ///
+    /// # Errors
+    /// [`Error::Key`] for a source of 16 TiB or more.
+    pub fn packet<T: Plain, A: Access>(source: Key<T, A>, to: FifoKey, tag: u64) -> Result<Self> {
+        let mut packet = Self::of(Kind::Packet, to.peer(), source)?;
+        packet.slots[0][2] |= u64::from(to.number) << OFFSET_BITS;
+        packet.slots[0][5] = tag;
+        Ok(packet)
+    }
+
+    /// A **remote get**: injects `put` into an injection FIFO of another node, whose engine executes it there. No thread of that
+    /// node's program takes part. The source of `put` lies in that node, and its target in any node.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `put` is no direct put, or its source is not in the node of `fifo`.
+    pub fn remote_get(fifo: FifoKey, put: Descriptor) -> Result<Self> {
+        if put.two || put.kind() != Some(Kind::DirectPut) || put.owner != fifo.peer() {
+            let what =
+                format!("a remote get to node {} needs a direct put whose source is in that node; this is a {put:?}", fifo.node);
+            return Err(Error::Invalid { what });
+        }
+        let mut head = [0; 8];
+        head[0] = Kind::RemoteGet as u64 | u64::from(fifo.node.0) << 16;
+        head[1] = u64::from(fifo.incarnation.0);
+        head[2] = u64::from(fifo.number) << OFFSET_BITS;
+        head[5] = put.source_secret;
+        head[6] = put.send_secret;
+        Ok(Self { slots: [head, put.slots[0]], two: true, ..put })
+    }
+
+    /// The same descriptor, lowering this counter as bytes leave the source. The counter belongs to the node whose engine
+    /// executes the descriptor: this node, or for a remote get the node of its FIFO. It counts for the present use of the
+    /// counter; a later [`init`](crate::Counter::init) needs a new descriptor.
+    pub fn send_counter(mut self, counter: CounterKey) -> Self {
+        let put = &mut self.slots[usize::from(self.two)];
+        put[0] = put[0] & !(0xffff << 32) | (u64::from(counter.index) + 1) << 32;
+        put[3] = put[3] & LEN_MASK | counter.secret << LEN_BITS;
+        self.send_secret = counter.secret;
+        if self.two {
+            self.slots[0][6] = counter.secret;
+        }
+        self
+    }
+
+    /// The same descriptor, lowering this counter as bytes arrive. The counter belongs to the node of the target.
+    pub fn receive_counter(mut self, counter: CounterKey) -> Self {
+        let put = &mut self.slots[usize::from(self.two)];
+        put[0] = put[0] & !(0xffff << 48) | (u64::from(counter.index) + 1) << 48;
+        put[7] = counter.secret;
+        self
+    }
+
+    /// The same direct put to another target: a node that received it in a [request to send](Self::to_bytes) writes the storage
+    /// location into it.
+    ///
+    /// # Errors
+    /// [`Error::Key`] if `target` has too few bytes; [`Error::Invalid`] if this is no direct put.
+    pub fn into_target<T: Plain>(self, target: Key<T, ReadWrite>) -> Result<Self> {
+        let to = target.place;
+        if self.two || self.kind() != Some(Kind::DirectPut) {
+            return Err(Error::Invalid { what: format!("only a direct put has a storage location; this is a {self:?}") });
+        }
+        if self.len() > to.bytes {
+            return Err(too_long("put", &to));
+        }
+        let mut put = self;
+        let words = &mut put.slots[0];
+        words[0] = words[0] & !(0xffff << 16) | u64::from(to.node.0) << 16;
+        words[1] = words[1] & !0xffff_ffff | u64::from(to.incarnation.0);
+        (words[4], words[5], words[6]) = (u64::from(to.number), to.offset, to.secret);
+        Ok(put)
+    }
+
+    /// The number of bytes that it moves.
+    pub fn len(&self) -> u64 {
+        self.slots[usize::from(self.two)][3] & LEN_MASK
+    }
+
+    /// Whether it moves nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Encodes a descriptor for a message. A **request to send** is a packet or message with a direct put: its receiver
+    /// [writes the storage location](Self::into_target) into it, and returns it by a [remote get](Self::remote_get).
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let put = self.slots[usize::from(self.two)];
+        let owner = u64::from(self.owner.node.0) | u64::from(self.owner.incarnation.0) << 32;
+        let words = put.into_iter().chain([owner, self.source_secret, self.send_secret, MAGIC]);
+        let mut bytes = [0; Self::BYTES];
+        bytes.chunks_exact_mut(8).zip(words).for_each(|(place, word)| place.copy_from_slice(&word.to_le_bytes()));
+        bytes
+    }
+
+    /// Decodes a direct put from a message. `None` if the bytes are none. The engine that executes it checks its contents.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * at + byte]));
+        let owner = PeerId { node: NodeId(word(8) as u16), incarnation: Incarnation((word(8) >> 32) as u32) };
+        let slots = [std::array::from_fn(word), [0; 8]];
+        let put = Self { slots, two: false, owner, source_secret: word(9), send_secret: word(10) };
+        (word(11) == MAGIC && put.kind() == Some(Kind::DirectPut)).then_some(put)
+    }
+
+    fn of<T: Plain, A: Access>(kind: Kind, to: PeerId, source: Key<T, A>) -> Result<Self> {
+        let from = source.place;
+        if from.bytes > LEN_MASK || from.offset > OFFSET_MASK {
+            return Err(too_long(kind.into(), &from));
+        }
+        let mut words = [0; 8];
+        words[0] = kind as u64 | u64::from(to.node.0) << 16;
+        words[1] = u64::from(to.incarnation.0) | u64::from(from.number) << 32;
+        words[2] = from.offset;
+        words[3] = from.bytes;
+        let source_secret = if A::WRITABLE { read_secret(from.secret) } else { from.secret };
+        let owner = (from.node, from.incarnation).into();
+        Ok(Self { slots: [words, [0; 8]], two: false, owner, source_secret, send_secret: 0 })
+    }
+
+    fn kind(&self) -> Option<Kind> {
+        Kind::from_repr(self.slots[0][0] as u8)
+    }
+
+    /// The node whose FIFO it is for: the owner of its source, or the node that injects a remote get.
+    #[inline(always)]
+    pub(super) fn is_for(&self, me: PeerId) -> bool {
+        self.two || self.owner == me
+    }
+
+    #[inline(always)]
+    pub(super) fn words(&self) -> &[DescriptorWords] {
+        &self.slots[..1 + usize::from(self.two)]
+    }
+}
+
+const MAGIC: u64 = u64::from_le_bytes(*b"dmaput01");
+
+impl fmt::Debug for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind: &str = self.kind().map_or("descriptor of unknown kind", Into::into);
+        write!(f, "{kind} of {} bytes of node {}", self.len(), self.owner.node)
+    }
+}
+
+/// A checked copy of a slot in private memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Task {
+    pub kind: Kind,
+    /// The node that gets the bytes, or that executes a remote get.
+    pub to: PeerId,
+    /// The number of the source's region and the offset in it.
+    pub source: (u32, u64),
+    pub len: u64,
+    /// The index of the send counter, and the low bits of its generation.
+    pub send: Option<(u16, u32)>,
+    /// The index of the receive counter and its secret.
+    pub receive: Option<(u16, u64)>,
+    /// The number of a reception FIFO, or of another node's injection FIFO.
+    pub fifo: u16,
+    /// The number of the target's region, the offset in it, and the secret of its key. The offset is the tag of a packet.
+    pub target: (u32, u64, u64),
+}
+
+impl Task {
+    /// Decodes a slot.
+    pub fn decode(words: &DescriptorWords) -> Result<Self, Status> {
+        let kind = Kind::from_repr(words[0] as u8).ok_or(Status::Malformed)?;
+        let counter = |shift: u32| ((words[0] >> shift) as u16).checked_sub(1);
+        Ok(Self {
+            kind,
+            to: PeerId { node: NodeId((words[0] >> 16) as u16), incarnation: Incarnation(words[1] as u32) },
+            source: ((words[1] >> 32) as u32, words[2] & OFFSET_MASK),
+            len: words[3] & LEN_MASK,
+            send: counter(32).map(|index| (index, (words[3] >> LEN_BITS) as u32)),
+            receive: counter(48).map(|index| (index, words[7])),
+            fifo: (words[2] >> OFFSET_BITS) as u16,
+            target: (words[4] as u32, words[5], words[6]),
+        })
+    }
+
+    /// The key of its receive counter.
+    pub fn receive_key(&self) -> Option<CounterKey> {
+        let (index, secret) = self.receive?;
+        Some(CounterKey { node: self.to.node, incarnation: self.to.incarnation, index, secret })
+    }
+}
+
+/// The node whose FIFO or region a slot names: the sender of a reply about it.
+pub(super) fn target_of(words: &DescriptorWords) -> NodeId {
+    NodeId((words[0] >> 16) as u16)
+}

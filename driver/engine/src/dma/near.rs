@@ -1,0 +1,133 @@
+//! Memory that this node can reach by an address: its own regions, and those of nodes with which it shares memory.
+
+use super::wire::Status;
+use crate::error::Error;
+use crate::memory::cache::{PUT, locate};
+use crate::memory::copy;
+use crate::memory::key::{Place, read_secret};
+use crate::memory::table::{Miss, RegionTable};
+use crate::message::service::PeerId;
+use doorbell_fabric::Payload;
+use doorbell_shm::domain::Membership;
+use doorbell_shm::error::ShmError;
+use doorbell_shm::region::{PeerRegion, RegionMemory};
+use std::sync::Arc;
+
+/// Why bytes can't be moved.
+#[derive(Debug)]
+pub enum Fault {
+    /// A check failed.
+    Status(Status),
+    /// The target is gone, or the system refuses.
+    Error(Error),
+}
+
+impl From<Status> for Fault {
+    fn from(status: Status) -> Self {
+        Fault::Status(status)
+    }
+}
+
+/// Bytes of a region that stay mapped as long as this lives.
+pub enum Span {
+    /// Of this node.
+    Own(RegionMemory, usize),
+    /// Of a peer.
+    Peer(Arc<PeerRegion>, usize),
+}
+
+impl Span {
+    /// `len` bytes of a region of this node. A `secret` must be the region's, or if it only reads the one derived from it.
+    pub fn own(regions: &RegionTable, number: u32, at: u64, len: u64, secret: Option<(u64, bool)>) -> Result<Self, Status> {
+        let memory = regions.memory(number).filter(|memory| memory.is_live()).ok_or(Status::Stale)?;
+        if let Some((secret, writes)) = secret
+            && secret != if writes { memory.secret() } else { read_secret(memory.secret()) }
+        {
+            return Err(Status::Forged);
+        }
+        if at.checked_add(len).is_none_or(|end| end > memory.len() as u64) {
+            return Err(Status::OutOfRange);
+        }
+        if memory.is_cut() { Err(Status::Cut) } else { Ok(Self::Own(memory, at as usize)) }
+    }
+
+    /// The bytes of a region of a peer that a key for writing names.
+    pub fn of_peer(regions: &RegionTable, membership: &Membership, place: &Place) -> Result<Self, Fault> {
+        let PeerId { node, incarnation } = (place.node, place.incarnation).into();
+        if node.index() >= membership.max_nodes() {
+            return Err(Fault::Error(Error::NoSuchNode { node }));
+        }
+        let len = place.bytes as usize;
+        let region = regions.open(membership, node, incarnation, place.number, true, len).map_err(|miss| match miss {
+            Miss::Gone { left: true } => Fault::Error(Error::PeerLeft { node, incarnation }),
+            Miss::Gone { left: false } | Miss::Shm(ShmError::NodeDead { .. }) => {
+                Fault::Error(Error::PeerDied { node, incarnation })
+            }
+            Miss::Withdrawn | Miss::OtherLife => Status::Stale.into(),
+            Miss::Shm(ShmError::NoSuchNode { .. }) => Fault::Error(Error::NoSuchNode { node }),
+            Miss::Shm(error) => Fault::Error(error.into()),
+        })?;
+        use crate::error::KeyFault;
+        let status = |fault| match fault {
+            KeyFault::Stale => Status::Stale,
+            KeyFault::OutOfRange => Status::OutOfRange,
+            _ => Status::Forged,
+        };
+        locate(&region, place, len, PUT).map_err(status)?;
+        Ok(Self::Peer(region, place.offset as usize))
+    }
+
+    /// Whether another process truncated the region.
+    pub fn is_cut(&self) -> bool {
+        match self {
+            Self::Own(memory, _) => memory.is_cut(),
+            Self::Peer(region, _) => region.is_cut(),
+        }
+    }
+
+    /// Whether keys of the region are still valid.
+    pub fn is_live(&self) -> bool {
+        match self {
+            Self::Own(memory, _) => memory.is_live(),
+            Self::Peer(region, _) => region.is_live(),
+        }
+    }
+
+    fn ptr(&self, at: u64) -> *mut u8 {
+        let (base, offset) = match self {
+            Self::Own(memory, offset) => (memory.ptr(), offset),
+            Self::Peer(region, offset) => (region.ptr(), offset),
+        };
+        base.wrapping_add(offset + at as usize)
+    }
+
+    /// Copies to another span of at least as many bytes.
+    ///
+    /// # Safety
+    /// `at + len` is at most the length with which each of the two was made.
+    pub unsafe fn copy_to(&self, target: &Span, at: u64, len: u64) {
+        // SAFETY: both lie within their regions (checked when they were made; caller), which stay mapped. Both are shared memory,
+        // and may overlap.
+        unsafe { copy::inward(self.ptr(at), target.ptr(at), len as usize) };
+    }
+
+    /// Stores a payload at the beginning.
+    ///
+    /// # Safety
+    /// The span was made with at least as many bytes.
+    pub unsafe fn store(&self, payload: Payload<'_>) {
+        // SAFETY: within the region (caller), which stays mapped; the payload is readable.
+        unsafe { copy::inward(payload.as_ptr(), self.ptr(0), payload.len()) };
+    }
+
+    /// Appends bytes to a packet.
+    ///
+    /// # Safety
+    /// `at + len` is at most the length with which it was made.
+    pub unsafe fn append_to(&self, room: &mut Vec<u8>, at: u64, len: usize) {
+        let start = room.len();
+        room.resize(start + len, 0);
+        // SAFETY: within the region (caller), which stays mapped; the packet has `len` bytes from `start` on.
+        unsafe { copy::out(self.ptr(at), room.as_mut_ptr().add(start), len) };
+    }
+}

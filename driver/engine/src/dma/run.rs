@@ -1,0 +1,312 @@
+//! Descriptors that are being executed.
+
+use super::descriptor::{Kind, Task};
+use super::near::{Fault, Span};
+use super::wire::{Name, Status, Step, put, tag};
+use crate::board::CounterKey;
+use crate::board::monitor::Monitor;
+use crate::memory::key::Place;
+use crate::memory::table::RegionTable;
+use crate::message::service::{Outbox, PeerId, Pushed, Route};
+use doorbell_fabric::Priority;
+use doorbell_shm::board::{DescriptorWords, Metric, Record, RecordKind};
+use doorbell_shm::domain::Membership;
+use std::sync::Arc;
+
+/// The most bytes that are copied at once.
+const CHUNK: u64 = 64 << 10;
+/// Words before the bytes of a packet for a reception FIFO, and of a part of a put.
+pub const PACKET_WORDS: usize = 5;
+pub const PUT_WORDS: usize = 4;
+
+/// What the execution of descriptors needs of the node.
+pub struct Core {
+    pub me: PeerId,
+    pub membership: Arc<Membership>,
+    pub regions: Arc<RegionTable>,
+    pub monitor: Arc<Monitor>,
+    /// The buffer in which packets are put together.
+    pub room: Vec<u8>,
+}
+
+/// A descriptor that is being executed.
+pub struct Running {
+    /// Its position in the FIFO.
+    pub position: u64,
+    pub task: Task,
+    /// The put of a remote get.
+    body: Option<DescriptorWords>,
+    /// The secrets of a remote get.
+    secrets: [u64; 2],
+    source: Option<Span>,
+    target: Option<Span>,
+    /// The index of its send counter, and the generation.
+    send: Option<(usize, u32)>,
+    /// Bytes that have left the source.
+    pub moved: u64,
+    /// Bytes that a target without shared memory has reported to be in place.
+    pub stored: u64,
+    /// Bytes that were not reported to the receive counter yet.
+    owed: u64,
+    far: bool,
+}
+
+/// The state of a descriptor after some work on it.
+pub enum Look {
+    /// It was executed.
+    Over,
+    /// There is more to do.
+    More,
+    /// All is on its way; the target has to reply.
+    Waiting,
+    /// There is no room in the lane.
+    Blocked,
+    /// It can't be executed.
+    Failed(Fault),
+}
+
+impl Running {
+    /// Decodes a descriptor. `body`: the slot behind it, which a remote get needs.
+    pub fn new(core: &Core, position: u64, words: &DescriptorWords, body: Option<DescriptorWords>) -> Result<Self, Status> {
+        let mut task = Task::decode(words)?;
+        let secrets = [words[5], words[6]];
+        if task.kind == Kind::RemoteGet {
+            let put = Task::decode(&body.ok_or(Status::Malformed)?)?;
+            if put.kind != Kind::DirectPut {
+                return Err(Status::Malformed);
+            }
+            (task.send, task.receive, task.len) = (None, None, 0);
+        }
+        let counters = core.monitor.counters.register();
+        // A use that has ended is not counted.
+        let send = task.send.and_then(|(index, low)| Some((index.into(), counters.with_low(index.into(), low.into())?)));
+        let body = body.filter(|_| task.kind == Kind::RemoteGet);
+        let (source, target) = (None, None);
+        Ok(Self { position, task, body, secrets, source, target, send, moved: 0, stored: 0, owed: 0, far: false })
+    }
+
+    /// The number of its slots.
+    pub fn slots(&self) -> usize {
+        1 + usize::from(self.body.is_some())
+    }
+
+    fn left(&self) -> u64 {
+        self.task.len - self.moved
+    }
+
+    /// Notes bytes that have left the source.
+    fn count(&mut self, core: &Core, bytes: u64) {
+        self.moved += bytes;
+        if let Some((index, generation)) = self.send {
+            // A use that has ended meanwhile is not counted.
+            let _ = core.monitor.counters.lower(index, generation, bytes);
+        }
+    }
+
+    /// Does some of it: at most `budget` bytes, which are subtracted.
+    pub fn step(&mut self, core: &mut Core, out: &mut Outbox<'_>, priority: Priority, name: Name, budget: &mut u64) -> Look {
+        let done = match self.task.kind {
+            Kind::DirectPut => self.step_put(core, out, priority, name, budget),
+            Kind::Packet => self.step_packet(core, out, priority, name, budget),
+            Kind::RemoteGet => self.step_remote_get(core, out, priority, name),
+            Kind::Rts | Kind::Rendezvous => Err(Status::Malformed.into()),
+        };
+        done.unwrap_or_else(Look::Failed)
+    }
+
+    fn open_source(&mut self, core: &Core) -> Result<(), Fault> {
+        if self.source.is_none() {
+            let (number, at) = self.task.source;
+            self.source = Some(Span::own(&core.regions, number, at, self.task.len, None)?);
+        }
+        Ok(())
+    }
+
+    fn step_put(
+        &mut self,
+        core: &mut Core,
+        out: &mut Outbox<'_>,
+        priority: Priority,
+        name: Name,
+        budget: &mut u64,
+    ) -> Result<Look, Fault> {
+        let to = self.task.to;
+        self.open_source(core)?;
+        if self.target.is_none() && !self.far {
+            let (number, offset, secret) = self.task.target;
+            if to == core.me {
+                self.target = Some(Span::own(&core.regions, number, offset, self.task.len, Some((secret, true)))?);
+            } else if out.is_live(to) && out.inbox(to).is_none() {
+                self.far = true;
+            } else {
+                let (node, incarnation, bytes) = (to.node, to.incarnation, self.task.len);
+                let place = Place { node, incarnation, number, offset, bytes, secret };
+                self.target = Some(Span::of_peer(&core.regions, &core.membership, &place)?);
+            }
+        }
+        if self.far {
+            return self.step_far_put(core, out, priority, name, budget);
+        }
+        let (Some(source), Some(target)) = (&self.source, &self.target) else { return Err(Status::Malformed.into()) };
+        if self.left() > 0 {
+            if !target.is_live() {
+                return Err(Status::Stale.into());
+            }
+            let len = self.left().min(CHUNK).min((*budget).max(1));
+            // SAFETY: both were made with the whole length, and `moved + len` is at most that.
+            unsafe { source.copy_to(target, self.moved, len) };
+            if source.is_cut() || target.is_cut() {
+                return Err(Status::Cut.into());
+            }
+            *budget = budget.saturating_sub(len);
+            self.count(core, len);
+            self.owed += len;
+            core.note(RecordKind::DirectPut, to, name, self.moved - len, len);
+            core.monitor.tallies.add(Metric::BytesPut, len);
+        }
+        let is_told = self.pay(core, out, priority)?;
+        Ok(match self.left() {
+            0 if is_told => Look::Over,
+            0 => Look::Blocked,
+            _ => Look::More,
+        })
+    }
+
+    /// Reports moved bytes to the receive counter. False if there is no room.
+    fn pay(&mut self, core: &mut Core, out: &mut Outbox<'_>, priority: Priority) -> Result<bool, Fault> {
+        let Some(key) = self.task.receive_key().filter(|_| self.owed > 0) else { return Ok(true) };
+        if !core.lower(out, priority, key, self.owed)? {
+            return Ok(false);
+        }
+        self.owed = 0;
+        Ok(true)
+    }
+
+    /// A put into a node that shares no memory with this one: in packets, each with the key. The target replies to each.
+    fn step_far_put(
+        &mut self,
+        core: &mut Core,
+        out: &mut Outbox<'_>,
+        priority: Priority,
+        name: Name,
+        budget: &mut u64,
+    ) -> Result<Look, Fault> {
+        let (number, offset, secret) = self.task.target;
+        let (index, receive_secret) = self.task.receive.map_or((0, 0), |(index, secret)| (u64::from(index) + 1, secret));
+        while self.left() > 0 && *budget > 0 {
+            let at = self.moved;
+            let words = [u64::from(number) | index << 32, offset.wrapping_add(at), secret, receive_secret];
+            let Some(len) = self.push_bytes(core, out, priority, tag(Step::Put, name), &words)? else { return Ok(Look::Blocked) };
+            *budget = budget.saturating_sub(len);
+        }
+        Ok(match self.left() {
+            0 if self.stored >= self.task.len => Look::Over,
+            0 => Look::Waiting,
+            _ => Look::More,
+        })
+    }
+
+    /// Packets for a reception FIFO.
+    fn step_packet(
+        &mut self,
+        core: &mut Core,
+        out: &mut Outbox<'_>,
+        priority: Priority,
+        name: Name,
+        budget: &mut u64,
+    ) -> Result<Look, Fault> {
+        self.open_source(core)?;
+        let (index, secret) = self.task.receive.map_or((0, 0), |(index, secret)| (u64::from(index) + 1, secret));
+        let fifo = u64::from(self.task.fifo) | index << 16;
+        loop {
+            let words = [self.task.target.1, self.moved, self.task.len, fifo, secret];
+            let Some(len) = self.push_bytes(core, out, priority, tag(Step::Packet, name), &words)? else {
+                return Ok(Look::Blocked);
+            };
+            *budget = budget.saturating_sub(len);
+            if self.left() == 0 {
+                return Ok(Look::Over);
+            }
+            if *budget == 0 {
+                return Ok(Look::More);
+            }
+        }
+    }
+
+    /// Sends one packet with the next bytes of the source. Returns their number, or `None` if there is no room.
+    fn push_bytes(
+        &mut self,
+        core: &mut Core,
+        out: &mut Outbox<'_>,
+        priority: Priority,
+        tag: u64,
+        words: &[u64],
+    ) -> Result<Option<u64>, Fault> {
+        let to = self.task.to;
+        let most = match out.packet_bytes(to, priority) {
+            Ok(most) => most.saturating_sub(8 * words.len()) as u64,
+            Err(Pushed::Gone) => return Err(Fault::Error(out.why_gone())),
+            Err(_) => return Ok(None),
+        };
+        let len = self.left().min(most);
+        // Asked first, so that nothing is copied in vain.
+        if len == 0 && self.left() > 0 || !out.has_room(to, priority, 8 * words.len() + len as usize) {
+            return Ok(None);
+        }
+        let Some(source) = &self.source else { return Ok(None) };
+        core.room.clear();
+        put(&mut core.room, words);
+        // SAFETY: the source was made with the whole length, and `moved + len` is at most that.
+        unsafe { source.append_to(&mut core.room, self.moved, len as usize) };
+        if source.is_cut() {
+            return Err(Status::Cut.into());
+        }
+        match out.push_by(to, priority, Route::default(), tag, &core.room) {
+            Pushed::Done => {}
+            Pushed::Gone => return Err(Fault::Error(out.why_gone())),
+            Pushed::Full | Pushed::TooLong => return Ok(None),
+        }
+        self.count(core, len);
+        Ok(Some(len))
+    }
+
+    fn step_remote_get(&mut self, core: &mut Core, out: &mut Outbox<'_>, priority: Priority, name: Name) -> Result<Look, Fault> {
+        let Some(body) = self.body else { return Err(Status::Malformed.into()) };
+        core.room.clear();
+        put(&mut core.room, &body);
+        put(&mut core.room, &self.secrets);
+        put(&mut core.room, &[u64::from(self.task.fifo)]);
+        match out.push(self.task.to, priority, tag(Step::RemoteGet, name), &core.room) {
+            Pushed::Done => {
+                core.note(RecordKind::RemoteGet, self.task.to, name, 0, Task::decode(&body).map_or(0, |put| put.len));
+                core.monitor.tallies.add(Metric::RemoteGets, 1);
+                Ok(Look::Over)
+            }
+            Pushed::Gone => Err(Fault::Error(out.why_gone())),
+            Pushed::Full | Pushed::TooLong => Ok(Look::Blocked),
+        }
+    }
+}
+
+impl Core {
+    /// Lowers a counter of this or another node. False if there is no room for the packet.
+    pub fn lower(&mut self, out: &mut Outbox<'_>, priority: Priority, key: CounterKey, bytes: u64) -> Result<bool, Fault> {
+        let to = (key.node, key.incarnation).into();
+        if to == self.me {
+            let _ = self.monitor.counters.lower_by_key(&key, bytes);
+            return Ok(true);
+        }
+        self.room.clear();
+        put(&mut self.room, &[key.index.into(), key.secret, bytes]);
+        match out.push(to, priority, tag(Step::Lower, Name::new(0, 0)), &self.room) {
+            Pushed::Done => Ok(true),
+            Pushed::Gone => Err(Fault::Error(out.why_gone())),
+            Pushed::Full | Pushed::TooLong => Ok(false),
+        }
+    }
+
+    fn note(&self, kind: RecordKind, peer: PeerId, name: Name, at: u64, bytes: u64) {
+        let record = Record::new(kind).peer(peer.node).transfer(u64::from(name.fifo) << 40 | name.position);
+        self.monitor.record(&record.at(at).bytes(bytes));
+    }
+}

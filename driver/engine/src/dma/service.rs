@@ -1,0 +1,510 @@
+//! The DMA engine as a service: it executes descriptors, and serves those of other nodes.
+
+use super::descriptor::{Kind, target_of};
+use super::fifo::Injection;
+use super::near::{Fault, Span};
+use super::reception::Reception;
+use super::run::{Core, Look, PACKET_WORDS, PUT_WORDS, Running};
+use super::wire::{Name, Status, Step, parse, put, split, tag};
+use crate::board::CounterKey;
+use crate::drive::install::Install;
+use crate::message::service::{Class, CloseReason, Gone, Outbox, PeerId, Pushed, Service, Wants};
+use doorbell_fabric::{PacketKind, Payload, Priority, Verdict};
+use doorbell_shm::board::{DescriptorWords, FIFO_SLOTS, Fifo, FifoFacts, Injector, Metric, Metrics};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// The most bytes that are moved in one turn.
+const TURN_BYTES: u64 = 128 << 10;
+/// The most descriptors that one node may have in a FIFO for peers.
+const GETS_MAX: usize = FIFO_SLOTS / 8;
+/// The most replies that wait for one node. It gets no more packets through meanwhile.
+const REPLIES_MAX: usize = 256;
+/// In one of this many turns, the lowest priority comes first.
+const LEAST_SHARE: u32 = 16;
+
+inventory::submit!(Install {
+    order: Dma::CLASS as u8,
+    install: |shared| shared.register(Dma::new(Core {
+        me: shared.membership().into(),
+        membership: shared.membership_arc(),
+        regions: shared.regions().clone(),
+        monitor: shared.monitor_arc(),
+        room: Vec::new(),
+    }))
+});
+
+/// The DMA engine.
+pub(super) struct Dma {
+    core: Core,
+    /// By number.
+    fifos: Vec<Option<Open>>,
+    receptions: BTreeMap<u16, Arc<Reception>>,
+    replies: VecDeque<Reply>,
+    turns: u32,
+    executed: u64,
+    faults: u64,
+}
+
+/// An open injection FIFO.
+struct Open {
+    shared: Arc<Injection>,
+    /// The position of the next descriptor that is not running yet.
+    loaded: u64,
+    running: VecDeque<Running>,
+    /// The positions that other nodes injected, and the names of the descriptors there.
+    origins: VecDeque<(u64, PeerId, Name)>,
+    /// It closes when it is empty.
+    closing: bool,
+    /// Something of it could not be done for lack of room, or is not done yet.
+    busy: bool,
+}
+
+/// A packet that another node waits for.
+struct Reply {
+    to: PeerId,
+    priority: Priority,
+    name: Name,
+    bytes: u64,
+    status: Status,
+}
+
+impl Dma {
+    fn new(core: Core) -> Self {
+        let [gets, messages @ ..] = core.monitor.fifos.clone();
+        let mut fifos = vec![Some(Open::new(gets))];
+        // The transfers execute these.
+        fifos.extend(messages.iter().map(|_| None));
+        let (receptions, replies) = (BTreeMap::new(), VecDeque::new());
+        Self { core, fifos, receptions, replies, turns: 0, executed: 0, faults: 0 }
+    }
+
+    /// Opens a FIFO for the program. `None`: the board has no room for another.
+    pub fn open(&mut self, facts: FifoFacts) -> Option<Arc<Injection>> {
+        let built_in = self.core.monitor.fifos.len();
+        let number = (built_in..self.fifos.len()).find(|at| self.fifos[*at].is_none()).unwrap_or(self.fifos.len());
+        let fifo = Fifo::open(self.core.monitor.home().clone(), number, facts)?;
+        let open = Open::new(fifo);
+        let shared = open.shared.clone();
+        if number == self.fifos.len() {
+            self.fifos.push(None);
+        }
+        self.fifos[number] = Some(open);
+        Some(shared)
+    }
+
+    /// Closes a FIFO when all that was injected is over.
+    pub fn close_injection(&mut self, number: usize) {
+        if let Some(Some(open)) = self.fifos.get_mut(number) {
+            open.closing = true;
+        }
+        self.close_empty();
+    }
+
+    fn close_empty(&mut self) {
+        for place in &mut self.fifos {
+            if let Some(open) = place.take_if(|open| open.closing && open.shared.fifo.depth() == 0) {
+                open.shared.fifo.close();
+            }
+        }
+    }
+
+    /// Opens a reception FIFO. `None`: that number is taken.
+    pub fn open_reception(&mut self, number: Option<u16>, chosen: u16, capacity: usize) -> Option<(u16, Arc<Reception>)> {
+        let number = number.or_else(|| (chosen..=u16::MAX).find(|number| !self.receptions.contains_key(number)))?;
+        if self.receptions.contains_key(&number) {
+            return None;
+        }
+        let fifo = Arc::new(Reception::new(capacity));
+        self.receptions.insert(number, fifo.clone());
+        Some((number, fifo))
+    }
+
+    /// Closes a reception FIFO.
+    pub fn close_reception(&mut self, number: u16, fifo: &Arc<Reception>) {
+        if self.receptions.get(&number).is_some_and(|open| Arc::ptr_eq(open, fifo)) {
+            self.receptions.remove(&number);
+        }
+    }
+
+    fn is_full(&self, peer: PeerId) -> bool {
+        self.replies.len() >= REPLIES_MAX && self.replies.iter().filter(|reply| reply.to == peer).count() >= REPLIES_MAX
+    }
+
+    fn reply(&mut self, to: PeerId, priority: Priority, name: Name, bytes: u64, status: Status) {
+        match self.replies.iter_mut().find(|reply| reply.to == to && reply.name == name && reply.status == status) {
+            Some(reply) => reply.bytes += bytes,
+            None => self.replies.push_back(Reply { to, priority, name, bytes, status }),
+        }
+    }
+
+    fn send_replies(&mut self, out: &mut Outbox<'_>) -> usize {
+        let before = self.replies.len();
+        let room = &mut self.core.room;
+        self.replies.retain(|reply| {
+            room.clear();
+            put(room, &[reply.bytes, reply.status as u64]);
+            out.push(reply.to, reply.priority, tag(Step::Reply, reply.name), room) == Pushed::Full
+        });
+        before - self.replies.len()
+    }
+
+    /// A packet for a reception FIFO.
+    fn packet(&mut self, from: PeerId, priority: Priority, name: Name, payload: Payload<'_>) -> Verdict {
+        let Some(([tag, at, total, fifo, secret], bytes)) = split::<PACKET_WORDS>(payload) else {
+            return Verdict::Broken("a packet of a reception FIFO without a head");
+        };
+        if at.checked_add(bytes.len() as u64).is_none_or(|end| end > total) {
+            return Verdict::Broken("a packet of a reception FIFO with more bytes than its descriptor");
+        }
+        let Some(reception) = self.receptions.get(&(fifo as u16)) else {
+            if self.is_full(from) {
+                return Verdict::Refused;
+            }
+            self.reply(from, priority, name, 0, Status::NoFifo);
+            return Verdict::Taken;
+        };
+        if !reception.add(from, priority, tag, total, at, bytes) {
+            return Verdict::Refused;
+        }
+        self.lower((fifo >> 16) as u16, secret, bytes.len() as u64);
+        Verdict::Taken
+    }
+
+    /// Lowers a receive counter of this node. `index` is one more than the counter's, or 0 for none.
+    fn lower(&self, index: u16, secret: u64, bytes: u64) {
+        if let Some(index) = index.checked_sub(1) {
+            let PeerId { node, incarnation } = self.core.me;
+            // A use that has ended is not counted.
+            let _ = self.core.monitor.counters.lower_by_key(&CounterKey { node, incarnation, index, secret }, bytes);
+        }
+    }
+
+    /// A part of a put of a node that shares no memory with this one.
+    fn store(&mut self, from: PeerId, priority: Priority, name: Name, payload: Payload<'_>) -> Verdict {
+        let Some(([number, at, secret, counter], bytes)) = split::<PUT_WORDS>(payload) else {
+            return Verdict::Broken("a part of a put without a head");
+        };
+        if self.is_full(from) {
+            return Verdict::Refused;
+        }
+        let len = bytes.len() as u64;
+        let status = match Span::own(&self.core.regions, number as u32, at, len, Some((secret, true))) {
+            Ok(span) => {
+                // SAFETY: the span was made with this length.
+                unsafe { span.store(bytes) };
+                if span.is_cut() { Status::Cut } else { Status::Fine }
+            }
+            Err(status) => status,
+        };
+        if status == Status::Fine {
+            self.lower((number >> 32) as u16, counter, len);
+        }
+        self.reply(from, priority, name, if status == Status::Fine { len } else { 0 }, status);
+        Verdict::Taken
+    }
+
+    /// A put that this node's engine is to execute.
+    fn remote_get(&mut self, from: PeerId, priority: Priority, name: Name, payload: Payload<'_>) -> Verdict {
+        let Some((words, _)) = split::<11>(payload) else { return Verdict::Broken("a remote get without a put") };
+        let [.., source_secret, send_secret, fifo] = words;
+        let mut slot: DescriptorWords = std::array::from_fn(|at| words[at]);
+        if self.is_full(from) {
+            return Verdict::Refused;
+        }
+        let status = match self.check_get(&mut slot, source_secret, send_secret) {
+            Err(status) => status,
+            Ok(()) => match self.fifos.get_mut(fifo as usize).and_then(Option::as_mut) {
+                Some(open) if open.shared.fifo.facts().injector == Injector::Peers && !open.closing => {
+                    if open.origins.iter().filter(|(_, of, _)| *of == from).count() >= GETS_MAX {
+                        return Verdict::Refused;
+                    }
+                    let position = open.shared.fifo.next_position();
+                    if !open.shared.fifo.push(&[slot]) {
+                        return Verdict::Refused;
+                    }
+                    open.origins.push_back((position, from, name));
+                    open.busy = true;
+                    return Verdict::Taken;
+                }
+                _ => Status::NoFifo,
+            },
+        };
+        self.reply(from, priority, name, 0, status);
+        Verdict::Taken
+    }
+
+    /// Checks that the sender of a remote get has the keys of its source and of its send counter.
+    fn check_get(&self, slot: &mut DescriptorWords, source: u64, send: u64) -> Result<(), Status> {
+        let task = super::descriptor::Task::decode(slot)?;
+        if task.kind != Kind::DirectPut {
+            return Err(Status::Malformed);
+        }
+        let (number, at) = task.source;
+        Span::own(&self.core.regions, number, at, task.len, Some((source, false)))?;
+        if let Some((index, _)) = task.send
+            && self.core.monitor.counters.register().named(index.into(), send).is_none()
+        {
+            // Only the count is refused, as with other keys of an earlier use.
+            slot[0] &= !(0xffff << 32);
+        }
+        Ok(())
+    }
+
+    /// A reply about a descriptor of this node.
+    fn answer(&mut self, from: PeerId, name: Name, payload: Payload<'_>) -> Verdict {
+        let Some(([bytes, status], _)) = split::<2>(payload) else { return Verdict::Broken("a reply without words") };
+        let Some(status) = Status::from_repr(status as u8) else { return Verdict::Broken("a reply of unknown kind") };
+        let Some(open) = self.fifos.get_mut(usize::from(name.fifo)).and_then(Option::as_mut) else { return Verdict::Taken };
+        let is_it = |running: &&mut Running| Name::new(0, running.position).position == name.position && running.task.to == from;
+        match open.running.iter_mut().find(is_it) {
+            Some(running) if status == Status::Fine => {
+                running.stored = running.stored.saturating_add(bytes);
+                open.busy = true;
+            }
+            Some(running) => {
+                let error = status.error("put", from, running.task.fifo);
+                let (position, slots, moved) = (running.position, running.slots(), running.moved);
+                open.running.retain(|running| running.position != position);
+                open.shared.fifo.end(position, slots, moved, true);
+                open.shared.fault(position, error);
+                self.faults += 1;
+            }
+            // A packet or a remote get is over when it was sent.
+            None if status != Status::Fine => {
+                let last = open.shared.fifo.next_position();
+                let mut latest = last.saturating_sub(FIFO_SLOTS as u64)..last;
+                let position = latest.find(|position| Name::new(0, *position).position == name.position);
+                if let Some((position, words)) = position.and_then(|at| Some((at, open.shared.fifo.read(at).ok()?)))
+                    && target_of(&words) == from.node
+                {
+                    open.shared.fault(position, status.error("remote get or packet", from, (words[2] >> 48) as u16));
+                    self.faults += 1;
+                }
+            }
+            None => {}
+        }
+        Verdict::Taken
+    }
+}
+
+impl Open {
+    fn new(fifo: Arc<Fifo>) -> Self {
+        let loaded = fifo.pending().start;
+        let shared = Arc::new(Injection::new(fifo));
+        Self { shared, loaded, running: VecDeque::new(), origins: VecDeque::new(), closing: false, busy: false }
+    }
+
+    /// Whether there are descriptors that do not run yet. The transfers inject into the FIFO of remote gets as well.
+    fn has_new(&self) -> bool {
+        match self.shared.fifo.facts().injector {
+            Injector::Peers => self.origins.back().is_some_and(|(position, ..)| *position >= self.loaded),
+            _ => self.loaded < self.shared.fifo.pending().end,
+        }
+    }
+
+    /// Ends a descriptor that failed: tells the program, or the node that injected it.
+    fn fail(&mut self, position: u64, slots: usize, moved: u64, to: PeerId, fault: Fault, replies: &mut Vec<Reply>) {
+        self.shared.fifo.end(position, slots, moved, true);
+        let from = self.take_origin(position);
+        let status = match &fault {
+            Fault::Status(status) => *status,
+            Fault::Error(_) => Status::Unreachable,
+        };
+        if let Some((to, name)) = from {
+            replies.push(Reply { to, priority: self.shared.fifo.facts().priority, name, bytes: 0, status });
+        }
+        let error = match fault {
+            Fault::Status(status) => status.error("put", to, 0),
+            Fault::Error(error) => error,
+        };
+        tracing::debug!(fifo = self.shared.fifo.number(), position, %error, "a descriptor failed");
+        self.shared.fault(position, error);
+    }
+
+    fn take_origin(&mut self, position: u64) -> Option<(PeerId, Name)> {
+        let at = self.origins.iter().position(|(of, ..)| *of == position)?;
+        self.origins.remove(at).map(|(_, from, name)| (from, name))
+    }
+
+    /// Makes new descriptors run.
+    fn load(&mut self, core: &Core, replies: &mut Vec<Reply>) -> u64 {
+        let (end, mut faults) = (self.shared.fifo.pending().end, 0);
+        while self.loaded < end {
+            let position = self.loaded;
+            let words = match self.shared.fifo.read(position) {
+                Ok(words) => words,
+                Err(_) => {
+                    self.loaded += 1;
+                    faults += 1;
+                    self.fail(position, 1, 0, core.me, Status::Overwritten.into(), replies);
+                    continue;
+                }
+            };
+            if Kind::from_repr(words[0] as u8) == Some(Kind::Rendezvous) {
+                // The transfers execute it.
+                self.loaded += 1;
+                continue;
+            }
+            let body = if position + 1 < end { self.shared.fifo.read(position + 1).ok() } else { None };
+            match Running::new(core, position, &words, body) {
+                Ok(running) => {
+                    self.loaded += running.slots() as u64;
+                    self.running.push_back(running);
+                }
+                Err(status) => {
+                    self.loaded += 1;
+                    faults += 1;
+                    self.fail(position, 1, 0, core.me, status.into(), replies);
+                }
+            }
+        }
+        faults
+    }
+
+    /// Executes descriptors. Returns the work done, and how many were executed and failed.
+    fn run(&mut self, core: &mut Core, out: &mut Outbox<'_>, budget: &mut u64, replies: &mut Vec<Reply>) -> (usize, u64, u64) {
+        let (mut work, mut executed) = (0, 0);
+        let mut faults = self.load(core, replies);
+        work += faults as usize;
+        let (priority, number) = (self.shared.fifo.facts().priority, self.shared.fifo.number());
+        let mut behind: Vec<PeerId> = Vec::new();
+        let mut at = 0;
+        self.busy = false;
+        while let Some(running) = self.running.get_mut(at) {
+            let to = running.task.to;
+            // Order is kept for each target.
+            if *budget == 0 || behind.contains(&to) {
+                self.busy = true;
+                at += 1;
+                continue;
+            }
+            let (before, position) = (running.moved, running.position);
+            let look = running.step(core, out, priority, Name::new(number, position), budget);
+            let (slots, moved) = (running.slots(), running.moved);
+            work += usize::from(moved > before);
+            match look {
+                Look::More => self.busy = true,
+                Look::Waiting => at += 1,
+                Look::Blocked => {
+                    self.busy = true;
+                    behind.push(to);
+                    at += 1;
+                }
+                Look::Over => {
+                    self.running.remove(at);
+                    self.take_origin(position);
+                    self.shared.fifo.end(position, slots, moved, false);
+                    (work, executed) = (work + 1, executed + 1);
+                }
+                Look::Failed(fault) => {
+                    self.running.remove(at);
+                    self.fail(position, slots, moved, to, fault, replies);
+                    (work, faults) = (work + 1, faults + 1);
+                }
+            }
+        }
+        (work, executed, faults)
+    }
+}
+
+impl Class for Dma {
+    const CLASS: PacketKind = PacketKind::Dma;
+}
+
+impl Service for Dma {
+    fn receive(&mut self, from: PeerId, priority: Priority, tag: u64, payload: Payload<'_>) -> Verdict {
+        let Some((step, name)) = parse(tag) else { return Verdict::Broken("a packet of the DMA engine of unknown kind") };
+        match step {
+            Step::Packet => self.packet(from, priority, name, payload),
+            Step::Put => self.store(from, priority, name, payload),
+            Step::RemoteGet => self.remote_get(from, priority, name, payload),
+            Step::Reply => self.answer(from, name, payload),
+            Step::Lower => match split::<3>(payload) {
+                Some(([index, secret, bytes], _)) if index < u64::from(u16::MAX) => {
+                    self.lower(index as u16 + 1, secret, bytes);
+                    Verdict::Taken
+                }
+                _ => Verdict::Broken("a counter to be lowered without a key"),
+            },
+        }
+    }
+
+    fn progress(&mut self, out: &mut Outbox<'_>) -> usize {
+        self.turns = self.turns.wrapping_add(1);
+        let mut work = self.send_replies(out);
+        let mut budget = TURN_BYTES;
+        let mut replies = Vec::new();
+        let lowest_first = self.turns.is_multiple_of(LEAST_SHARE);
+        let count = self.fifos.len();
+        for rank in 0..Priority::ALL.len() {
+            let priority = Priority::ALL[if lowest_first { Priority::ALL.len() - 1 - rank } else { rank }];
+            for offset in 0..count {
+                // FIFOs of one priority take turns.
+                let Some(open) = &mut self.fifos[(self.turns as usize + offset) % count] else { continue };
+                if open.shared.fifo.facts().priority != priority || open.shared.fifo.depth() == 0 {
+                    continue;
+                }
+                let (done, executed, faults) = open.run(&mut self.core, out, &mut budget, &mut replies);
+                work += done;
+                self.executed += executed;
+                self.faults += faults;
+            }
+        }
+        replies.into_iter().for_each(|reply| self.reply(reply.to, reply.priority, reply.name, 0, reply.status));
+        self.close_empty();
+        work
+    }
+
+    fn wants(&self) -> Wants {
+        let fifos = || self.fifos.iter().flatten();
+        let is_new = |open: &Open| open.busy || open.has_new();
+        if !self.replies.is_empty() || fifos().any(is_new) {
+            Wants::Soon
+        } else if fifos().any(|open| !open.running.is_empty()) {
+            Wants::Turns
+        } else {
+            Wants::Nothing
+        }
+    }
+
+    fn is_hurried(&self) -> bool {
+        self.wants() == Wants::Soon
+    }
+
+    fn is_flushing(&self) -> bool {
+        self.fifos.iter().flatten().any(|open| !open.running.is_empty() || open.has_new())
+    }
+
+    fn peer_gone(&mut self, peer: PeerId, why: Gone) {
+        self.replies.retain(|reply| reply.to != peer);
+        let mut replies = Vec::new();
+        for open in self.fifos.iter_mut().flatten() {
+            let gone: Vec<_> = open.running.iter().filter(|running| running.task.to == peer).collect();
+            let gone: Vec<_> = gone.into_iter().map(|running| (running.position, running.slots(), running.moved)).collect();
+            open.running.retain(|running| running.task.to != peer);
+            self.faults += gone.len() as u64;
+            for (position, slots, moved) in gone {
+                open.fail(position, slots, moved, peer, Fault::Error(why.error(peer)), &mut replies);
+            }
+        }
+        replies.retain(|reply| reply.to != peer);
+        replies.into_iter().for_each(|reply| self.reply(reply.to, reply.priority, reply.name, 0, reply.status));
+    }
+
+    fn close(&mut self, why: CloseReason) {
+        self.replies.clear();
+        for open in self.fifos.iter_mut().flatten() {
+            for running in std::mem::take(&mut open.running) {
+                open.shared.fifo.end(running.position, running.slots(), running.moved, true);
+                open.shared.fault(running.position, why.error());
+            }
+            open.loaded = open.shared.fifo.pending().end;
+        }
+    }
+
+    fn count(&self, metrics: &mut Metrics) {
+        metrics[Metric::Descriptors] += self.executed;
+        metrics[Metric::DescriptorFaults] += self.faults;
+    }
+}

@@ -1,0 +1,286 @@
+use super::*;
+use crate::error::{Error, KeyFault};
+use crate::{Counter, Key, Node, Priority, Progress, ReadWrite, Region, Space};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+fn nodes<const N: usize>(domain: &str) -> [Node; N] {
+    let space = Space::heap();
+    std::array::from_fn(|_| Node::builder(domain).space(space.clone()).progress(Progress::Inline).join().unwrap())
+}
+
+fn filled(node: &Node, len: usize, seed: u8) -> Region<u8> {
+    let region = node.region(len).unwrap();
+    region.write(0, &(0..len).map(|at| (at as u8).wrapping_mul(31) ^ seed).collect::<Vec<_>>()).unwrap();
+    region
+}
+
+fn bytes(region: &Region<u8>) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+fn counter(node: &Node, bytes: u64) -> Counter {
+    let counter = node.counter().unwrap();
+    counter.init(bytes).unwrap();
+    counter
+}
+
+#[test]
+fn a_put_lowers_both_counters_and_moves_the_bytes() {
+    let [a, b] = nodes("puts");
+    for len in [1, 8, 4096, 300_000] {
+        let (source, target) = (filled(&a, len, 1), filled(&b, len, 2));
+        let (sent, arrived) = (counter(&a, len as u64 + 5), counter(&b, len as u64));
+        let fifo = InjectionFifo::builder(&a).name("puts").open().unwrap();
+        let put = Descriptor::put(source.key(), target.key()).unwrap();
+        assert!(fifo.inject(&put.send_counter(sent.key()).receive_counter(arrived.key())).unwrap());
+        assert_eq!((fifo.depth(), sent.value(), bytes(&target)), (1, len as u64 + 5, bytes(&filled(&b, len, 2))));
+        fifo.wait_until(soon()).unwrap();
+        arrived.wait_until(soon()).unwrap();
+        assert_eq!((sent.value(), bytes(&target)), (5, bytes(&source)));
+        assert!(fifo.next_fault().is_none());
+    }
+}
+
+#[test]
+fn a_put_into_the_node_itself_moves_the_bytes() {
+    let [a] = nodes("itself");
+    let (source, target, arrived) = (filled(&a, 100, 1), filled(&a, 100, 2), counter(&a, 100));
+    let fifo = InjectionFifo::builder(&a).open().unwrap();
+    fifo.inject(&Descriptor::put(source.key(), target.key()).unwrap().receive_counter(arrived.key())).unwrap();
+    arrived.wait_until(soon()).unwrap();
+    assert_eq!(bytes(&target), bytes(&source));
+}
+
+#[test]
+fn one_node_has_another_put_into_a_third() {
+    let [a, b, c] = nodes("three");
+    let (at_b, at_c) = (filled(&b, 200_000, 1), filled(&c, 200_000, 2));
+    let (sent, arrived) = (counter(&b, 200_000), counter(&c, 200_000));
+    let put = Descriptor::put(at_b.read_key(), at_c.key()).unwrap();
+    let get = Descriptor::remote_get(b.remote_get_fifo(), put.send_counter(sent.key()).receive_counter(arrived.key())).unwrap();
+    let fifo = InjectionFifo::builder(&a).open().unwrap();
+    fifo.inject(&get).unwrap();
+    fifo.wait_until(soon()).unwrap();
+    sent.wait_until(soon()).unwrap();
+    arrived.wait_until(soon()).unwrap();
+    assert_eq!(bytes(&at_c), bytes(&at_b));
+    // A FIFO of the program's own takes them as well, and no thread of that program may inject there.
+    let own = InjectionFifo::builder(&b).for_peers().priority(Priority::Low).open().unwrap();
+    let at_b = filled(&b, 1000, 3);
+    let put = Descriptor::put(at_b.key(), at_c.key()).unwrap();
+    assert!(matches!(own.inject(&put), Err(Error::Invalid { .. })));
+    arrived.init(1000).unwrap();
+    fifo.inject(&Descriptor::remote_get(own.key(), put.receive_counter(arrived.key())).unwrap()).unwrap();
+    fifo.wait_until(soon()).unwrap();
+    own.wait_until(soon()).unwrap();
+    b.stats().unwrap();
+    while arrived.value() > 0 {
+        b.poll_once();
+        arrived.wait_until(Instant::now() + Duration::from_millis(1)).ok();
+    }
+    assert_eq!(bytes(&at_c)[..1000], bytes(&at_b)[..]);
+}
+
+#[test]
+fn packets_arrive_in_order_and_a_full_fifo_holds_back_its_sender_alone() {
+    let [a, b, c] = nodes("packets");
+    let packets = ReceptionFifo::builder(&b).number(3).capacity(20_000).open().unwrap();
+    assert!(matches!(ReceptionFifo::builder(&b).number(3).open(), Err(Error::Invalid { .. })));
+    let (source, arrived) = (filled(&a, 10_000, 1), counter(&b, 100_000));
+    let fifo = InjectionFifo::builder(&a).open().unwrap();
+    for tag in 0..10 {
+        let packet = Descriptor::packet(source.key(), packets.key(), tag).unwrap().receive_counter(arrived.key());
+        assert!(fifo.inject(&packet).unwrap());
+    }
+    // More than fits the FIFO and the lane.
+    let late = fifo.wait_until(Instant::now() + Duration::from_millis(20));
+    let mut seen = 0_u64;
+    let empty = filled(&c, 1, 1);
+    let other = InjectionFifo::builder(&c).open().unwrap();
+    other.inject(&Descriptor::packet(empty.key().range(..0), packets.key(), 77).unwrap()).unwrap();
+    other.wait_until(soon()).unwrap();
+    let mut others = 0;
+    while seen < 100_000 || others == 0 {
+        a.poll_once();
+        let got = packets.wait_until(soon(), |envelope, at, payload| (*envelope, at, payload.to_vec())).unwrap();
+        let (envelope, at, payload) = got;
+        if envelope.source == c.id() {
+            assert_eq!((envelope.tag, envelope.len, payload.len()), (77, 0, 0));
+            others += 1;
+            continue;
+        }
+        assert_eq!((envelope.source, envelope.tag, at, envelope.len), (a.id(), seen / 10_000, seen % 10_000, 10_000));
+        assert_eq!(payload, bytes(&source)[at as usize..][..payload.len()]);
+        seen += payload.len() as u64;
+    }
+    fifo.wait_until(soon()).unwrap();
+    assert_eq!((others, arrived.value(), packets.poll(|_, _, _| ()).unwrap()), (1, 0, None));
+    drop(late);
+}
+
+#[test]
+fn a_request_to_send_comes_back_as_a_remote_get() {
+    let [a, b] = nodes("rts");
+    let requests = ReceptionFifo::builder(&b).open().unwrap();
+    let (source, target) = (filled(&a, 5000, 1), filled(&b, 6000, 2));
+    let (sent, arrived) = (counter(&a, 5000), counter(&b, 5000));
+    // The storage location is that of the target; here any place of the source stands for it.
+    let put = Descriptor::put(source.key(), source.key()).unwrap().send_counter(sent.key());
+    let request = a.region::<u8>(Descriptor::BYTES).unwrap();
+    request.write(0, &put.to_bytes()).unwrap();
+    let fifo = InjectionFifo::builder(&a).open().unwrap();
+    fifo.inject(&Descriptor::packet(request.key(), requests.key(), 9).unwrap()).unwrap();
+    fifo.wait_until(soon()).unwrap();
+    let put = requests.wait_until(soon(), |_, _, payload| Descriptor::from_bytes(&payload.to_vec())).unwrap().unwrap();
+    assert!(matches!(put.into_target(target.key().range(..4999)), Err(Error::Key { why: KeyFault::OutOfRange, .. })));
+    let put = put.into_target(target.key().at(1000)).unwrap().receive_counter(arrived.key());
+    let back = InjectionFifo::builder(&b).open().unwrap();
+    back.inject(&Descriptor::remote_get(a.remote_get_fifo(), put).unwrap()).unwrap();
+    back.wait_until(soon()).unwrap();
+    sent.wait_until(soon()).unwrap();
+    arrived.wait_until(soon()).unwrap();
+    assert_eq!(bytes(&target)[1000..], bytes(&source)[..]);
+}
+
+#[test]
+fn a_bad_descriptor_is_an_error_of_its_own() {
+    let [a, b] = nodes("faults");
+    let (source, target) = (filled(&a, 100, 1), filled(&b, 100, 2));
+    let fifo = InjectionFifo::builder(&a).open().unwrap();
+    let with = |change: &dyn Fn(&mut crate::memory::key::Place)| {
+        let mut place = target.key().place;
+        change(&mut place);
+        Descriptor::put(source.key(), Key::<u8, ReadWrite>::new(place)).unwrap()
+    };
+    let gone = filled(&a, 100, 3);
+    let stale = Descriptor::put(gone.key(), target.key()).unwrap();
+    drop(gone);
+    let bad = [
+        (with(&|place| place.secret ^= 1), KeyFault::Forged),
+        (with(&|place| place.offset = 1), KeyFault::OutOfRange),
+        (with(&|place| place.offset = u64::MAX), KeyFault::OutOfRange),
+        (with(&|place| place.number += 1), KeyFault::Stale),
+        (with(&|place| place.incarnation.0 += 1), KeyFault::Stale),
+        (stale, KeyFault::Stale),
+    ];
+    let good = Descriptor::put(source.key(), target.key()).unwrap();
+    for (descriptor, expected) in bad {
+        let at = fifo.position();
+        target.fill(0).unwrap();
+        assert_eq!(fifo.inject_all(&[descriptor, good]).unwrap(), 2);
+        fifo.wait_until(soon()).unwrap();
+        match fifo.next_fault() {
+            Some((position, Error::Key { why, .. })) => assert_eq!((position, why), (at, expected)),
+            other => panic!("{expected:?}: {other:?}"),
+        }
+        assert!(fifo.next_fault().is_none());
+        assert_eq!(bytes(&target), bytes(&source), "{expected:?}");
+    }
+    let unknown = with(&|place| place.node.0 = 9);
+    fifo.inject(&unknown).unwrap();
+    fifo.wait_until(soon()).unwrap();
+    assert!(matches!(fifo.next_fault(), Some((_, Error::NoSuchNode { .. } | Error::PeerDied { .. }))));
+    // The source is another node's.
+    assert!(matches!(fifo.inject(&Descriptor::put(target.key(), source.key()).unwrap()), Err(Error::Key { .. })));
+}
+
+#[test]
+fn a_peer_says_what_is_wrong_with_a_remote_get_or_a_packet() {
+    let [a, b] = nodes("refusals");
+    let (here, there) = (filled(&a, 100, 1), filled(&b, 100, 2));
+    let fifo = InjectionFifo::builder(&a).open().unwrap();
+    let mut key = there.key();
+    key.place.secret ^= 1;
+    let forged = Descriptor::remote_get(b.remote_get_fifo(), Descriptor::put(key, here.key()).unwrap()).unwrap();
+    let good = Descriptor::put(there.key(), here.key()).unwrap();
+    let nowhere = Descriptor::remote_get(FifoKey { number: 77, ..b.remote_get_fifo() }, good).unwrap();
+    let packet = Descriptor::packet(here.key(), FifoKey { number: 5, ..b.remote_get_fifo() }, 1).unwrap();
+    let mut wrong = here.key();
+    wrong.place.secret ^= 1;
+    let late = Descriptor::remote_get(b.remote_get_fifo(), Descriptor::put(there.key(), wrong).unwrap()).unwrap();
+    for descriptor in [forged, nowhere, packet, late] {
+        let at = fifo.position();
+        fifo.inject(&descriptor).unwrap();
+        fifo.wait_until(soon()).unwrap();
+        let fault = loop {
+            b.poll_once();
+            a.poll_once();
+            if let Some(fault) = fifo.next_fault() {
+                break fault;
+            }
+        };
+        assert_eq!(fault.0, at, "{fault:?}");
+    }
+    assert_eq!(bytes(&here), bytes(&filled(&a, 100, 1)));
+    assert!(Descriptor::remote_get(a.remote_get_fifo(), good).is_err());
+}
+
+#[test]
+fn a_fifo_takes_so_many_descriptors_and_finishes_them_after_it_was_dropped() {
+    let [a, b] = nodes("full");
+    let (source, target, arrived) = (filled(&a, 8, 1), filled(&b, 8, 2), counter(&b, 8 * InjectionFifo::SLOTS as u64));
+    let put = Descriptor::put(source.key(), target.key()).unwrap().receive_counter(arrived.key());
+    let fifo = InjectionFifo::builder(&a).open().unwrap();
+    assert_eq!(fifo.inject_all(&[put; 100]).unwrap(), InjectionFifo::SLOTS);
+    assert!(!fifo.inject(&put).unwrap());
+    drop(fifo);
+    while arrived.value() > 0 {
+        a.poll_once();
+        b.poll_once();
+    }
+    // Its number is free, and all of them can be open at once.
+    let mut open = Vec::new();
+    while let Ok(fifo) = InjectionFifo::builder(&a).open() {
+        open.push(fifo);
+    }
+    assert_eq!(open.len(), 28);
+    assert!(matches!(InjectionFifo::builder(&a).name("a name that is too long").open(), Err(Error::Invalid { .. })));
+}
+
+impl Node {
+    /// One turn of the engine.
+    fn poll_once(&self) {
+        let me = self.shared().check().unwrap();
+        self.shared().turn(me);
+    }
+}
+
+mod overwritten {
+    use super::*;
+    use doorbell_shm::layout::{BOARD_BYTES, FIFO_BYTES};
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// Writes into the injection FIFOs of a node as another process might.
+    fn scribble(node: &Node) {
+        let board = node.shared().membership().board();
+        for at in (BOARD_BYTES..BOARD_BYTES + 32 * FIFO_BYTES).step_by(8) {
+            // SAFETY: within the board, and aligned.
+            unsafe { &*board.ptr().add(at).cast::<AtomicU64>() }.fetch_xor(0x1111, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn descriptors_that_another_process_overwrote_are_not_executed() {
+        let [a, b] = nodes("overwritten");
+        let (source, target, sent) = (filled(&a, 100, 1), filled(&b, 100, 2), counter(&a, 100));
+        let fifo = InjectionFifo::builder(&a).open().unwrap();
+        let put = Descriptor::put(source.key(), target.key()).unwrap().send_counter(sent.key());
+        fifo.inject_all(&[put, put]).unwrap();
+        scribble(&a);
+        fifo.wait_until(soon()).unwrap();
+        assert_eq!((sent.value(), bytes(&target)), (100, bytes(&filled(&b, 100, 2))));
+        assert!(matches!(fifo.next_fault(), Some((0, Error::Invalid { .. }))));
+        assert!(matches!(fifo.next_fault(), Some((1, Error::Invalid { .. }))));
+        fifo.inject(&put).unwrap();
+        sent.wait_until(soon()).unwrap();
+        assert_eq!(bytes(&target), bytes(&source));
+    }
+}

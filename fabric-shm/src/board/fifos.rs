@@ -1,0 +1,343 @@
+//! Injection FIFOs: rings of descriptors on a node's board.
+//!
+//! The descriptors lie on the board, where tools read them while the node lives and after its death. The owner also keeps each
+//! descriptor and all positions in private memory, and executes no descriptor whose words on the board have changed. So a
+//! process that overwrites a board spoils a descriptor, and can't invent one.
+//!
+//! A FIFO has one producer at a time and one consumer, the engine. Positions count slots and never wrap.
+
+use super::{Board, Home};
+use crate::layout::{BOARD_BYTES, FIFO_BYTES, FIFO_HEAD_BYTES, FIFO_SLOTS as SLOTS};
+use crossbeam_utils::CachePadded;
+use doorbell_fabric::Priority;
+use doorbell_fabric::sync::{AtomicU64, Ordering};
+use std::ops::Range;
+use std::sync::Arc;
+use strum::FromRepr;
+
+/// The number of slots of an injection FIFO.
+pub const FIFO_SLOTS: usize = SLOTS;
+/// The number of words of a descriptor.
+pub const DESCRIPTOR_WORDS: usize = 8;
+/// The longest name of a FIFO in bytes.
+pub const FIFO_NAME_BYTES: usize = 16;
+
+/// A descriptor as words.
+pub type DescriptorWords = [u64; DESCRIPTOR_WORDS];
+
+/// Who injects descriptors into a FIFO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromRepr)]
+#[repr(u8)]
+pub enum Injector {
+    /// The engine, for messages that are moved from both ends.
+    Engine = 1,
+    /// The program.
+    Program = 2,
+    /// Other nodes, by remote gets.
+    Peers = 3,
+}
+
+/// What a FIFO is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FifoFacts {
+    /// A name for people.
+    pub name: String,
+    /// Who injects.
+    pub injector: Injector,
+    /// The priority of its descriptors.
+    pub priority: Priority,
+}
+
+// The words of a FIFO's head. The producer writes the first cache line, and the engine the second.
+const FACTS: usize = 0;
+const NAME: usize = 8;
+const INJECTED: usize = 24;
+const EXECUTED: usize = 64;
+const OVER: usize = 72;
+const FAULTS: usize = 80;
+const BYTES: usize = 88;
+const _: () = assert!(BYTES + 8 <= FIFO_HEAD_BYTES && NAME + FIFO_NAME_BYTES == INJECTED);
+
+fn offset(number: usize) -> usize {
+    BOARD_BYTES + number * FIFO_BYTES
+}
+
+fn slot_offset(number: usize, position: u64) -> usize {
+    offset(number) + FIFO_HEAD_BYTES + (position as usize % SLOTS) * DESCRIPTOR_WORDS * 8
+}
+
+/// An injection FIFO of this node. Its producer and the engine share it.
+#[derive(Debug)]
+pub struct Fifo {
+    home: Home,
+    number: usize,
+    facts: FifoFacts,
+    /// The next free slot. The producer writes it.
+    tail: CachePadded<AtomicU64>,
+    /// The oldest slot that is not over. The engine writes it.
+    head: CachePadded<AtomicU64>,
+    kept: Box<[[AtomicU64; DESCRIPTOR_WORDS]; SLOTS]>,
+    /// Bits of the slots that are over before older ones. Only the engine uses it and the two below.
+    over: AtomicU64,
+    faults: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// The words of a descriptor on the board are not those that were injected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overwritten;
+
+impl Fifo {
+    /// Opens a FIFO on a board that has room for it. `None`: it has not. No other value with this number may exist.
+    pub fn open(home: Home, number: usize, facts: FifoFacts) -> Option<Arc<Self>> {
+        if number >= home.fifos() {
+            return None;
+        }
+        let board = home.board();
+        (offset(number)..offset(number) + FIFO_BYTES).step_by(8).for_each(|word| board.word(word).store(0, Ordering::Relaxed));
+        let mut name = [0; FIFO_NAME_BYTES];
+        let len = facts.name.len().min(FIFO_NAME_BYTES);
+        name[..len].copy_from_slice(&facts.name.as_bytes()[..len]);
+        for (at, word) in name.chunks_exact(8).enumerate() {
+            let word = u64::from_le_bytes(std::array::from_fn(|byte| word[byte]));
+            board.word(offset(number) + NAME + at * 8).store(word, Ordering::Relaxed);
+        }
+        let word = u64::from(facts.injector as u8) | (facts.priority.index() as u64) << 8;
+        // Release: a reader that sees an open FIFO sees its name.
+        board.word(offset(number) + FACTS).store(word, Ordering::Release);
+        let kept = Box::new([const { [const { AtomicU64::new(0) }; DESCRIPTOR_WORDS] }; SLOTS]);
+        let [over, faults, bytes] = [const { AtomicU64::new(0) }; 3];
+        let (tail, head) = (CachePadded::default(), CachePadded::default());
+        Some(Arc::new(Self { home, number, facts, tail, head, kept, over, faults, bytes }))
+    }
+
+    /// Its number among the FIFOs of the node.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// What it is for.
+    pub fn facts(&self) -> &FifoFacts {
+        &self.facts
+    }
+
+    /// For the producer: injects descriptors, all or none. False if they find no room.
+    #[inline]
+    pub fn push(&self, descriptors: &[DescriptorWords]) -> bool {
+        let tail = self.tail.load(Ordering::Relaxed);
+        // Acquire: the engine has read the slots that it gave back.
+        let head = self.head.load(Ordering::Acquire);
+        if tail.wrapping_sub(head) as usize + descriptors.len() > SLOTS {
+            return false;
+        }
+        let board = self.home.board();
+        for (position, descriptor) in (tail..).zip(descriptors) {
+            let kept = &self.kept[position as usize % SLOTS];
+            let shown = slot_offset(self.number, position);
+            for at in 0..DESCRIPTOR_WORDS {
+                kept[at].store(descriptor[at], Ordering::Relaxed);
+                board.word(shown + at * 8).store(descriptor[at], Ordering::Relaxed);
+            }
+        }
+        let tail = tail + descriptors.len() as u64;
+        board.word(offset(self.number) + INJECTED).store(tail, Ordering::Relaxed);
+        fault_point!("fifo.written");
+        // Release: the engine that sees the position sees the descriptors.
+        self.tail.store(tail, Ordering::Release);
+        fault_point!("fifo.injected");
+        true
+    }
+
+    /// For the producer: injects one descriptor and returns its position. `None` if it finds no room.
+    pub fn inject(&self, descriptor: &DescriptorWords) -> Option<u64> {
+        let position = self.next_position();
+        self.push(std::slice::from_ref(descriptor)).then_some(position)
+    }
+
+    /// The slots with descriptors that are not over, and perhaps some that are. Acquire: pairs with `push`.
+    #[inline]
+    pub fn pending(&self) -> Range<u64> {
+        self.head.load(Ordering::Relaxed)..self.tail.load(Ordering::Acquire)
+    }
+
+    /// The number of slots in use.
+    #[inline]
+    pub fn depth(&self) -> usize {
+        // The head first: the tail is not behind a head that was read earlier.
+        let head = self.head.load(Ordering::Acquire);
+        self.tail.load(Ordering::Acquire).wrapping_sub(head).min(SLOTS as u64) as usize
+    }
+
+    /// The position of the next descriptor.
+    #[inline]
+    pub fn next_position(&self) -> u64 {
+        self.tail.load(Ordering::Relaxed)
+    }
+
+    /// For the engine: a pending descriptor.
+    ///
+    /// # Errors
+    /// Another process has overwritten it.
+    pub fn read(&self, position: u64) -> Result<DescriptorWords, Overwritten> {
+        let kept = &self.kept[position as usize % SLOTS];
+        let (board, shown) = (self.home.board(), slot_offset(self.number, position));
+        let words = std::array::from_fn(|at| board.word(shown + at * 8).load(Ordering::Relaxed));
+        let is_it = words.iter().zip(kept).all(|(word, kept)| *word == kept.load(Ordering::Relaxed));
+        is_it.then_some(words).ok_or(Overwritten)
+    }
+
+    /// For the engine: `count` slots from `position` on are over, after `bytes` bytes were moved for them. `faulty` if the
+    /// descriptor failed.
+    pub fn end(&self, position: u64, count: usize, bytes: u64, faulty: bool) {
+        let Range { start, end } = self.pending();
+        let mut over = self.over.load(Ordering::Relaxed);
+        for position in position..position + count as u64 {
+            over |= 1 << (position as usize % SLOTS);
+        }
+        let mut head = start;
+        while head < end && over >> (head as usize % SLOTS) & 1 != 0 {
+            over &= !(1 << (head as usize % SLOTS));
+            head += 1;
+        }
+        let faults = self.faults.load(Ordering::Relaxed) + u64::from(faulty);
+        let bytes = self.bytes.load(Ordering::Relaxed) + bytes;
+        let (board, at) = (self.home.board(), offset(self.number));
+        for (word, own, value) in [(OVER, &self.over, over), (FAULTS, &self.faults, faults), (BYTES, &self.bytes, bytes)] {
+            own.store(value, Ordering::Relaxed);
+            board.word(at + word).store(value, Ordering::Relaxed);
+        }
+        board.word(at + EXECUTED).store(head, Ordering::Relaxed);
+        // Release: the producer overwrites slots only after they were read.
+        self.head.store(head, Ordering::Release);
+    }
+
+    /// Closes it: it is not shown any more, and its number may be used again.
+    pub fn close(&self) {
+        self.home.board().word(offset(self.number) + FACTS).store(0, Ordering::Relaxed);
+    }
+}
+
+/// An injection FIFO as its owner shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FifoShown {
+    /// Its number.
+    pub number: usize,
+    /// What it is for.
+    pub facts: FifoFacts,
+    /// The number of slots that were ever injected.
+    pub injected: u64,
+    /// The position of the oldest descriptor that is not over.
+    pub executed: u64,
+    /// The number of descriptors that failed.
+    pub faults: u64,
+    /// The number of bytes that its descriptors have moved.
+    pub bytes: u64,
+    /// The descriptors that are not over, with their positions. A descriptor that was being overwritten may be torn.
+    pub pending: Vec<(u64, DescriptorWords)>,
+}
+
+impl Board<'_> {
+    /// The open injection FIFOs.
+    pub fn fifos(self) -> Vec<FifoShown> {
+        (0..self.fifo_count()).filter_map(|number| self.fifo(number)).collect()
+    }
+
+    fn fifo(self, number: usize) -> Option<FifoShown> {
+        let at = offset(number);
+        let facts = self.word(at + FACTS).load(Ordering::Acquire);
+        let injector = Injector::from_repr(facts as u8)?;
+        let priority = *Priority::ALL.get((facts >> 8 & 0xff) as usize)?;
+        let name: Vec<u8> =
+            self.read_words::<{ FIFO_NAME_BYTES / 8 }>(at + NAME).into_iter().flat_map(u64::to_le_bytes).collect();
+        let name = String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned();
+        let [injected] = self.read_words(at + INJECTED);
+        let [executed, over, faults, bytes] = self.read_words(at + EXECUTED);
+        // The words may be of different moments, or forged.
+        let depth = injected.saturating_sub(executed).min(SLOTS as u64);
+        let pending = (injected - depth..injected).filter(|position| over >> (*position as usize % SLOTS) & 1 == 0);
+        let pending = pending.map(|position| (position, self.read_words(slot_offset(number, position)))).collect();
+        Some(FifoShown { number, facts: FifoFacts { name, injector, priority }, injected, executed, faults, bytes, pending })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::board::testing::HeapBoard;
+    use proptest::prelude::*;
+
+    fn facts() -> FifoFacts {
+        FifoFacts { name: "halo".into(), injector: Injector::Program, priority: Priority::Low }
+    }
+
+    fn words(seed: u64) -> DescriptorWords {
+        std::array::from_fn(|at| seed * 100 + at as u64)
+    }
+
+    #[test]
+    fn what_is_injected_is_read_and_shown() {
+        let room = HeapBoard::new();
+        let fifo = Fifo::open(room.home.clone(), 3, facts()).unwrap();
+        assert!((0..SLOTS as u64).all(|at| fifo.push(&[words(at)])));
+        assert!(!fifo.push(&[words(99)]));
+        assert_eq!((fifo.pending(), fifo.depth()), (0..SLOTS as u64, SLOTS));
+        assert!((0..SLOTS as u64).all(|at| fifo.read(at) == Ok(words(at))));
+        // Over in another order.
+        fifo.end(1, 2, 10, false);
+        assert!(!fifo.push(&[words(99)]));
+        let [shown] = &room.home.board().fifos()[..] else { panic!() };
+        assert_eq!((shown.number, &shown.facts, shown.injected, shown.executed), (3, &facts(), SLOTS as u64, 0));
+        assert_eq!((shown.pending[0], shown.pending[1]), ((0, words(0)), (3, words(3))));
+        fifo.end(0, 1, 5, true);
+        assert_eq!(fifo.pending(), 3..SLOTS as u64);
+        assert!(!fifo.push(&[words(64), words(65), words(66), words(67)]));
+        assert!(fifo.push(&[words(64), words(65), words(66)]) && fifo.depth() == SLOTS);
+        let [shown] = &room.home.board().fifos()[..] else { panic!() };
+        assert_eq!((shown.faults, shown.bytes, shown.pending.len()), (1, 15, SLOTS));
+        fifo.close();
+        assert!(room.home.board().fifos().is_empty());
+        assert!(Fifo::open(room.home.clone(), room.home.fifos(), facts()).is_none());
+    }
+
+    #[test]
+    fn a_descriptor_that_was_overwritten_is_not_executed() {
+        let room = HeapBoard::new();
+        let fifo = Fifo::open(room.home.clone(), 0, facts()).unwrap();
+        assert!(fifo.push(&[words(1), words(2)]));
+        room.home.board().word(slot_offset(0, 0) + 24).store(7, Ordering::Relaxed);
+        assert_eq!((fifo.read(0), fifo.read(1)), (Err(Overwritten), Ok(words(2))));
+        // Forged positions neither hide nor invent descriptors.
+        for word in [INJECTED, EXECUTED, OVER] {
+            room.home.board().word(offset(0) + word).store(u64::MAX, Ordering::Relaxed);
+        }
+        assert_eq!((fifo.pending(), fifo.depth()), (0..2, 2));
+        assert_eq!(room.home.board().fifos().len(), 1);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 128 }, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn each_descriptor_is_read_once_however_they_end(order in proptest::collection::vec((1_usize..5, any::<u64>()), 1..120)) {
+            let room = HeapBoard::new();
+            let fifo = Fifo::open(room.home.clone(), 1, facts()).unwrap();
+            let (mut pushed, mut live) = (0_u64, Vec::new());
+            for (count, pick) in order {
+                let new: Vec<_> = (pushed..pushed + count as u64).map(words).collect();
+                let fits = fifo.depth() + count <= SLOTS;
+                prop_assert_eq!(fifo.push(&new), fits);
+                if fits {
+                    live.extend(pushed..pushed + count as u64);
+                    pushed += count as u64;
+                } else {
+                    let at = live.remove((pick % live.len() as u64) as usize);
+                    prop_assert_eq!(fifo.read(at), Ok(words(at)));
+                    fifo.end(at, 1, 1, false);
+                }
+                prop_assert_eq!(fifo.pending(), live.first().copied().unwrap_or(pushed)..pushed);
+                let shown: Vec<_> = room.home.board().fifos()[0].pending.iter().map(|(position, _)| *position).collect();
+                prop_assert_eq!(&shown, &live);
+            }
+        }
+    }
+}
