@@ -284,3 +284,23 @@ mod overwritten {
         assert_eq!(bytes(&target), bytes(&source));
     }
 }
+
+#[test]
+fn with_a_poller_it_copies_what_threads_put_and_get() {
+    let space = Space::heap();
+    let a = Node::builder("handed").space(space.clone()).progress(Progress::Poller).join().unwrap();
+    let b = Node::builder("handed").space(space).progress(Progress::Inline).join().unwrap();
+    let region = b.region::<u64>(1000).unwrap();
+    let peer = a.peer(b.id()).unwrap();
+    let numbers: Vec<u64> = (0..1000).collect();
+    peer.put(&numbers, region.key()).unwrap();
+    a.put(&[7], region.key().at(3)).unwrap();
+    let (mut all, mut one) = (vec![0; 1000], [0]);
+    peer.get(region.read_key(), &mut all).unwrap();
+    a.get(region.key().at(3), &mut one).unwrap();
+    assert_eq!((&all[..3], one, &all[4..]), (&numbers[..3], [7], &numbers[4..]));
+    // Keys are checked before, by the calling thread.
+    assert!(matches!(peer.put(&numbers, region.key().at(1)), Err(Error::Key { why: KeyFault::OutOfRange, .. })));
+    a.leave().unwrap();
+    assert!(matches!(peer.put(&numbers, region.key()), Err(Error::Closed)));
+}

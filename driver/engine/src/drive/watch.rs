@@ -10,6 +10,7 @@ use crate::sync::parking::REACTOR;
 use crate::sync::reactor::{ReactorWord, wake_all};
 use crate::sync::wait::PARK_MOST;
 use crate::turn::Engine;
+use crate::turn::later::Deed;
 use doorbell_fabric::{PacketKind, world};
 use doorbell_shm::board::Metric;
 use std::io;
@@ -81,6 +82,12 @@ impl Shared {
         if self.later.poke(class) {
             self.done_within(true);
         }
+    }
+
+    /// Defers an operation to the engine's next turn, and makes sure that there is one.
+    pub(crate) fn defer(&self, act: Deed) {
+        self.later.add(act);
+        self.done_within(true);
     }
 
     /// Turns the engine once, if threads of the application turn it.

@@ -226,6 +226,13 @@ impl Node {
             return Ok(());
         }
         let (region, ptr) = self.shared().find(&to.place, bytes, PUT)?;
+        let me = Token::current();
+        if self.shared().hands_copies(me) {
+            let own = from.as_ptr().cast_mut().cast();
+            // SAFETY: `ptr` is the start of `bytes` writable bytes of `region`; all bytes of a `T` are initialised.
+            unsafe { self.shared().copy_by_poller(me, PUT, own, ptr, bytes, region.clone())? };
+            return whole(&region);
+        }
         // SAFETY: `ptr` is the start of `bytes` writable bytes of `region`; all bytes of a `T` are initialised.
         unsafe { copy::inward(from.as_ptr().cast(), ptr, bytes) };
         whole(&region)
@@ -251,6 +258,12 @@ impl Node {
             return Ok(());
         }
         let (region, ptr) = self.shared().find(&place, bytes, GET)?;
+        let me = Token::current();
+        if self.shared().hands_copies(me) {
+            // SAFETY: `ptr` is the start of `bytes` readable bytes of `region`; a slice that no other code has; any bytes are a `T`.
+            unsafe { self.shared().copy_by_poller(me, GET, into.as_mut_ptr().cast(), ptr, bytes, region.clone())? };
+            return whole(&region);
+        }
         // SAFETY: `ptr` is the start of `bytes` readable bytes of `region`; any bytes are a `T`.
         unsafe { copy::out(ptr, into.as_mut_ptr().cast(), bytes) };
         whole(&region)
@@ -440,6 +453,13 @@ impl Peer {
                 slot.take_if(|region| !region.is_live() || cache.inbox.as_ref().is_none_or(|inbox| inbox.is_known_dead()));
             }
         })?;
+        let me = Token::current();
+        if shared.hands_copies(me) {
+            // Not cached, so that each put and get comes here.
+            // SAFETY: `ptr` is the start of `bytes` bytes of `region`; `own`: caller.
+            unsafe { shared.copy_by_poller(me, act, own, ptr, bytes, region.clone())? };
+            return whole(&region).map(|()| None);
+        }
         cache.regions[place.number as usize % CACHED] = Some(region);
         Ok(Some(ptr))
     }

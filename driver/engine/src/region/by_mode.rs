@@ -115,11 +115,17 @@ impl Shared {
             drop(state);
             if decision.mode.fabric == Fabric::Shm && decision.mode.protocol == usual {
                 drop(engine);
-                let (_region, target) = self.find(place, bytes, act)?;
-                // SAFETY: `target` is the start of that many bytes of a region that is mapped as long as `_region`; `ptr`:
+                let (region, target) = self.find(place, bytes, act)?;
+                // SAFETY: `target` is the start of that many bytes of a region that is mapped as long as `region`; `ptr`:
                 // caller.
-                unsafe { if act.writes { copy::inward(ptr, target, bytes) } else { copy::out(target, ptr, bytes) } }
-                crate::memory::cache::whole(&_region)?;
+                unsafe {
+                    match () {
+                        () if self.hands_copies(me) => self.copy_by_poller(me, act, ptr, target, bytes, region.clone())?,
+                        () if act.writes => copy::inward(ptr, target, bytes),
+                        () => copy::out(target, ptr, bytes),
+                    }
+                }
+                crate::memory::cache::whole(&region)?;
                 return Ok(self.accessed(me, act, receipt));
             }
             // Leaving clears the flag first, and then ends pending operations under the baton. So nothing is begun after that.

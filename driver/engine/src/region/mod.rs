@@ -63,6 +63,7 @@
 
 pub mod access;
 mod by_mode;
+mod handed;
 pub mod remote;
 mod stored;
 

@@ -7,7 +7,8 @@ use doorbell_fabric::PacketKind;
 use doorbell_fabric::sync::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-type Deed = Box<dyn FnOnce(&mut Engine, Token) + Send>;
+/// A deferred operation.
+pub type Deed = Box<dyn FnOnce(&mut Engine, Token) + Send>;
 
 /// No class of packets has this number.
 const DEEDS: u32 = 1;
