@@ -1,13 +1,16 @@
 //! Injection FIFOs: rings of descriptors on a node's board.
 //!
-//! The descriptors lie on the board, where tools read them while the node lives and after its death. The owner also keeps each
-//! descriptor and all positions in private memory, and executes no descriptor whose words on the board have changed. So a
-//! process that overwrites a board spoils a descriptor, and can't invent one.
+//! The descriptors lie on the board, where the engine reads them, and tools do while the node lives and after its death. Each
+//! carries a **seal**: a hash of its words and its position with a private key. The engine executes no descriptor whose seal is
+//! wrong, and keeps all positions in private memory. So a process that overwrites a board spoils a descriptor, and can't invent
+//! one.
 //!
-//! A FIFO has one producer at a time and one consumer, the engine. Positions count slots and never wrap.
+//! A FIFO has one producer at a time and one consumer, the engine. Positions count slots and never wrap. The first word of a
+//! descriptor is written last and has the number of the **lap** through the ring, so that the engine finds a new descriptor in
+//! the cache line that holds it.
 
 use super::{Board, Home};
-use crate::layout::{BOARD_BYTES, FIFO_BYTES, FIFO_HEAD_BYTES, FIFO_SLOTS as SLOTS};
+use crate::layout::{BOARD_BYTES, FIFO_BYTES, FIFO_HEAD_BYTES, FIFO_SLOTS as SLOTS, random};
 use crossbeam_utils::CachePadded;
 use doorbell_fabric::Priority;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
@@ -72,20 +75,38 @@ pub struct Fifo {
     home: Home,
     number: usize,
     facts: FifoFacts,
-    /// The next free slot. The producer writes it.
-    tail: CachePadded<AtomicU64>,
+    /// The next free slot, and the head as the producer last saw it. The producer writes both.
+    tail: CachePadded<[AtomicU64; 2]>,
     /// The oldest slot that is not over. The engine writes it.
     head: CachePadded<AtomicU64>,
-    kept: Box<[[AtomicU64; DESCRIPTOR_WORDS]; SLOTS]>,
+    key: DescriptorWords,
     /// Bits of the slots that are over before older ones. Only the engine uses it and the two below.
     over: AtomicU64,
     faults: AtomicU64,
     bytes: AtomicU64,
 }
 
-/// The words of a descriptor on the board are not those that were injected.
+/// What the engine finds in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Overwritten;
+pub enum Next {
+    /// No descriptor was injected there yet.
+    Nothing,
+    /// A descriptor.
+    Descriptor(DescriptorWords),
+    /// A descriptor whose words another process has overwritten.
+    Overwritten,
+}
+
+// A descriptor leaves these bits free: those of the lap in its first word, and those of the seal in its fifth.
+const LAP_MASK: u64 = 0xff << 8;
+const SEALED: usize = 4;
+const SEAL_MASK: u64 = 0xffff_ffff << 32;
+
+/// The number of a lap through the ring, never zero.
+#[inline(always)]
+fn lap(position: u64) -> u64 {
+    (position / SLOTS as u64 % 255 + 1) << 8
+}
 
 impl Fifo {
     /// Opens a FIFO on a board that has room for it. `None`: it has not. No other value with this number may exist.
@@ -105,10 +126,10 @@ impl Fifo {
         let word = u64::from(facts.injector as u8) | (facts.priority.index() as u64) << 8;
         // Release: a reader that sees an open FIFO sees its name.
         board.word(offset(number) + FACTS).store(word, Ordering::Release);
-        let kept = Box::new([const { [const { AtomicU64::new(0) }; DESCRIPTOR_WORDS] }; SLOTS]);
+        let key = std::array::from_fn(|_| random());
         let [over, faults, bytes] = [const { AtomicU64::new(0) }; 3];
         let (tail, head) = (CachePadded::default(), CachePadded::default());
-        Some(Arc::new(Self { home, number, facts, tail, head, kept, over, faults, bytes }))
+        Some(Arc::new(Self { home, number, facts, tail, head, key, over, faults, bytes }))
     }
 
     /// Its number among the FIFOs of the node.
@@ -121,29 +142,44 @@ impl Fifo {
         &self.facts
     }
 
+    /// The seal of the words of a descriptor at a position, in the bits that it takes.
+    #[inline(always)]
+    fn seal(&self, position: u64, words: &DescriptorWords) -> u64 {
+        let mixed = |at: usize| words[at].wrapping_add(self.key[at]);
+        let sum = position.wrapping_mul(self.key[7] | 1);
+        (0..4).fold(sum, |sum, pair| sum.wrapping_add(mixed(2 * pair).wrapping_mul(mixed(2 * pair + 1)))) & SEAL_MASK
+    }
+
     /// For the producer: injects descriptors, all or none. False if they find no room.
     #[inline]
     pub fn push(&self, descriptors: &[DescriptorWords]) -> bool {
-        let tail = self.tail.load(Ordering::Relaxed);
-        // Acquire: the engine has read the slots that it gave back.
-        let head = self.head.load(Ordering::Acquire);
-        if tail.wrapping_sub(head) as usize + descriptors.len() > SLOTS {
-            return false;
-        }
-        let board = self.home.board();
-        for (position, descriptor) in (tail..).zip(descriptors) {
-            let kept = &self.kept[position as usize % SLOTS];
-            let shown = slot_offset(self.number, position);
-            for at in 0..DESCRIPTOR_WORDS {
-                kept[at].store(descriptor[at], Ordering::Relaxed);
-                board.word(shown + at * 8).store(descriptor[at], Ordering::Relaxed);
+        let [tail, seen] = &*self.tail;
+        let position = tail.load(Ordering::Relaxed);
+        let end = position + descriptors.len() as u64;
+        if end - seen.load(Ordering::Relaxed) > SLOTS as u64 {
+            // Acquire: the engine has read the slots that it gave back.
+            seen.store(self.head.load(Ordering::Acquire), Ordering::Relaxed);
+            if end - seen.load(Ordering::Relaxed) > SLOTS as u64 {
+                return false;
             }
         }
-        let tail = tail + descriptors.len() as u64;
-        board.word(offset(self.number) + INJECTED).store(tail, Ordering::Relaxed);
-        fault_point!("fifo.written");
+        let board = self.home.board();
+        // The first descriptor last: the engine finds all of them.
+        for (ahead, descriptor) in descriptors.iter().enumerate().rev() {
+            let position = position + ahead as u64;
+            let at = slot_offset(self.number, position);
+            let seal = self.seal(position, descriptor);
+            for (word, value) in descriptor.iter().enumerate().skip(1) {
+                let sealed = if word == SEALED { value | seal } else { *value };
+                board.word(at + word * 8).store(sealed, Ordering::Relaxed);
+            }
+            fault_point!("fifo.written");
+            // Release: the engine that sees the lap sees the other words.
+            board.word(at).store(descriptor[0] | lap(position), Ordering::Release);
+        }
+        board.word(offset(self.number) + INJECTED).store(end, Ordering::Relaxed);
         // Release: the engine that sees the position sees the descriptors.
-        self.tail.store(tail, Ordering::Release);
+        tail.store(end, Ordering::Release);
         fault_point!("fifo.injected");
         true
     }
@@ -157,7 +193,7 @@ impl Fifo {
     /// The slots with descriptors that are not over, and perhaps some that are. Acquire: pairs with `push`.
     #[inline]
     pub fn pending(&self) -> Range<u64> {
-        self.head.load(Ordering::Relaxed)..self.tail.load(Ordering::Acquire)
+        self.head.load(Ordering::Relaxed)..self.tail[0].load(Ordering::Acquire)
     }
 
     /// The number of slots in use.
@@ -165,25 +201,46 @@ impl Fifo {
     pub fn depth(&self) -> usize {
         // The head first: the tail is not behind a head that was read earlier.
         let head = self.head.load(Ordering::Acquire);
-        self.tail.load(Ordering::Acquire).wrapping_sub(head).min(SLOTS as u64) as usize
+        self.tail[0].load(Ordering::Acquire).wrapping_sub(head).min(SLOTS as u64) as usize
     }
 
     /// The position of the next descriptor.
     #[inline]
     pub fn next_position(&self) -> u64 {
-        self.tail.load(Ordering::Relaxed)
+        self.tail[0].load(Ordering::Relaxed)
     }
 
-    /// For the engine: a pending descriptor.
-    ///
-    /// # Errors
-    /// Another process has overwritten it.
-    pub fn read(&self, position: u64) -> Result<DescriptorWords, Overwritten> {
-        let kept = &self.kept[position as usize % SLOTS];
-        let (board, shown) = (self.home.board(), slot_offset(self.number, position));
-        let words = std::array::from_fn(|at| board.word(shown + at * 8).load(Ordering::Relaxed));
-        let is_it = words.iter().zip(kept).all(|(word, kept)| *word == kept.load(Ordering::Relaxed));
-        is_it.then_some(words).ok_or(Overwritten)
+    /// For the engine: whether there may be a descriptor in a slot. While the producer does nothing, the two lines that this reads stay
+    /// in the engine's cache.
+    #[inline]
+    pub fn has(&self, position: u64) -> bool {
+        let word = self.home.board().word(slot_offset(self.number, position)).load(Ordering::Relaxed);
+        word & LAP_MASK == lap(position) || position < self.tail[0].load(Ordering::Relaxed)
+    }
+
+    /// For the engine: what is in a slot that is not over.
+    pub fn read(&self, position: u64) -> Next {
+        if let Some(words) = self.unseal(position) {
+            return Next::Descriptor(words);
+        }
+        // Acquire: pairs with `push`. Behind the tail all words are written.
+        if position >= self.tail[0].load(Ordering::Acquire) {
+            return Next::Nothing;
+        }
+        self.unseal(position).map_or(Next::Overwritten, Next::Descriptor)
+    }
+
+    fn unseal(&self, position: u64) -> Option<DescriptorWords> {
+        let (board, at) = (self.home.board(), slot_offset(self.number, position));
+        // Acquire: pairs with `push`.
+        let first = board.word(at).load(Ordering::Acquire);
+        if first & LAP_MASK != lap(position) {
+            return None;
+        }
+        let mut words: DescriptorWords = std::array::from_fn(|word| board.word(at + word * 8).load(Ordering::Relaxed));
+        let seal = words[SEALED] & SEAL_MASK;
+        (words[0], words[SEALED]) = (first & !LAP_MASK, words[SEALED] & !SEAL_MASK);
+        (seal == self.seal(position, &words)).then_some(words)
     }
 
     /// For the engine: `count` slots from `position` on are over, after `bytes` bytes were moved for them. `faulty` if the
@@ -255,7 +312,12 @@ impl Board<'_> {
         // The words may be of different moments, or forged.
         let depth = injected.saturating_sub(executed).min(SLOTS as u64);
         let pending = (injected - depth..injected).filter(|position| over >> (*position as usize % SLOTS) & 1 == 0);
-        let pending = pending.map(|position| (position, self.read_words(slot_offset(number, position)))).collect();
+        let words = |position| {
+            let mut words: DescriptorWords = self.read_words(slot_offset(number, position));
+            (words[0], words[SEALED]) = (words[0] & !LAP_MASK, words[SEALED] & !SEAL_MASK);
+            words
+        };
+        let pending = pending.map(|position| (position, words(position))).collect();
         Some(FifoShown { number, facts: FifoFacts { name, injector, priority }, injected, executed, faults, bytes, pending })
     }
 }
@@ -270,8 +332,9 @@ mod tests {
         FifoFacts { name: "halo".into(), injector: Injector::Program, priority: Priority::Low }
     }
 
+    /// Some words that leave the bits of lap and seal free.
     fn words(seed: u64) -> DescriptorWords {
-        std::array::from_fn(|at| seed * 100 + at as u64)
+        std::array::from_fn(|at| if at == 0 { seed % 200 } else { seed * 100 + at as u64 })
     }
 
     #[test]
@@ -281,7 +344,7 @@ mod tests {
         assert!((0..SLOTS as u64).all(|at| fifo.push(&[words(at)])));
         assert!(!fifo.push(&[words(99)]));
         assert_eq!((fifo.pending(), fifo.depth()), (0..SLOTS as u64, SLOTS));
-        assert!((0..SLOTS as u64).all(|at| fifo.read(at) == Ok(words(at))));
+        assert!((0..SLOTS as u64).all(|at| fifo.read(at) == Next::Descriptor(words(at))));
         // Over in another order.
         fifo.end(1, 2, 10, false);
         assert!(!fifo.push(&[words(99)]));
@@ -305,7 +368,16 @@ mod tests {
         let fifo = Fifo::open(room.home.clone(), 0, facts()).unwrap();
         assert!(fifo.push(&[words(1), words(2)]));
         room.home.board().word(slot_offset(0, 0) + 24).store(7, Ordering::Relaxed);
-        assert_eq!((fifo.read(0), fifo.read(1)), (Err(Overwritten), Ok(words(2))));
+        assert_eq!((fifo.read(0), fifo.read(1)), (Next::Overwritten, Next::Descriptor(words(2))));
+        // What lies in a slot that was not injected is nothing, even a copy of a descriptor.
+        for word in 0..8 {
+            let copy = room.home.board().word(slot_offset(0, 1) + word * 8).load(Ordering::Relaxed);
+            room.home.board().word(slot_offset(0, 2) + word * 8).store(copy, Ordering::Relaxed);
+        }
+        assert_eq!((fifo.read(2), fifo.read(3)), (Next::Nothing, Next::Nothing));
+        // A descriptor that was erased is not forgotten.
+        room.home.board().word(slot_offset(0, 0)).store(0, Ordering::Relaxed);
+        assert!(fifo.has(0) && fifo.read(0) == Next::Overwritten);
         // Forged positions neither hide nor invent descriptors.
         for word in [INJECTED, EXECUTED, OVER] {
             room.home.board().word(offset(0) + word).store(u64::MAX, Ordering::Relaxed);
@@ -331,7 +403,7 @@ mod tests {
                     pushed += count as u64;
                 } else {
                     let at = live.remove((pick % live.len() as u64) as usize);
-                    prop_assert_eq!(fifo.read(at), Ok(words(at)));
+                    prop_assert_eq!(fifo.read(at), Next::Descriptor(words(at)));
                     fifo.end(at, 1, 1, false);
                 }
                 prop_assert_eq!(fifo.pending(), live.first().copied().unwrap_or(pushed)..pushed);

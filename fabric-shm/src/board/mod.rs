@@ -36,9 +36,7 @@ pub use copy::{BoardCopy, CounterShown};
 #[cfg(not(loom))]
 pub use counters::{COUNTER_BYTES_MAX, COUNTERS, Counters, Lowered, Standing, Status};
 #[cfg(not(loom))]
-pub use fifos::{
-    DESCRIPTOR_WORDS, DescriptorWords, FIFO_NAME_BYTES, FIFO_SLOTS, Fifo, FifoFacts, FifoShown, Injector, Overwritten,
-};
+pub use fifos::{DESCRIPTOR_WORDS, DescriptorWords, FIFO_NAME_BYTES, FIFO_SLOTS, Fifo, FifoFacts, FifoShown, Injector, Next};
 #[cfg(not(loom))]
 pub use latency::{LATENCY_BUCKETS, Latencies, LatencyHistogram};
 #[cfg(not(loom))]

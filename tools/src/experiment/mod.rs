@@ -16,7 +16,7 @@ pub use setting::{FREE, Setting, by_word};
 
 use crate::exit::{Explain, Failure};
 use crate::io::bench;
-use crate::measure::{collective, device, lock, pairs};
+use crate::measure::{collective, device, dma, lock, pairs};
 use crate::processes::EndRequest;
 use crate::{log, modes};
 use doorbell::Error;
@@ -163,6 +163,7 @@ pub fn run(args: &WorkerArgs) -> Result<(), Failure> {
         lock::Task::NAME => serve::<lock::Task>,
         collective::Plan::NAME => serve::<collective::Plan>,
         device::Plan::NAME => serve::<device::Plan>,
+        dma::Plan::NAME => serve::<dma::Plan>,
         bench::Plan::NAME => serve::<bench::Plan>,
         modes::Run::NAME => serve::<modes::Run>,
         name => return Err(malformed(format_args!("'{name}' is no experiment"))),

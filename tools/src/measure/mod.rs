@@ -2,7 +2,7 @@
 //!
 //! The command itself does not measure. An [`Experiment`](crate::experiment::Experiment) starts processes that do. The processes of [`pairs`] run the
 //! loops of [`doorbell_benches::exchange`] and [`doorbell_benches::stream`] in short sections, over the driver and over the machine's floor in turns:
-//! a change of the machine's speed affects both alike. A [`lock`], a [`collective`] and a [`device`] are experiments of their own.
+//! a change of the machine's speed affects both alike. A [`lock`], a [`collective`], a [`device`] and [`dma`] are experiments of their own.
 //!
 //! Over the [`net`]work two commands can be the [`halves`] of a measurement. Then each command measures itself.
 //!
@@ -15,6 +15,7 @@ pub mod bars;
 pub mod carrier;
 pub mod collective;
 pub mod device;
+pub mod dma;
 pub mod halves;
 pub mod latency;
 pub mod lock;

@@ -175,7 +175,7 @@ impl InjectionFifo {
         if !self.shared.fifo.push(descriptor.words()) {
             return Ok(false);
         }
-        self.node.shared().poke(Dma::CLASS);
+        self.node.shared().injected(Dma::CLASS);
         Ok(true)
     }
 

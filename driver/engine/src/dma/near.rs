@@ -1,7 +1,7 @@
 //! Memory that this node can reach by an address: its own regions, and those of nodes with which it shares memory.
 
 use super::wire::Status;
-use crate::error::Error;
+use crate::error::{Error, KeyFault};
 use crate::memory::cache::{PUT, locate};
 use crate::memory::copy;
 use crate::memory::key::{Place, read_secret};
@@ -36,6 +36,51 @@ pub enum Span {
     Peer(Arc<PeerRegion>, usize),
 }
 
+/// The memory that descriptors used last, found without a lock.
+#[derive(Default)]
+pub struct Lately {
+    own: Option<(u32, RegionMemory)>,
+    peer: Option<Arc<PeerRegion>>,
+}
+
+impl Lately {
+    /// Lets go of regions that were withdrawn, so that their pages go back to the system.
+    pub fn forget_withdrawn(&mut self) {
+        self.own.take_if(|(_, memory)| !memory.is_live());
+        self.peer.take_if(|region| !region.is_live());
+    }
+
+    /// As [`Span::own`], without a secret.
+    pub fn own(&mut self, regions: &RegionTable, number: u32, at: u64, len: u64) -> Result<Span, Status> {
+        if let Some((own, memory)) = &self.own
+            && *own == number
+            && memory.is_live()
+        {
+            return Span::within(memory.clone(), at, len);
+        }
+        let span = Span::own(regions, number, at, len, None)?;
+        if let Span::Own(memory, _) = &span {
+            self.own = Some((number, memory.clone()));
+        }
+        Ok(span)
+    }
+
+    /// As [`Span::of_peer`].
+    pub fn of_peer(&mut self, regions: &RegionTable, membership: &Membership, place: &Place) -> Result<Span, Fault> {
+        if let Some(region) = &self.peer
+            && (region.node(), region.incarnation(), region.number()) == (place.node, place.incarnation, place.number)
+            && locate(region, place, place.bytes as usize, PUT).is_ok()
+        {
+            return Ok(Span::Peer(region.clone(), place.offset as usize));
+        }
+        let span = Span::of_peer(regions, membership, place)?;
+        if let Span::Peer(region, _) = &span {
+            self.peer = Some(region.clone());
+        }
+        Ok(span)
+    }
+}
+
 impl Span {
     /// `len` bytes of a region of this node. A `secret` must be the region's, or if it only reads the one derived from it.
     pub fn own(regions: &RegionTable, number: u32, at: u64, len: u64, secret: Option<(u64, bool)>) -> Result<Self, Status> {
@@ -45,6 +90,10 @@ impl Span {
         {
             return Err(Status::Forged);
         }
+        Self::within(memory, at, len)
+    }
+
+    fn within(memory: RegionMemory, at: u64, len: u64) -> Result<Self, Status> {
         if at.checked_add(len).is_none_or(|end| end > memory.len() as u64) {
             return Err(Status::OutOfRange);
         }
@@ -67,7 +116,6 @@ impl Span {
             Miss::Shm(ShmError::NoSuchNode { .. }) => Fault::Error(Error::NoSuchNode { node }),
             Miss::Shm(error) => Fault::Error(error.into()),
         })?;
-        use crate::error::KeyFault;
         let status = |fault| match fault {
             KeyFault::Stale => Status::Stale,
             KeyFault::OutOfRange => Status::OutOfRange,

@@ -1,7 +1,7 @@
 //! Descriptors that are being executed.
 
 use super::descriptor::{Kind, Task};
-use super::near::{Fault, Span};
+use super::near::{Fault, Lately, Span};
 use super::wire::{Name, Status, Step, put, tag};
 use crate::board::CounterKey;
 use crate::board::monitor::Monitor;
@@ -25,6 +25,8 @@ pub struct Core {
     pub membership: Arc<Membership>,
     pub regions: Arc<RegionTable>,
     pub monitor: Arc<Monitor>,
+    /// The memory that was used last.
+    pub lately: Lately,
     /// The buffer in which packets are put together.
     pub room: Vec<u8>,
 }
@@ -114,10 +116,10 @@ impl Running {
         done.unwrap_or_else(Look::Failed)
     }
 
-    fn open_source(&mut self, core: &Core) -> Result<(), Fault> {
+    fn open_source(&mut self, core: &mut Core) -> Result<(), Fault> {
         if self.source.is_none() {
             let (number, at) = self.task.source;
-            self.source = Some(Span::own(&core.regions, number, at, self.task.len, None)?);
+            self.source = Some(core.lately.own(&core.regions, number, at, self.task.len)?);
         }
         Ok(())
     }
@@ -141,7 +143,7 @@ impl Running {
             } else {
                 let (node, incarnation, bytes) = (to.node, to.incarnation, self.task.len);
                 let place = Place { node, incarnation, number, offset, bytes, secret };
-                self.target = Some(Span::of_peer(&core.regions, &core.membership, &place)?);
+                self.target = Some(core.lately.of_peer(&core.regions, &core.membership, &place)?);
             }
         }
         if self.far {

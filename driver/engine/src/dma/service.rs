@@ -2,7 +2,7 @@
 
 use super::descriptor::{Kind, target_of};
 use super::fifo::Injection;
-use super::near::{Fault, Span};
+use super::near::{Fault, Lately, Span};
 use super::reception::Reception;
 use super::run::{Core, Look, PACKET_WORDS, PUT_WORDS, Running};
 use super::wire::{Name, Status, Step, parse, put, split, tag};
@@ -10,7 +10,7 @@ use crate::board::CounterKey;
 use crate::drive::install::Install;
 use crate::message::service::{Class, CloseReason, Gone, Outbox, PeerId, Pushed, Service, Wants};
 use doorbell_fabric::{PacketKind, Payload, Priority, Verdict};
-use doorbell_shm::board::{DescriptorWords, FIFO_SLOTS, Fifo, FifoFacts, Injector, Metric, Metrics};
+use doorbell_shm::board::{DescriptorWords, FIFO_SLOTS, Fifo, FifoFacts, Injector, Metric, Metrics, Next};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -20,6 +20,8 @@ const TURN_BYTES: u64 = 128 << 10;
 const GETS_MAX: usize = FIFO_SLOTS / 8;
 /// The most replies that wait for one node. It gets no more packets through meanwhile.
 const REPLIES_MAX: usize = 256;
+/// In one of this many turns, withdrawn regions are forgotten.
+const FORGET_EVERY: u32 = 64;
 /// In one of this many turns, the lowest priority comes first.
 const LEAST_SHARE: u32 = 16;
 
@@ -30,6 +32,7 @@ inventory::submit!(Install {
         membership: shared.membership_arc(),
         regions: shared.regions().clone(),
         monitor: shared.monitor_arc(),
+        lately: Lately::default(),
         room: Vec::new(),
     }))
 });
@@ -275,7 +278,8 @@ impl Dma {
                 let last = open.shared.fifo.next_position();
                 let mut latest = last.saturating_sub(FIFO_SLOTS as u64)..last;
                 let position = latest.find(|position| Name::new(0, *position).position == name.position);
-                if let Some((position, words)) = position.and_then(|at| Some((at, open.shared.fifo.read(at).ok()?)))
+                if let Some(position) = position
+                    && let Next::Descriptor(words) = open.shared.fifo.read(position)
                     && target_of(&words) == from.node
                 {
                     open.shared.fault(position, status.error("remote get or packet", from, (words[2] >> 48) as u16));
@@ -301,6 +305,11 @@ impl Open {
             Injector::Peers => self.origins.back().is_some_and(|(position, ..)| *position >= self.loaded),
             _ => self.loaded < self.shared.fifo.pending().end,
         }
+    }
+
+    /// Whether there may be something to do.
+    fn is_busy(&self) -> bool {
+        !self.running.is_empty() || self.shared.fifo.has(self.loaded)
     }
 
     /// Ends a descriptor that failed: tells the program, or the node that injected it.
@@ -329,12 +338,13 @@ impl Open {
 
     /// Makes new descriptors run.
     fn load(&mut self, core: &Core, replies: &mut Vec<Reply>) -> u64 {
-        let (end, mut faults) = (self.shared.fifo.pending().end, 0);
-        while self.loaded < end {
+        let mut faults = 0;
+        loop {
             let position = self.loaded;
             let words = match self.shared.fifo.read(position) {
-                Ok(words) => words,
-                Err(_) => {
+                Next::Nothing => return faults,
+                Next::Descriptor(words) => words,
+                Next::Overwritten => {
                     self.loaded += 1;
                     faults += 1;
                     self.fail(position, 1, 0, core.me, Status::Overwritten.into(), replies);
@@ -346,7 +356,10 @@ impl Open {
                 self.loaded += 1;
                 continue;
             }
-            let body = if position + 1 < end { self.shared.fifo.read(position + 1).ok() } else { None };
+            let body = match self.shared.fifo.read(position + 1) {
+                Next::Descriptor(body) => Some(body),
+                _ => None,
+            };
             match Running::new(core, position, &words, body) {
                 Ok(running) => {
                     self.loaded += running.slots() as u64;
@@ -359,7 +372,6 @@ impl Open {
                 }
             }
         }
-        faults
     }
 
     /// Executes descriptors. Returns the work done, and how many were executed and failed.
@@ -432,6 +444,9 @@ impl Service for Dma {
 
     fn progress(&mut self, out: &mut Outbox<'_>) -> usize {
         self.turns = self.turns.wrapping_add(1);
+        if self.turns.is_multiple_of(FORGET_EVERY) {
+            self.core.lately.forget_withdrawn();
+        }
         let mut work = self.send_replies(out);
         let mut budget = TURN_BYTES;
         let mut replies = Vec::new();
@@ -442,7 +457,7 @@ impl Service for Dma {
             for offset in 0..count {
                 // FIFOs of one priority take turns.
                 let Some(open) = &mut self.fifos[(self.turns as usize + offset) % count] else { continue };
-                if open.shared.fifo.facts().priority != priority || open.shared.fifo.depth() == 0 {
+                if open.shared.fifo.facts().priority != priority || !open.is_busy() {
                     continue;
                 }
                 let (done, executed, faults) = open.run(&mut self.core, out, &mut budget, &mut replies);
@@ -463,6 +478,9 @@ impl Service for Dma {
             Wants::Soon
         } else if fifos().any(|open| !open.running.is_empty()) {
             Wants::Turns
+        } else if fifos().any(|open| open.shared.fifo.facts().injector == Injector::Program) {
+            // A thread that injects only writes the descriptor.
+            Wants::Look
         } else {
             Wants::Nothing
         }
@@ -477,6 +495,7 @@ impl Service for Dma {
     }
 
     fn peer_gone(&mut self, peer: PeerId, why: Gone) {
+        self.core.lately = Lately::default();
         self.replies.retain(|reply| reply.to != peer);
         let mut replies = Vec::new();
         for open in self.fifos.iter_mut().flatten() {

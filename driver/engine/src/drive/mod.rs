@@ -33,7 +33,7 @@ use crate::transfer::TransferReport;
 use crate::turn::later::Later;
 use crate::turn::{Engine, EngineSettings};
 use crossbeam_utils::CachePadded;
-use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Barriers, Ordering};
 use doorbell_fabric::{Incarnation, NodeId, Priority};
 use doorbell_shm::board::{Metric, Record, RecordKind};
 use doorbell_shm::domain::{Member, Membership};
@@ -64,6 +64,8 @@ pub struct Shared {
     monitor: Arc<Monitor>,
     wait: Wait,
     progress: Progress,
+    /// Whether threads of this node must fence before they look whether the bell is armed.
+    fenced: bool,
     closed: AtomicBool,
     /// The number of threads that may hold the lock of a value.
     updating: AtomicUsize,
@@ -110,6 +112,7 @@ impl Shared {
             monitor,
             wait,
             progress,
+            fenced: !Barriers::join().machine,
             closed: AtomicBool::new(false),
             updating: AtomicUsize::new(0),
             works: Mutex::default(),

@@ -75,10 +75,15 @@ impl Shared {
         self.done_within(is_left);
     }
 
-    /// Has the service of a class called at the engine's next turn, and makes sure that there is one: the poller's, unless with
-    /// `Progress::Inline`. Never waits; cheap while the engine is at work.
+    /// Work for a service that looks for it at each turn was published. Makes sure that there is a turn: the poller's, unless
+    /// with `Progress::Inline`. Never waits.
     #[inline]
-    pub(crate) fn poke(&self, class: PacketKind) {
+    pub(crate) fn injected(&self, class: PacketKind) {
+        if self.progress != Progress::Adaptive {
+            // The thread that sleeps on the bell looks once more after it armed the bell.
+            return self.bell().ring(self.fenced);
+        }
+        // The poller may sleep elsewhere, because nothing is pending.
         if self.later.poke(class) {
             self.done_within(true);
         }

@@ -34,8 +34,9 @@ impl Later {
     #[inline]
     pub fn poke(&self, class: PacketKind) -> bool {
         let bit = 1 << class as u32;
-        // Whoever clears the bit looks for work after that, so a set bit is enough. In one order with the sleep of the poller.
-        self.any.load(Ordering::SeqCst) & bit == 0 && self.any.fetch_or(bit, Ordering::SeqCst) & bit == 0
+        // A thread that clears the bit looks for work after that. A plain load first would not do: it might see the bit of earlier
+        // work before this thread's work is visible to the thread that clears it. In one order with the sleep of the poller.
+        self.any.fetch_or(bit, Ordering::SeqCst) & bit == 0
     }
 
     /// Whether there are any. Read by the thread that is within the engine, or with the baton.
