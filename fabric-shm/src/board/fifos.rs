@@ -246,6 +246,7 @@ impl Fifo {
     /// For the engine: `count` slots from `position` on are over, after `bytes` bytes were moved for them. `faulty` if the
     /// descriptor failed.
     pub fn end(&self, position: u64, count: usize, bytes: u64, faulty: bool) {
+        fault_point!("fifo.executed");
         let Range { start, end } = self.pending();
         let mut over = self.over.load(Ordering::Relaxed);
         for position in position..position + count as u64 {

@@ -1,6 +1,7 @@
 //! Large messages, and the ways that they take.
 
 mod bulk_ring;
+mod dma;
 mod flow_charts;
 mod idle_target;
 mod links;
@@ -16,5 +17,8 @@ doorbell_tests::roles! {
     "sends and sleeps" => transfers::sends_and_sleeps,
     "sends in bulk and in haste" => transfers::sends_in_bulk_and_in_haste,
     "sends what nobody else may read" => transfers::sends_what_nobody_else_may_read,
+    "has the bytes" => dma::has_the_bytes,
+    "wants the bytes" => dma::wants_the_bytes,
+    "overwrites a board" => dma::overwrites_a_board,
     "sends long messages" => bulk_ring::sends_long_messages,
 }
