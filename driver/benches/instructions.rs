@@ -7,6 +7,7 @@
 //!
 //! Needs valgrind. Exit codes: 0 as recorded, or better; 1 more than recorded; 2 could not be counted.
 
+use doorbell::dma::{Descriptor, InjectionFifo};
 use doorbell::mode::{Decision, Policy, Question, Thresholds};
 use doorbell::testing::Domain;
 use doorbell::{Match, Node, Peer, Progress};
@@ -28,7 +29,7 @@ const LINE: usize = 64;
 const VARIABLE: &str = "DOORBELL_COUNTED_PATH";
 
 /// The counted functions by their names, and what they do.
-const PATHS: [(&str, &str); 10] = [
+const PATHS: [(&str, &str); 11] = [
     ("send_message", "Peer::send of 8 bytes"),
     ("receive_message", "Peer::recv of 8 bytes"),
     ("send_line", "Peer::send of 64 bytes"),
@@ -37,6 +38,7 @@ const PATHS: [(&str, &str); 10] = [
     ("take_loan", "Peer::take of a loan, dropping it"),
     ("start_and_finish_send", "Peer::start_send of 8 bytes, Operation::wait"),
     ("put", "Peer::put of 8 bytes"),
+    ("inject", "InjectionFifo::inject of a put"),
     ("send_8_by_policy", "Peer::send of 8 bytes, for which a policy decides"),
     ("send_8_by_thresholds", "the same with Thresholds, which settles it"),
 ];
@@ -94,6 +96,11 @@ fn put(to: &Peer, word: &[u64; 1], at: doorbell::Key<u64, doorbell::ReadWrite>) 
 }
 
 #[inline(never)]
+fn inject(fifo: &InjectionFifo, put: &Descriptor) {
+    assert!(fifo.inject(put).unwrap());
+}
+
+#[inline(never)]
 fn send_8_by_thresholds(to: &Peer, message: &[u8; BYTES]) {
     to.send(7, message).unwrap();
 }
@@ -116,6 +123,10 @@ fn run(path: &str) {
     let (to, from) = (a.peer(b.id()).unwrap(), b.peer(a.id()).unwrap());
     let region = b.region::<u64>(1).unwrap();
     let key = region.key();
+    let source = a.region::<u64>(1).unwrap();
+    // An open FIFO costs each turn of the engine a look.
+    let fifo = (path == "inject").then(|| InjectionFifo::builder(&a).open().unwrap());
+    let descriptor = Descriptor::put(source.key(), key).unwrap();
     let (mut message, mut line) = ([1; BYTES], [1; LINE]);
     for _ in 0..COUNT / BURST {
         for _ in 0..BURST {
@@ -124,6 +135,7 @@ fn run(path: &str) {
                 "send_line" | "receive_line" => send_line(&to, &line),
                 "start_and_finish_send" => start_and_finish_send(&to, message),
                 "put" => put(&to, &[1], key),
+                "inject" => inject(fifo.as_ref().unwrap(), &descriptor),
                 "send_8_by_policy" => send_8_by_policy(&to, &message),
                 "send_8_by_thresholds" => send_8_by_thresholds(&to, &message),
                 _ => send_message(&to, &message),
@@ -134,6 +146,7 @@ fn run(path: &str) {
                 "send_loan" | "take_loan" => take_loan(&from),
                 "send_line" | "receive_line" => receive_line(&from, &mut line),
                 "put" => {}
+                "inject" => drop(a.progress().unwrap()),
                 _ => receive_message(&from, &mut message),
             }
         }

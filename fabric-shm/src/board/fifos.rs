@@ -1,7 +1,7 @@
 //! Injection FIFOs: rings of descriptors on a node's board.
 //!
 //! The descriptors lie on the board, where the engine reads them, and tools do while the node lives and after its death. Each
-//! carries a **seal**: a hash of its words and its position with a private key. The engine executes no descriptor whose seal is
+//! carries a **seal**: a hash of its words and its place with a private key of the process. The engine executes no descriptor whose seal is
 //! wrong, and keeps all positions in private memory. So a process that overwrites a board spoils a descriptor, and can't invent
 //! one.
 //!
@@ -15,7 +15,7 @@ use crossbeam_utils::CachePadded;
 use doorbell_fabric::Priority;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use strum::FromRepr;
 
 /// The number of slots of an injection FIFO.
@@ -27,6 +27,36 @@ pub const FIFO_NAME_BYTES: usize = 16;
 
 /// A descriptor as words.
 pub type DescriptorWords = [u64; DESCRIPTOR_WORDS];
+
+/// A descriptor with the hash of its words that its seal needs, so that injecting it takes no hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SealedWords {
+    words: DescriptorWords,
+    hash: u64,
+}
+
+impl SealedWords {
+    /// Whether words leave the bits of lap and seal free.
+    pub fn are_free(words: &DescriptorWords) -> bool {
+        words[0] & LAP_MASK == 0 && words[SEALED] & SEAL_MASK == 0
+    }
+
+    /// Hashes the words of a descriptor, which [leave](Self::are_free) those bits free.
+    pub fn new(words: DescriptorWords) -> Self {
+        debug_assert!(Self::are_free(&words));
+        let mixed = |at: usize| words[at].wrapping_add(KEY[at]);
+        let hash = (0..4).fold(0_u64, |sum, pair| sum.wrapping_add(mixed(2 * pair).wrapping_mul(mixed(2 * pair + 1))));
+        Self { words, hash }
+    }
+
+    /// The words.
+    pub fn words(&self) -> &DescriptorWords {
+        &self.words
+    }
+}
+
+/// The key of all seals of this process. The last word makes a seal differ from place to place.
+static KEY: LazyLock<[u64; DESCRIPTOR_WORDS + 1]> = LazyLock::new(|| std::array::from_fn(|_| random() | 1));
 
 /// Who injects descriptors into a FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromRepr)]
@@ -79,7 +109,9 @@ pub struct Fifo {
     tail: CachePadded<[AtomicU64; 2]>,
     /// The oldest slot that is not over. The engine writes it.
     head: CachePadded<AtomicU64>,
-    key: DescriptorWords,
+    /// The offset of the first slot on the board, and what the place of a descriptor adds to its seal: for each position, and once.
+    ring: usize,
+    place: [u64; 2],
     /// Bits of the slots that are over before older ones. Only the engine uses it and the two below.
     over: AtomicU64,
     faults: AtomicU64,
@@ -105,7 +137,8 @@ const SEAL_MASK: u64 = 0xffff_ffff << 32;
 /// The number of a lap through the ring, never zero.
 #[inline(always)]
 fn lap(position: u64) -> u64 {
-    (position / SLOTS as u64 % 255 + 1) << 8
+    const { assert!(SLOTS == 1 << 6) };
+    (position << 3 | 1 << 8) & LAP_MASK
 }
 
 impl Fifo {
@@ -126,10 +159,10 @@ impl Fifo {
         let word = u64::from(facts.injector as u8) | (facts.priority.index() as u64) << 8;
         // Release: a reader that sees an open FIFO sees its name.
         board.word(offset(number) + FACTS).store(word, Ordering::Release);
-        let key = std::array::from_fn(|_| random());
+        let (ring, place) = (slot_offset(number, 0), [KEY[DESCRIPTOR_WORDS], random()]);
         let [over, faults, bytes] = [const { AtomicU64::new(0) }; 3];
         let (tail, head) = (CachePadded::default(), CachePadded::default());
-        Some(Arc::new(Self { home, number, facts, tail, head, key, over, faults, bytes }))
+        Some(Arc::new(Self { home, number, facts, tail, head, ring, place, over, faults, bytes }))
     }
 
     /// Its number among the FIFOs of the node.
@@ -142,52 +175,58 @@ impl Fifo {
         &self.facts
     }
 
-    /// The seal of the words of a descriptor at a position, in the bits that it takes.
     #[inline(always)]
-    fn seal(&self, position: u64, words: &DescriptorWords) -> u64 {
-        let mixed = |at: usize| words[at].wrapping_add(self.key[at]);
-        let sum = position.wrapping_mul(self.key[7] | 1);
-        (0..4).fold(sum, |sum, pair| sum.wrapping_add(mixed(2 * pair).wrapping_mul(mixed(2 * pair + 1)))) & SEAL_MASK
+    fn seal(&self, position: u64, hash: u64) -> u64 {
+        let [each, once] = self.place;
+        hash.wrapping_add(position.wrapping_mul(each)).wrapping_add(once) & SEAL_MASK
+    }
+
+    #[inline(always)]
+    fn slot(&self, position: u64) -> &[AtomicU64; DESCRIPTOR_WORDS] {
+        self.home.board().words(self.ring + (position as usize % SLOTS) * DESCRIPTOR_WORDS * 8)
     }
 
     /// For the producer: injects descriptors, all or none. False if they find no room.
-    #[inline]
-    pub fn push(&self, descriptors: &[DescriptorWords]) -> bool {
+    #[inline(always)]
+    pub fn push(&self, descriptors: &[SealedWords]) -> bool {
         let [tail, seen] = &*self.tail;
         let position = tail.load(Ordering::Relaxed);
         let end = position + descriptors.len() as u64;
-        if end - seen.load(Ordering::Relaxed) > SLOTS as u64 {
-            // Acquire: the engine has read the slots that it gave back.
-            seen.store(self.head.load(Ordering::Acquire), Ordering::Relaxed);
-            if end - seen.load(Ordering::Relaxed) > SLOTS as u64 {
-                return false;
-            }
+        if end - seen.load(Ordering::Relaxed) > SLOTS as u64 && !self.look_for_room(end) {
+            return false;
         }
-        let board = self.home.board();
         // The first descriptor last: the engine finds all of them.
-        for (ahead, descriptor) in descriptors.iter().enumerate().rev() {
+        for (ahead, SealedWords { words, hash }) in descriptors.iter().enumerate().rev() {
             let position = position + ahead as u64;
-            let at = slot_offset(self.number, position);
-            let seal = self.seal(position, descriptor);
-            for (word, value) in descriptor.iter().enumerate().skip(1) {
-                let sealed = if word == SEALED { value | seal } else { *value };
-                board.word(at + word * 8).store(sealed, Ordering::Relaxed);
+            let slot = self.slot(position);
+            let seal = self.seal(position, *hash);
+            for word in (1..DESCRIPTOR_WORDS).filter(|word| *word != SEALED) {
+                slot[word].store(words[word], Ordering::Relaxed);
             }
+            slot[SEALED].store(words[SEALED] | seal, Ordering::Relaxed);
             fault_point!("fifo.written");
             // Release: the engine that sees the lap sees the other words.
-            board.word(at).store(descriptor[0] | lap(position), Ordering::Release);
+            slot[0].store(words[0] | lap(position), Ordering::Release);
         }
-        board.word(offset(self.number) + INJECTED).store(end, Ordering::Relaxed);
+        self.home.board().word(self.ring - FIFO_HEAD_BYTES + INJECTED).store(end, Ordering::Relaxed);
         // Release: the engine that sees the position sees the descriptors.
         tail.store(end, Ordering::Release);
         fault_point!("fifo.injected");
         true
     }
 
+    #[cold]
+    fn look_for_room(&self, end: u64) -> bool {
+        // Acquire: the engine has read the slots that it gave back.
+        let head = self.head.load(Ordering::Acquire);
+        self.tail[1].store(head, Ordering::Relaxed);
+        end - head <= SLOTS as u64
+    }
+
     /// For the producer: injects one descriptor and returns its position. `None` if it finds no room.
-    pub fn inject(&self, descriptor: &DescriptorWords) -> Option<u64> {
+    pub fn inject(&self, descriptor: DescriptorWords) -> Option<u64> {
         let position = self.next_position();
-        self.push(std::slice::from_ref(descriptor)).then_some(position)
+        self.push(&[SealedWords::new(descriptor)]).then_some(position)
     }
 
     /// The slots with descriptors that are not over, and perhaps some that are. Acquire: pairs with `push`.
@@ -214,7 +253,7 @@ impl Fifo {
     /// in the engine's cache.
     #[inline]
     pub fn has(&self, position: u64) -> bool {
-        let word = self.home.board().word(slot_offset(self.number, position)).load(Ordering::Relaxed);
+        let word = self.slot(position)[0].load(Ordering::Relaxed);
         word & LAP_MASK == lap(position) || position < self.tail[0].load(Ordering::Relaxed)
     }
 
@@ -231,16 +270,16 @@ impl Fifo {
     }
 
     fn unseal(&self, position: u64) -> Option<DescriptorWords> {
-        let (board, at) = (self.home.board(), slot_offset(self.number, position));
+        let slot = self.slot(position);
         // Acquire: pairs with `push`.
-        let first = board.word(at).load(Ordering::Acquire);
+        let first = slot[0].load(Ordering::Acquire);
         if first & LAP_MASK != lap(position) {
             return None;
         }
-        let mut words: DescriptorWords = std::array::from_fn(|word| board.word(at + word * 8).load(Ordering::Relaxed));
+        let mut words: DescriptorWords = std::array::from_fn(|word| slot[word].load(Ordering::Relaxed));
         let seal = words[SEALED] & SEAL_MASK;
         (words[0], words[SEALED]) = (first & !LAP_MASK, words[SEALED] & !SEAL_MASK);
-        (seal == self.seal(position, &words)).then_some(words)
+        (seal == self.seal(position, SealedWords::new(words).hash)).then_some(words)
     }
 
     /// For the engine: `count` slots from `position` on are over, after `bytes` bytes were moved for them. `faulty` if the
@@ -338,24 +377,28 @@ mod tests {
         std::array::from_fn(|at| if at == 0 { seed % 200 } else { seed * 100 + at as u64 })
     }
 
+    fn sealed(seed: u64) -> SealedWords {
+        SealedWords::new(words(seed))
+    }
+
     #[test]
     fn what_is_injected_is_read_and_shown() {
         let room = HeapBoard::new();
         let fifo = Fifo::open(room.home.clone(), 3, facts()).unwrap();
-        assert!((0..SLOTS as u64).all(|at| fifo.push(&[words(at)])));
-        assert!(!fifo.push(&[words(99)]));
+        assert!((0..SLOTS as u64).all(|at| fifo.push(&[sealed(at)])));
+        assert!(!fifo.push(&[sealed(99)]));
         assert_eq!((fifo.pending(), fifo.depth()), (0..SLOTS as u64, SLOTS));
         assert!((0..SLOTS as u64).all(|at| fifo.read(at) == Next::Descriptor(words(at))));
         // Over in another order.
         fifo.end(1, 2, 10, false);
-        assert!(!fifo.push(&[words(99)]));
+        assert!(!fifo.push(&[sealed(99)]));
         let [shown] = &room.home.board().fifos()[..] else { panic!() };
         assert_eq!((shown.number, &shown.facts, shown.injected, shown.executed), (3, &facts(), SLOTS as u64, 0));
         assert_eq!((shown.pending[0], shown.pending[1]), ((0, words(0)), (3, words(3))));
         fifo.end(0, 1, 5, true);
         assert_eq!(fifo.pending(), 3..SLOTS as u64);
-        assert!(!fifo.push(&[words(64), words(65), words(66), words(67)]));
-        assert!(fifo.push(&[words(64), words(65), words(66)]) && fifo.depth() == SLOTS);
+        assert!(!fifo.push(&[64, 65, 66, 67].map(sealed)));
+        assert!(fifo.push(&[64, 65, 66].map(sealed)) && fifo.depth() == SLOTS);
         let [shown] = &room.home.board().fifos()[..] else { panic!() };
         assert_eq!((shown.faults, shown.bytes, shown.pending.len()), (1, 15, SLOTS));
         fifo.close();
@@ -367,7 +410,7 @@ mod tests {
     fn a_descriptor_that_was_overwritten_is_not_executed() {
         let room = HeapBoard::new();
         let fifo = Fifo::open(room.home.clone(), 0, facts()).unwrap();
-        assert!(fifo.push(&[words(1), words(2)]));
+        assert!(fifo.push(&[1, 2].map(sealed)));
         room.home.board().word(slot_offset(0, 0) + 24).store(7, Ordering::Relaxed);
         assert_eq!((fifo.read(0), fifo.read(1)), (Next::Overwritten, Next::Descriptor(words(2))));
         // What lies in a slot that was not injected is nothing, even a copy of a descriptor.
@@ -396,7 +439,7 @@ mod tests {
             let fifo = Fifo::open(room.home.clone(), 1, facts()).unwrap();
             let (mut pushed, mut live) = (0_u64, Vec::new());
             for (count, pick) in order {
-                let new: Vec<_> = (pushed..pushed + count as u64).map(words).collect();
+                let new: Vec<_> = (pushed..pushed + count as u64).map(sealed).collect();
                 let fits = fifo.depth() + count <= SLOTS;
                 prop_assert_eq!(fifo.push(&new), fits);
                 if fits {

@@ -36,7 +36,9 @@ pub use copy::{BoardCopy, CounterShown};
 #[cfg(not(loom))]
 pub use counters::{COUNTER_BYTES_MAX, COUNTERS, Counters, Lowered, Standing, Status};
 #[cfg(not(loom))]
-pub use fifos::{DESCRIPTOR_WORDS, DescriptorWords, FIFO_NAME_BYTES, FIFO_SLOTS, Fifo, FifoFacts, FifoShown, Injector, Next};
+pub use fifos::{
+    DESCRIPTOR_WORDS, DescriptorWords, FIFO_NAME_BYTES, FIFO_SLOTS, Fifo, FifoFacts, FifoShown, Injector, Next, SealedWords,
+};
 #[cfg(not(loom))]
 pub use latency::{LATENCY_BUCKETS, Latencies, LatencyHistogram};
 #[cfg(not(loom))]
@@ -93,6 +95,14 @@ mod home {
         #[inline]
         pub(super) fn word(self, offset: usize) -> &'a AtomicU64 {
             debug_assert!(offset.is_multiple_of(8) && offset < BOARD_BYTES + self.fifos * FIFO_BYTES);
+            // SAFETY: inside the board and aligned (`at`); atomics allow other writers.
+            unsafe { &*self.ptr.add(offset).cast() }
+        }
+
+        /// Eight words at an offset: as [`word`](Self::word).
+        #[inline(always)]
+        pub(super) fn words(self, offset: usize) -> &'a [AtomicU64; 8] {
+            debug_assert!(offset.is_multiple_of(64) && offset + 64 <= BOARD_BYTES + self.fifos * FIFO_BYTES);
             // SAFETY: inside the board and aligned (`at`); atomics allow other writers.
             unsafe { &*self.ptr.add(offset).cast() }
         }

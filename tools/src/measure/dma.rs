@@ -87,6 +87,8 @@ const WARMUP: usize = 2000;
 const ROUND_TRIPS: usize = 20_000;
 /// Steps of a unit of computing.
 const UNIT: u32 = 256;
+/// The thread looks for a fault once in so many looks at the counter.
+const FAULT_LOOK: u32 = 1 << 16;
 /// Units by which the time of one is found.
 const UNITS: u32 = 20_000;
 
@@ -224,6 +226,7 @@ impl Plan {
         let source = node.region::<u8>(target.len())?;
         source.fill(1)?;
         let (fifo, sent) = (InjectionFifo::builder(node).name("dma").open()?, node.counter()?);
+        let bit = 1 << sent.index();
         let unit_ticks = self.unit(place)?;
         self.sizes
             .iter()
@@ -235,23 +238,25 @@ impl Plan {
                     let computes = turn % 2 == 0;
                     sent.init(*size as u64)?;
                     let put = Descriptor::put(source.key().range(..*size), target.range(..*size))?.send_counter(sent.key());
-                    let (mut units, mut seed) = (0_u64, u64::from(turn));
+                    let (mut units, mut seed, mut looks) = (0_u64, u64::from(turn), 0_u32);
                     let began = ticks();
                     if !fifo.inject(&put)? {
                         return Err(Trouble::wrong("the FIFO is full, although each put before was complete"));
                     }
                     let injected = ticks();
-                    while !sent.is_zero() {
-                        if fifo.depth() == 0
-                            && let Some((_, error)) = fifo.next_fault()
-                        {
-                            return Err(error.into());
-                        }
+                    // The status register changes once, and the counter with each chunk.
+                    while if computes { node.counter_status()[0] & bit == 0 } else { !sent.is_zero() } {
                         if computes {
                             seed = black_box(compute(seed));
                             units += 1;
                         } else {
                             std::hint::spin_loop();
+                        }
+                        looks += 1;
+                        if looks % FAULT_LOOK == 0
+                            && let Some((_, error)) = fifo.next_fault()
+                        {
+                            return Err(error.into());
                         }
                     }
                     let over = ticks();

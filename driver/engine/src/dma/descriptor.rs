@@ -8,7 +8,7 @@ use crate::message::service::PeerId;
 pub use crate::transfer::slot::Kind;
 use crate::transfer::slot::{LEN_BITS, LEN_MASK};
 use doorbell_fabric::{Incarnation, NodeId};
-use doorbell_shm::board::DescriptorWords;
+use doorbell_shm::board::{DescriptorWords, Fifo, SealedWords};
 use std::fmt;
 
 /// The name of a FIFO of a node for other nodes. Plain data: it may travel in messages.
@@ -53,9 +53,11 @@ const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[must_use = "a descriptor does nothing until it is injected"]
 pub struct Descriptor {
-    slots: [DescriptorWords; 2],
+    slots: [SealedWords; 2],
     two: bool,
-    /// The node whose engine may execute it: the owner of its source.
+    /// The node whose program may inject it, as [`home_of`]; [`ANYWHERE`] for a remote get.
+    pub(super) home: u64,
+    /// The owner of its source.
     pub(super) owner: PeerId,
     /// The secret of the source's key, as far as reading needs it.
     source_secret: u64,
@@ -81,12 +83,8 @@ impl Descriptor {
         if source.place.bytes > to.bytes {
             return Err(too_long("put", &to));
         }
-        let mut put = Self::of(Kind::DirectPut, (to.node, to.incarnation).into(), source)?;
-        let words = &mut put.slots[0];
-        words[4] = u64::from(to.number);
-        words[5] = to.offset;
-        words[6] = to.secret;
-        Ok(put)
+        let put = Self::of(Kind::DirectPut, (to.node, to.incarnation).into(), source)?;
+        Ok(put.edit(|[put, _]| (put[4], put[5], put[6]) = (u64::from(to.number), to.offset, to.secret)))
     }
 
     /// A **memory-FIFO packet**: the engine sends the elements of `source` to a [reception FIFO](super::ReceptionFifo), in
@@ -95,10 +93,11 @@ impl Descriptor {
     /// # Errors
     /// [`Error::Key`] for a source of 16 TiB or more.
     pub fn packet<T: Plain, A: Access>(source: Key<T, A>, to: FifoKey, tag: u64) -> Result<Self> {
-        let mut packet = Self::of(Kind::Packet, to.peer(), source)?;
-        packet.slots[0][2] |= u64::from(to.number) << OFFSET_BITS;
-        packet.slots[0][5] = tag;
-        Ok(packet)
+        let packet = Self::of(Kind::Packet, to.peer(), source)?;
+        Ok(packet.edit(|[packet, _]| {
+            packet[2] |= u64::from(to.number) << OFFSET_BITS;
+            packet[5] = tag;
+        }))
     }
 
     /// A **remote get**: injects `put` into an injection FIFO of another node, whose engine executes it there. No thread of that
@@ -118,29 +117,32 @@ impl Descriptor {
         head[2] = u64::from(fifo.number) << OFFSET_BITS;
         head[5] = put.source_secret;
         head[6] = put.send_secret;
-        Ok(Self { slots: [head, put.slots[0]], two: true, ..put })
+        Ok(Self { two: true, home: ANYWHERE, ..put }.edit(|slots| *slots = [head, slots[0]]))
     }
 
     /// The same descriptor, lowering this counter as bytes leave the source. The counter belongs to the node whose engine
     /// executes the descriptor: this node, or for a remote get the node of its FIFO. It counts for the present use of the
     /// counter; a later [`init`](crate::Counter::init) needs a new descriptor.
-    pub fn send_counter(mut self, counter: CounterKey) -> Self {
-        let put = &mut self.slots[usize::from(self.two)];
-        put[0] = put[0] & !(0xffff << 32) | (u64::from(counter.index) + 1) << 32;
-        put[3] = put[3] & LEN_MASK | counter.secret << LEN_BITS;
-        self.send_secret = counter.secret;
-        if self.two {
-            self.slots[0][6] = counter.secret;
-        }
-        self
+    pub fn send_counter(self, counter: CounterKey) -> Self {
+        let two = self.two;
+        Self { send_secret: counter.secret, ..self }.edit(|slots| {
+            let put = &mut slots[usize::from(two)];
+            put[0] = put[0] & !(0xffff << 32) | (u64::from(counter.index) + 1) << 32;
+            put[3] = put[3] & LEN_MASK | counter.secret << LEN_BITS;
+            if two {
+                slots[0][6] = counter.secret;
+            }
+        })
     }
 
     /// The same descriptor, lowering this counter as bytes arrive. The counter belongs to the node of the target.
-    pub fn receive_counter(mut self, counter: CounterKey) -> Self {
-        let put = &mut self.slots[usize::from(self.two)];
-        put[0] = put[0] & !(0xffff << 48) | (u64::from(counter.index) + 1) << 48;
-        put[7] = counter.secret;
-        self
+    pub fn receive_counter(self, counter: CounterKey) -> Self {
+        let two = self.two;
+        self.edit(|slots| {
+            let put = &mut slots[usize::from(two)];
+            put[0] = put[0] & !(0xffff << 48) | (u64::from(counter.index) + 1) << 48;
+            put[7] = counter.secret;
+        })
     }
 
     /// The same direct put to another target: a node that received it in a [request to send](Self::to_bytes) writes the storage
@@ -156,17 +158,16 @@ impl Descriptor {
         if self.len() > to.bytes {
             return Err(too_long("put", &to));
         }
-        let mut put = self;
-        let words = &mut put.slots[0];
-        words[0] = words[0] & !(0xffff << 16) | u64::from(to.node.0) << 16;
-        words[1] = words[1] & !0xffff_ffff | u64::from(to.incarnation.0);
-        (words[4], words[5], words[6]) = (u64::from(to.number), to.offset, to.secret);
-        Ok(put)
+        Ok(self.edit(|[put, _]| {
+            put[0] = put[0] & !(0xffff << 16) | u64::from(to.node.0) << 16;
+            put[1] = put[1] & !0xffff_ffff | u64::from(to.incarnation.0);
+            (put[4], put[5], put[6]) = (u64::from(to.number), to.offset, to.secret);
+        }))
     }
 
     /// The number of bytes that it moves.
     pub fn len(&self) -> u64 {
-        self.slots[usize::from(self.two)][3] & LEN_MASK
+        self.slots[usize::from(self.two)].words()[3] & LEN_MASK
     }
 
     /// Whether it moves nothing.
@@ -177,7 +178,7 @@ impl Descriptor {
     /// Encodes a descriptor for a message. A **request to send** is a packet or message with a direct put: its receiver
     /// [writes the storage location](Self::into_target) into it, and returns it by a [remote get](Self::remote_get).
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
-        let put = self.slots[usize::from(self.two)];
+        let put = *self.slots[usize::from(self.two)].words();
         let owner = u64::from(self.owner.node.0) | u64::from(self.owner.incarnation.0) << 32;
         let words = put.into_iter().chain([owner, self.source_secret, self.send_secret, MAGIC]);
         let mut bytes = [0; Self::BYTES];
@@ -190,9 +191,9 @@ impl Descriptor {
         let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * at + byte]));
         let owner = PeerId { node: NodeId(word(8) as u16), incarnation: Incarnation((word(8) >> 32) as u32) };
-        let slots = [std::array::from_fn(word), [0; 8]];
-        let put = Self { slots, two: false, owner, source_secret: word(9), send_secret: word(10) };
-        (word(11) == MAGIC && put.kind() == Some(Kind::DirectPut)).then_some(put)
+        let words: DescriptorWords = std::array::from_fn(word);
+        let is_put = Kind::from_repr(words[0] as u8) == Some(Kind::DirectPut) && SealedWords::are_free(&words);
+        (word(11) == MAGIC && is_put).then(|| Self::new(words, owner, word(9), word(10)))
     }
 
     fn of<T: Plain, A: Access>(kind: Kind, to: PeerId, source: Key<T, A>) -> Result<Self> {
@@ -206,24 +207,37 @@ impl Descriptor {
         words[2] = from.offset;
         words[3] = from.bytes;
         let source_secret = if A::WRITABLE { read_secret(from.secret) } else { from.secret };
-        let owner = (from.node, from.incarnation).into();
-        Ok(Self { slots: [words, [0; 8]], two: false, owner, source_secret, send_secret: 0 })
+        Ok(Self::new(words, (from.node, from.incarnation).into(), source_secret, 0))
+    }
+
+    fn new(words: DescriptorWords, owner: PeerId, source_secret: u64, send_secret: u64) -> Self {
+        let slots = [words, [0; 8]].map(SealedWords::new);
+        Self { slots, two: false, home: home_of(owner), owner, source_secret, send_secret }
+    }
+
+    fn edit(self, change: impl FnOnce(&mut [DescriptorWords; 2])) -> Self {
+        let mut slots = self.slots.map(|slot| *slot.words());
+        change(&mut slots);
+        Self { slots: slots.map(SealedWords::new), ..self }
     }
 
     fn kind(&self) -> Option<Kind> {
-        Kind::from_repr(self.slots[0][0] as u8)
+        Kind::from_repr(self.slots[0].words()[0] as u8)
     }
 
-    /// The node whose FIFO it is for: the owner of its source, or the node that injects a remote get.
+    /// Injects it into a FIFO. False if that is full.
     #[inline(always)]
-    pub(super) fn is_for(&self, me: PeerId) -> bool {
-        self.two || self.owner == me
+    pub(super) fn push_to(&self, fifo: &Fifo) -> bool {
+        if self.two { fifo.push(&self.slots) } else { fifo.push(std::slice::from_ref(&self.slots[0])) }
     }
+}
 
-    #[inline(always)]
-    pub(super) fn words(&self) -> &[DescriptorWords] {
-        &self.slots[..1 + usize::from(self.two)]
-    }
+/// Any node may inject it. No node has this home.
+pub(super) const ANYWHERE: u64 = u64::MAX;
+
+/// A node as one word.
+pub(super) fn home_of(node: PeerId) -> u64 {
+    u64::from(node.node.0) << 32 | u64::from(node.incarnation.0)
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"dmaput01");

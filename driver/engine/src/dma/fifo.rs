@@ -1,6 +1,6 @@
 //! Injection FIFOs of a program, and the builder of all FIFOs.
 
-use super::descriptor::{Descriptor, FifoKey};
+use super::descriptor::{ANYWHERE, Descriptor, FifoKey, home_of};
 use super::reception::ReceptionFifo;
 use super::service::Dma;
 use crate::error::{Error, KeyFault, Result};
@@ -19,6 +19,8 @@ use std::time::Instant;
 const OPERATION: &str = "wait for an injection FIFO";
 /// The most faults that are kept for a program.
 const FAULTS_MAX: usize = 64;
+/// No descriptor has this home.
+const NOWHERE: u64 = u64::MAX - 1;
 /// The numbers of reception FIFOs that a node chooses itself begin here.
 const CHOSEN: u16 = 0x8000;
 
@@ -102,7 +104,10 @@ impl FifoBuilder<InjectionFifo> {
                 .into(),
         })?;
         let me = (node.id(), node.incarnation()).into();
-        Ok(InjectionFifo { node, me, shared, _one_thread: PhantomData })
+        let fifo = shared.fifo.clone();
+        // Other nodes alone inject into a FIFO for peers.
+        let homes = if fifo.facts().injector == Injector::Program { [home_of(me), ANYWHERE] } else { [NOWHERE; 2] };
+        Ok(InjectionFifo { node, me, fifo, shared, homes, _one_thread: PhantomData })
     }
 }
 
@@ -145,7 +150,10 @@ impl FifoBuilder<ReceptionFifo> {
 pub struct InjectionFifo {
     node: Node,
     me: PeerId,
+    fifo: Arc<Fifo>,
     shared: Arc<Injection>,
+    /// The homes of descriptors that may be injected.
+    homes: [u64; 2],
     _one_thread: PhantomData<Cell<()>>,
 }
 
@@ -169,10 +177,10 @@ impl InjectionFifo {
     #[inline]
     pub fn inject(&self, descriptor: &Descriptor) -> Result<bool> {
         self.node.shared().usable()?;
-        if !descriptor.is_for(self.me) || self.shared.fifo.facts().injector != Injector::Program {
+        if descriptor.home != self.homes[0] && descriptor.home != self.homes[1] {
             return Err(self.refused(descriptor));
         }
-        if !self.shared.fifo.push(descriptor.words()) {
+        if !descriptor.push_to(&self.fifo) {
             return Ok(false);
         }
         self.node.shared().injected(Dma::CLASS);

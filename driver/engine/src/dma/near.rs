@@ -50,6 +50,11 @@ impl Lately {
         self.peer.take_if(|region| !region.is_live());
     }
 
+    /// Whether the region that was used last belongs to this peer, which so shares memory with this node.
+    pub fn has(&self, peer: PeerId) -> bool {
+        self.peer.as_ref().is_some_and(|region| (region.node(), region.incarnation()) == (peer.node, peer.incarnation))
+    }
+
     /// As [`Span::own`], without a secret.
     pub fn own(&mut self, regions: &RegionTable, number: u32, at: u64, len: u64) -> Result<Span, Status> {
         if let Some((own, memory)) = &self.own

@@ -15,6 +15,8 @@ use std::sync::Arc;
 
 /// The most bytes that are copied at once.
 const CHUNK: u64 = 64 << 10;
+/// Shorter copies are not recorded for `doorbell autopsy`.
+const RECORDED: u64 = 4 << 10;
 /// Words before the bytes of a packet for a reception FIFO, and of a part of a put.
 pub const PACKET_WORDS: usize = 5;
 pub const PUT_WORDS: usize = 4;
@@ -138,7 +140,7 @@ impl Running {
             let (number, offset, secret) = self.task.target;
             if to == core.me {
                 self.target = Some(Span::own(&core.regions, number, offset, self.task.len, Some((secret, true)))?);
-            } else if out.is_live(to) && out.inbox(to).is_none() {
+            } else if !core.lately.has(to) && out.is_live(to) && out.inbox(to).is_none() {
                 self.far = true;
             } else {
                 let (node, incarnation, bytes) = (to.node, to.incarnation, self.task.len);
@@ -308,6 +310,10 @@ impl Core {
     }
 
     fn note(&self, kind: RecordKind, peer: PeerId, name: Name, at: u64, bytes: u64) {
+        // A record takes longer than a short copy.
+        if bytes < RECORDED {
+            return;
+        }
         let record = Record::new(kind).peer(peer.node).transfer(u64::from(name.fifo) << 40 | name.position);
         self.monitor.record(&record.at(at).bytes(bytes));
     }

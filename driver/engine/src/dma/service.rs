@@ -10,7 +10,7 @@ use crate::board::CounterKey;
 use crate::drive::install::Install;
 use crate::message::service::{Class, CloseReason, Gone, Outbox, PeerId, Pushed, Service, Wants};
 use doorbell_fabric::{PacketKind, Payload, Priority, Verdict};
-use doorbell_shm::board::{DescriptorWords, FIFO_SLOTS, Fifo, FifoFacts, Injector, Metric, Metrics, Next};
+use doorbell_shm::board::{DescriptorWords, FIFO_SLOTS, Fifo, FifoFacts, Injector, Metric, Metrics, Next, SealedWords};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -223,7 +223,7 @@ impl Dma {
                         return Verdict::Refused;
                     }
                     let position = open.shared.fifo.next_position();
-                    if !open.shared.fifo.push(&[slot]) {
+                    if !open.shared.fifo.push(&[SealedWords::new(slot)]) {
                         return Verdict::Refused;
                     }
                     open.origins.push_back((position, from, name));
@@ -240,7 +240,7 @@ impl Dma {
     /// Checks that the sender of a remote get has the keys of its source and of its send counter.
     fn check_get(&self, slot: &mut DescriptorWords, source: u64, send: u64) -> Result<(), Status> {
         let task = super::descriptor::Task::decode(slot)?;
-        if task.kind != Kind::DirectPut {
+        if task.kind != Kind::DirectPut || !SealedWords::are_free(slot) {
             return Err(Status::Malformed);
         }
         let (number, at) = task.source;

@@ -232,7 +232,7 @@ impl Outgoing {
             out: out.clone(),
             route,
             partner,
-            fifo_slot: self.monitor.fifos[1 + out.priority.index()].inject(&words),
+            fifo_slot: self.monitor.fifos[1 + out.priority.index()].inject(words),
             put_slot: None,
             ticket,
             ends,

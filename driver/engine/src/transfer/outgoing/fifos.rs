@@ -24,10 +24,10 @@ impl Transfer {
         let to = (self.out.target, self.partner.incarnation()).into();
         let words = |kind| message_words(kind, to, self.ticket.word(), self.ends.len);
         if self.fifo_slot.is_none() {
-            self.fifo_slot = self.monitor.fifos[1 + self.out.priority.index()].inject(&words(Kind::Rts));
+            self.fifo_slot = self.monitor.fifos[1 + self.out.priority.index()].inject(words(Kind::Rts));
         }
         if self.put_slot.is_none() && self.has_put() {
-            self.put_slot = self.monitor.fifos[0].inject(&words(Kind::Rendezvous));
+            self.put_slot = self.monitor.fifos[0].inject(words(Kind::Rendezvous));
         }
     }
 
