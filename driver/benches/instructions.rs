@@ -123,10 +123,11 @@ fn run(path: &str) {
     let (to, from) = (a.peer(b.id()).unwrap(), b.peer(a.id()).unwrap());
     let region = b.region::<u64>(1).unwrap();
     let key = region.key();
-    let source = a.region::<u64>(1).unwrap();
-    // An open FIFO costs each turn of the engine a look.
-    let fifo = (path == "inject").then(|| InjectionFifo::builder(&a).open().unwrap());
-    let descriptor = Descriptor::put(source.key(), key).unwrap();
+    // An open FIFO costs each turn of the engine a look, and a region each search for one.
+    let injects = (path == "inject").then(|| {
+        let (fifo, source) = (InjectionFifo::builder(&a).open().unwrap(), a.region::<u64>(1).unwrap());
+        (fifo, Descriptor::put(source.key(), key).unwrap(), source)
+    });
     let (mut message, mut line) = ([1; BYTES], [1; LINE]);
     for _ in 0..COUNT / BURST {
         for _ in 0..BURST {
@@ -135,7 +136,7 @@ fn run(path: &str) {
                 "send_line" | "receive_line" => send_line(&to, &line),
                 "start_and_finish_send" => start_and_finish_send(&to, message),
                 "put" => put(&to, &[1], key),
-                "inject" => inject(fifo.as_ref().unwrap(), &descriptor),
+                "inject" => injects.iter().for_each(|(fifo, put, _)| inject(fifo, put)),
                 "send_8_by_policy" => send_8_by_policy(&to, &message),
                 "send_8_by_thresholds" => send_8_by_thresholds(&to, &message),
                 _ => send_message(&to, &message),
