@@ -2,7 +2,7 @@
 
 use doorbell_fabric::{Incarnation, Link, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Role, Sink, Verdict};
 use doorbell_udp::fabric::{About, BytesIn, Change, UdpError, UdpFabric, UdpLink, UdpOptions, ask};
-use doorbell_udp::port::Port;
+use doorbell_udp::port::{Kind, Port};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,6 +21,14 @@ fn about(label: &str) -> About {
 fn open(node: u16, options: &UdpOptions) -> (UdpFabric, Box<dyn Port>) {
     let me = (NodeId(node), Incarnation(u32::from(node) + 100));
     UdpFabric::open("meet", me, about("a node"), 8, options, soon()).unwrap()
+}
+
+/// Runs a test with the options of each kind of port.
+fn with_each(test: impl Fn(&dyn Fn() -> UdpOptions)) {
+    for port in [Kind::Uring, Kind::Calls, Kind::Plain] {
+        eprintln!("with {port}");
+        test(&|| UdpOptions { port, ..UdpOptions::default() });
+    }
 }
 
 /// Counts what comes.
@@ -88,9 +96,10 @@ impl Driven {
 
 #[test]
 fn who_leaves_is_heard_out_and_known_to_have_left() {
-    let home = Driven::start(open(0, &UdpOptions { listen: vec![LOCAL.into()], ..UdpOptions::default() }).0);
+    with_each(|options| {
+    let home = Driven::start(open(0, &UdpOptions { listen: vec![LOCAL.into()], ..options() }).0);
     let began = Instant::now();
-    let (mut guest, _port) = open(1, &UdpOptions { connect: vec![home.address()], ..UdpOptions::default() });
+    let (mut guest, _port) = open(1, &UdpOptions { connect: vec![home.address()], ..options() });
     while let Some(Change::Met(node, _)) = guest.next_change() {
         guest.accept(node);
     }
@@ -106,12 +115,14 @@ fn who_leaves_is_heard_out_and_known_to_have_left() {
     let (changes, count) = home.end();
     let (node, life) = (NodeId(1), Incarnation(101));
     assert_eq!((changes, count), (vec![Change::Met(node, life), Change::Left(node, life)], 20));
+    });
 }
 
 #[test]
 fn a_busy_path_gets_a_socket_of_its_own_and_nothing_is_lost_by_that() {
-    let home = Driven::start(open(0, &UdpOptions { listen: vec![LOCAL.into()], ..UdpOptions::default() }).0);
-    let (mut guest, port) = open(1, &UdpOptions { connect: vec![home.address()], ..UdpOptions::default() });
+    with_each(|options| {
+    let home = Driven::start(open(0, &UdpOptions { listen: vec![LOCAL.into()], ..options() }).0);
+    let (mut guest, port) = open(1, &UdpOptions { connect: vec![home.address()], ..options() });
     while let Some(Change::Met(node, _)) = guest.next_change() {
         guest.accept(node);
     }
@@ -129,12 +140,14 @@ fn a_busy_path_gets_a_socket_of_its_own_and_nothing_is_lost_by_that() {
     }
     guest.lock().unwrap().shut(soon());
     assert_eq!(home.end().1, sent);
+    });
 }
 
 #[test]
 fn ids_are_given_to_guests_and_all_meet_all() {
-    let home = Driven::start(open(0, &UdpOptions { listen: vec![LOCAL.into()], ..UdpOptions::default() }).0);
-    let options = UdpOptions { connect: vec![home.address()], ..UdpOptions::default() };
+    with_each(|options| {
+    let home = Driven::start(open(0, &UdpOptions { listen: vec![LOCAL.into()], ..options() }).0);
+    let options = UdpOptions { connect: vec![home.address()], ..options() };
     let mut others = Vec::new();
     for expected in 1..4 {
         let grant = ask("meet", &about("a guest"), &[], &options, soon()).unwrap();
@@ -150,12 +163,14 @@ fn ids_are_given_to_guests_and_all_meet_all() {
     for (changes, _) in others.into_iter().map(Driven::end).collect::<Vec<_>>() {
         assert_eq!(changes.into_iter().filter(|change| matches!(change, Change::Met(..))).count(), 3);
     }
+    });
 }
 
 #[test]
 fn who_is_beside_outlives_silence_and_is_dropped_without_a_word() {
+    with_each(|options| {
     let dead_after = Duration::from_millis(50);
-    let options = UdpOptions { listen: vec![LOCAL.into()], dead_after, ..UdpOptions::default() };
+    let options = UdpOptions { listen: vec![LOCAL.into()], dead_after, ..options() };
     let (mut home, _port) = open(0, &options);
     let joined = UdpOptions { connect: vec![home.address()], ..options };
     let joining = std::thread::spawn(move || open(1, &joined));
@@ -209,12 +224,14 @@ fn who_is_beside_outlives_silence_and_is_dropped_without_a_word() {
         home.poll(&mut there, 64);
     }
     assert_eq!((there.0, home.next_change()), (3, None));
+    });
 }
 
 #[test]
 fn nodes_with_several_links_have_a_session_for_each() {
+    with_each(|options| {
     for (home_is_beside, links) in [(false, 2), (true, 3)] {
-        let options = UdpOptions { listen: vec![LOCAL.into(); links], ..UdpOptions::default() };
+        let options = UdpOptions { listen: vec![LOCAL.into(); links], ..options() };
         let meet = |fabric: &mut UdpFabric| {
             while let Some(Change::Met(node, _)) = fabric.next_change() {
                 if home_is_beside { fabric.beside(node) } else { fabric.accept(node) }
@@ -279,6 +296,7 @@ fn nodes_with_several_links_have_a_session_for_each() {
         }
         assert_eq!((changes, counted.0), (vec![Change::Left(here.0, here.1)], links * 21));
     }
+    });
 }
 
 struct Nowhere;
@@ -304,9 +322,10 @@ impl Sink for Frail {
 
 #[test]
 fn a_reader_that_panics_loses_nothing() {
-    let (mut home, _port) = open(0, &UdpOptions { listen: vec![LOCAL.into()], ..UdpOptions::default() });
+    with_each(|options| {
+    let (mut home, _port) = open(0, &UdpOptions { listen: vec![LOCAL.into()], ..options() });
     let address = home.address();
-    let joining = std::thread::spawn(move || open(1, &UdpOptions { connect: vec![address], ..UdpOptions::default() }));
+    let joining = { let joined = UdpOptions { connect: vec![address], ..options() }; std::thread::spawn(move || open(1, &joined)) };
     let accept = |fabric: &mut UdpFabric| {
         while let Some(Change::Met(node, _)) = fabric.next_change() {
             fabric.accept(node);
@@ -340,23 +359,26 @@ fn a_reader_that_panics_loses_nothing() {
         guest.lock().unwrap().poll(&mut Count::default(), 64);
         home.poll(&mut sink, 64);
     }
+    });
 }
 
 #[test]
 fn a_guest_turns_a_stranger_away_and_goes_on_waiting_for_the_node_it_asked() {
+    with_each(|options| {
     let asked = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = asked.local_addr().unwrap();
+    let asking = UdpOptions { listen: vec![LOCAL.into()], connect: vec![address], ..options() };
     let guest = std::thread::spawn(move || {
-        let options = UdpOptions { listen: vec![LOCAL.into()], connect: vec![address], ..UdpOptions::default() };
-        ask("meet", &about("a guest"), &[], &options, Instant::now() + Duration::from_secs(3))
+        ask("meet", &about("a guest"), &[], &asking, Instant::now() + Duration::from_secs(3))
     });
     let (_, port) = asked.recv_from(&mut [0; 2000]).unwrap();
-    let options = UdpOptions { listen: vec![LOCAL.into()], connect: vec![port], ..UdpOptions::default() };
+    let options = UdpOptions { listen: vec![LOCAL.into()], connect: vec![port], ..options() };
     let me = (NodeId(5), Incarnation(105));
     let refused = UdpFabric::open("meet", me, about("a stranger"), 8, &options, soon()).map(|_| ());
     assert!(matches!(refused, Err(UdpError::Ended { .. })), "{refused:?}");
     let result = guest.join().unwrap();
     assert!(matches!(result, Err(UdpError::NoAnswer { .. })), "{result:?}");
+    });
 }
 
 #[test]
