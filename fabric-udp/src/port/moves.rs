@@ -147,7 +147,11 @@ impl Moves {
         if !self.own.is_own() {
             return None;
         }
-        if look.is_series { self.receive_series(socket, look.peer, each) } else { self.receive_one(socket, look.peer, place, each) }
+        if look.is_series {
+            self.receive_series(socket, look.peer, each)
+        } else {
+            self.receive_one(socket, look.peer, place, each)
+        }
     }
 
     fn receive_one(

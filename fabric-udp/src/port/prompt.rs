@@ -28,8 +28,7 @@ impl Prompt {
         builder.setup_clamp().setup_cqsize(4 * ENTRIES as u32).dontfork();
         let ring = builder.build(ENTRIES as u32).map_err(UringError::of)?;
         // SAFETY: caller.
-        unsafe { ring.submitter().register_buf_ring_with_flags(address, buffers, group, 0) }
-            .map_err(|_| UringError::TooOld)?;
+        unsafe { ring.submitter().register_buf_ring_with_flags(address, buffers, group, 0) }.map_err(|_| UringError::TooOld)?;
         Ok(Self(Some(ring)))
     }
 
