@@ -92,6 +92,44 @@ fn where_io_uring_is_forbidden_plain_calls_take_its_place() {
 }
 
 #[test]
+fn where_io_uring_lacks_something_plain_calls_take_its_place() {
+    apart(|| {
+        forbid(libc::SYS_io_uring_register, libc::EINVAL);
+        for kind in [Kind::Auto, Kind::Calls] {
+            assert_eq!(open(&loopback(kind)).unwrap().kind(), Kind::Plain);
+            assert_eq!(kind.here(), Kind::Plain);
+        }
+        let error = open(&loopback(Kind::Uring)).err().unwrap();
+        assert!(matches!(error, OpenError::Uring(UringError::TooOld)), "{error:?}");
+    });
+}
+
+#[test]
+fn where_io_uring_is_served_no_longer_calls_take_its_place() {
+    apart(|| {
+        let port = open(&loopback(Kind::Uring)).unwrap();
+        let (direct, mut room) = (port.direct(), Room::default());
+        let mut exchange = |bytes: &mut [u8]| {
+            let len = bytes.len();
+            assert_eq!(direct.send(&Run { peer: direct.local(), bytes, segment: 1000 }), Sent::Sent);
+            let mut came = 0;
+            while came < len {
+                direct.receive(&mut room, 64, &mut |run: Run<'_>| came += run.bytes.len()).unwrap();
+            }
+        };
+        exchange(&mut [1; 100_000]);
+        let before = direct.statistics();
+        assert_eq!((before.sent.calls, before.received.calls), (0, 0));
+        forbid(libc::SYS_io_uring_enter, libc::EPERM);
+        exchange(&mut [2; 100_000]);
+        exchange(&mut [3; 10]);
+        let after = direct.statistics();
+        assert!(after.sent.calls > 0 && after.received.calls > 0, "{after:?}");
+        assert_eq!((after.sent.enters, after.received.enters), (before.sent.enters, before.received.enters));
+    });
+}
+
+#[test]
 fn where_there_is_io_uring_nothing_is_said() {
     apart(|| {
         let warnings = Warnings::default();
