@@ -75,7 +75,7 @@ impl Moves {
     pub fn new() -> Result<Self, UringError> {
         let shelf = Shelf::new().map_err(|source| UringError::System { attempt: "map buffers", source })?;
         // SAFETY: the shelf is dropped after the ring.
-        let ring = unsafe { Prompt::new(shelf.ring(), BUFFERS, GROUP)? };
+        let ring = unsafe { Prompt::new(&shelf, GROUP)? };
         let own = shelf.own();
         Ok(Self { ring: Mutex::new(ring), shelf: Mutex::new(shelf), own })
     }
@@ -209,7 +209,8 @@ impl Moves {
         };
         let mut shelf = lock(&self.shelf);
         let mut filled = [(0, 0); SERIES];
-        let (mut count, mut end) = (0, Ok(0));
+        // An empty datagram that is not described comes without a buffer, and ends the request.
+        let (mut count, mut end, mut is_empty) = (0, Ok(()), false);
         let mut note = |completion: &cqueue::Entry| {
             let result = outcome(completion.result());
             match (cqueue::buffer_select(completion.flags()), &result) {
@@ -217,7 +218,7 @@ impl Moves {
                     filled[count] = (buffer, *bytes);
                     count += 1;
                 }
-                _ => end = result,
+                _ => end = result.map(|_| is_empty = true),
             }
         };
         // SAFETY: the header outlives the call; the kernel writes to buffers that are in the ring of buffers.
@@ -238,11 +239,14 @@ impl Moves {
             }
             filled.give_back();
         }
-        let end = match end {
-            // All buffers were used, or an empty datagram ended it.
-            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) && count > 0 => Ok(()),
-            end => end.map(drop),
-        };
+        if is_empty {
+            each(Arrival { peer, bytes: 0, remarks: Remarks::default(), truncated: false }, &mut []);
+            count += 1;
+        }
+        // All buffers were used.
+        if count > 0 && end.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENOBUFS)) {
+            end = Ok(());
+        }
         Some(Moved { count, end, enters })
     }
 }
@@ -291,4 +295,41 @@ fn header_of((label, pieces): &Message<'_>) -> libc::msghdr {
 
 fn send_message(socket: BorrowedFd<'_>, header: &libc::msghdr) -> squeue::Entry {
     opcode::SendMsg::new(Fd(socket.as_raw_fd()), header).flags(NOW).build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::calls::place;
+    use super::*;
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_series_from_the_only_sender_arrives_with_its_empty_datagrams() {
+        let [from, to] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+        from.connect(to.local_addr().unwrap()).unwrap();
+        to.connect(from.local_addr().unwrap()).unwrap();
+        let (moves, mut place) = (Moves::new().unwrap(), place());
+        let peer = Some(from.local_addr().unwrap());
+        for lengths in [&[5, 0, 7, 0, 0, 1][..], &[1; 3 * SERIES + 1], &[9000; SERIES]] {
+            for (at, len) in lengths.iter().enumerate() {
+                from.send(&vec![at as u8; *len]).unwrap();
+            }
+            // The first one is received alone.
+            let (mut found, mut is_series) = (Vec::new(), false);
+            while found.len() < lengths.len() {
+                let each = &mut |arrival: Arrival, bytes: &mut [u8]| {
+                    assert_eq!((arrival.peer, arrival.bytes, arrival.truncated), (peer, bytes.len(), false));
+                    found.push(bytes.to_vec());
+                };
+                let moved = moves.receive(to.as_fd(), Look { peer, is_series }, &mut place, each).unwrap();
+                assert!(moved.count > 0, "{:?}", moved.end);
+                is_series = true;
+            }
+            let sent: Vec<_> = lengths.iter().enumerate().map(|(at, len)| vec![at as u8; *len]).collect();
+            assert!(found == sent, "{:?}", found.iter().map(Vec::len).collect::<Vec<_>>());
+            let none = moves.receive(to.as_fd(), Look { peer, is_series }, &mut place, &mut |_, _| ()).unwrap();
+            assert_eq!((none.count, none.end.unwrap_err().kind()), (0, io::ErrorKind::WouldBlock));
+        }
+    }
 }

@@ -1,9 +1,12 @@
 //! A ring for requests that never wait.
 
+use super::shelf::{BUFFERS, Own, Shelf};
 use super::uring::UringError;
 use io_uring::types::CancelBuilder;
 use io_uring::{IoUring, cqueue, opcode, squeue};
 use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// The most requests at once.
@@ -16,20 +19,32 @@ const END_MOST: Duration = Duration::from_secs(1);
 const CANCEL: u64 = u64::MAX;
 
 /// The ring; none after the kernel has refused to serve it.
-pub struct Prompt(Option<IoUring>);
+pub struct Prompt(Option<IoUring>, Own);
+
+impl Drop for Prompt {
+    fn drop(&mut self) {
+        if let Some(ring) = self.0.take_if(|_| !self.1.is_own()) {
+            // A forked child has no mappings of the ring, and may have others in their place. So only the descriptor is closed.
+            let descriptor = ManuallyDrop::new(ring).as_raw_fd();
+            // SAFETY: the ring, which owned it, is never dropped.
+            drop(unsafe { OwnedFd::from_raw_fd(descriptor) });
+        }
+    }
+}
 
 impl Prompt {
-    /// A ring, whose requests may receive into a ring of `buffers` at an address.
+    /// A ring, whose requests may receive into the buffers of a shelf, by the number of their group.
     ///
     /// # Safety
-    /// The buffers and their ring live longer than this.
-    pub unsafe fn new(address: u64, buffers: u16, group: u16) -> Result<Self, UringError> {
+    /// The shelf lives longer than this.
+    pub unsafe fn new(shelf: &Shelf, group: u16) -> Result<Self, UringError> {
         let mut builder = IoUring::builder();
         builder.setup_clamp().setup_cqsize(4 * ENTRIES as u32).dontfork();
         let ring = builder.build(ENTRIES as u32).map_err(UringError::of)?;
         // SAFETY: caller.
-        unsafe { ring.submitter().register_buf_ring_with_flags(address, buffers, group, 0) }.map_err(|_| UringError::TooOld)?;
-        Ok(Self(Some(ring)))
+        unsafe { ring.submitter().register_buf_ring_with_flags(shelf.ring(), BUFFERS, group, 0) }
+            .map_err(|_| UringError::TooOld)?;
+        Ok(Self(Some(ring), shelf.own()))
     }
 
     /// Performs up to [`ENTRIES`] requests, passes each completion to `each`, and returns how often it entered the kernel. None if

@@ -4,6 +4,7 @@ mod parking;
 
 use doorbell_udp::Run;
 use doorbell_udp::port::{Kind, OpenError, Options, Park, Port, Room, Sent, Statistics, Traffic, TroubleKind, Woken, open};
+use std::cell::Cell;
 use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -341,16 +342,43 @@ fn each_kind_moves_datagrams_in_its_own_way_alone() {
 }
 
 #[test]
+fn empty_datagrams_are_runs_too() {
+    with_each(|open| {
+        for gather in [true, false] {
+            let (mut from, mut to) = (open(loopback()), open(Options { gather, ..loopback() }));
+            let peer = local(&*to);
+            to.direct().connect(local(&*from)).unwrap();
+            let mut room = Room::default();
+            let twin = to.direct().twin().unwrap().clone();
+            for _ in 0..2 {
+                for len in [3, 0, 0, 5, 0, 7, 0] {
+                    assert_eq!(from.direct().send(&run(peer, &mut pattern(len, 1), 10)), Sent::Sent);
+                }
+                let mut lengths = Vec::new();
+                for _ in 0..20 {
+                    twin.receive(&mut room, 16, &mut |run: Run<'_>| lengths.push((run.peer, run.bytes.len()))).unwrap();
+                }
+                assert!(lengths.iter().all(|(peer, _)| *peer == local(&*from)));
+                assert_eq!(lengths.iter().map(|(_, len)| *len).collect::<Vec<_>>(), [3, 0, 0, 5, 0, 7, 0]);
+            }
+            drain(&mut *to);
+            drain(&mut *from);
+        }
+    });
+}
+
+#[test]
 fn a_forked_child_sends_by_calls_and_leaves_the_ring_alone() {
     with_each(|open| {
         let (from, mut to) = (open(loopback()), open(loopback()));
-        let peer = local(&*to);
+        let (peer, fore) = (local(&*to), Cell::new(Some(open(loopback()))));
         let send = |byte: u8| from.direct().send(&run(peer, &mut [byte; 10], 10)) == Sent::Sent;
         assert!(send(1));
-        // SAFETY: the child sends a datagram and ends at once; it takes no memory from the heap.
+        // SAFETY: the child sends a datagram, closes a port and ends at once; it takes no memory from the heap.
         match unsafe { libc::fork() } {
             0 => {
                 let sent = send(2);
+                drop(fore.take());
                 // SAFETY: ends the child without anything else.
                 unsafe { libc::_exit(i32::from(!sent)) }
             }
@@ -362,6 +390,9 @@ fn a_forked_child_sends_by_calls_and_leaves_the_ring_alone() {
             }
         }
         assert!(send(3));
+        let mut fore = fore.take().unwrap();
+        assert_eq!(fore.direct().send(&run(local(&*fore), &mut [4; 10], 10)), Sent::Sent);
+        assert_eq!(gather(&mut *fore, 1).len(), 1);
         assert!(gather(&mut *to, 3).iter().map(|(_, bytes)| bytes[0]).eq([1, 2, 3]));
     });
 }

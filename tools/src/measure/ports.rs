@@ -36,7 +36,7 @@ const WINDOW: usize = 8;
 /// Sections of a stream.
 const SECTIONS: usize = 5;
 
-/// What is measured of each size and way.
+/// A figure of each size and way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     /// Half a round trip.
