@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const ROUNDS: usize = 20_000;
 /// Times that floor and port are measured one after the other, as a machine is faster now and slower then.
 const PAIRS: usize = 15;
+/// The ways in which datagrams move.
+const MOVES: [&str; 2] = ["calls", "uring"];
 const PARKED_ROUNDS: usize = 4_000;
 const STREAM: Duration = Duration::from_millis(700);
 /// Below every datagram that is part of a measurement.
@@ -31,17 +33,21 @@ fn main() {
     pin(0);
     let clock = Clock::calibrate();
     for bytes in [8, 64, 1400].into_iter().filter(|_| wanted("hot")) {
-        let one = |_| {
+        let mut ratios = MOVES.map(|_| Vec::new());
+        for _ in 0..PAIRS {
             let floor = floor_latency(clock, bytes);
-            latency(clock, "plain", "hot", bytes) / floor
-        };
-        let mut ratios: Vec<_> = (0..PAIRS).map(one).collect();
-        ratios.sort_by(f64::total_cmp);
-        row("rtt hot: median", bytes, ratios[PAIRS / 2], "of the floor");
+            for (kind, ratios) in MOVES.into_iter().zip(&mut ratios) {
+                ratios.push(latency(clock, kind, "hot", bytes) / floor);
+            }
+        }
+        for (kind, mut ratios) in MOVES.into_iter().zip(ratios) {
+            ratios.sort_by(f64::total_cmp);
+            row(&format!("rtt hot {kind}: median"), bytes, ratios[PAIRS / 2], "of the floor");
+        }
     }
     for round in 0..3 {
         println!("# round {round}");
-        for kind in ["plain", "io_uring"].into_iter().filter(|_| wanted("parked")) {
+        for kind in ["plain", "calls", "uring"].into_iter().filter(|_| wanted("parked")) {
             latency(clock, kind, "parked", 8);
         }
         for (bytes, way, many) in
@@ -50,7 +56,7 @@ fn main() {
                 .filter(|_| wanted("stream"))
         {
             floor_stream(bytes, way);
-            stream(bytes, many);
+            MOVES.into_iter().for_each(|kind| stream(bytes, many, kind));
         }
     }
 }
@@ -127,9 +133,9 @@ fn latency(clock: Clock, kind: &str, gear: &str, bytes: usize) -> f64 {
     median
 }
 
-fn stream(bytes: usize, many: usize) {
-    let (mut child, mut said, peer) = other(&["stream", "plain", "hot"]);
-    let port = port("plain");
+fn stream(bytes: usize, many: usize, kind: &str) {
+    let (mut child, mut said, peer) = other(&["stream", kind, "hot"]);
+    let port = port(kind);
     let mut messages = vec![vec![1; bytes * many]; if many == 1 && bytes < 60_000 { 16 } else { 1 }];
     let end = Instant::now() + STREAM;
     let runs: Vec<_> = messages.iter_mut().map(|message| Run { peer, bytes: message, segment: bytes }).collect();
@@ -147,10 +153,11 @@ fn stream(bytes: usize, many: usize) {
     said.read_line(&mut line).unwrap();
     child.wait().unwrap();
     let figures: Vec<f64> = line.split_whitespace().map(|word| word.parse().unwrap()).collect();
-    row("stream hot", bytes, figures[0] / figures[1], "GB/s");
-    row("stream hot", bytes, figures[0] / bytes as f64 / figures[1] * 1e3, "M/s");
-    row("stream hot", bytes, 100.0 * (1.0 - figures[0] / sent.bytes as f64), "% lost");
-    row("stream hot", bytes, figures[2], "overflowed");
+    let what = format!("stream hot {kind}");
+    row(&what, bytes, figures[0] / figures[1], "GB/s");
+    row(&what, bytes, figures[0] / bytes as f64 / figures[1] * 1e3, "M/s");
+    row(&what, bytes, 100.0 * (1.0 - figures[0] / sent.bytes as f64), "% lost");
+    row(&what, bytes, figures[2], "overflowed");
 }
 
 fn answer(words: &[String]) {

@@ -3,7 +3,7 @@
 use aws_lc_rs::hmac;
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Sink, Verdict};
 use doorbell_udp::Run;
-use doorbell_udp::port::{Options, Port, Room, Sent, open};
+use doorbell_udp::port::{Kind, Options, Port, Room, Sent, open};
 use doorbell_udp::protocol::{
     Config, DomainKey, Endpoint, Event, LinkId, Path, Receive, SessionId, Target, Time, TransferId, Transmit,
 };
@@ -85,8 +85,8 @@ fn seed(node: u16) -> [u8; 32] {
 }
 
 impl Node {
-    fn new(node: u16, key: Option<DomainKey>, began: Instant) -> Self {
-        let port = open(&Options::new((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
+    fn new(node: u16, key: Option<DomainKey>, kind: Kind, began: Instant) -> Self {
+        let port = open(&Options { kind, ..Options::new((Ipv4Addr::LOCALHOST, 0).into()) }).unwrap();
         let endpoint = Endpoint::new(config(node, key), seed(node)).unwrap();
         Self {
             endpoint,
@@ -198,10 +198,10 @@ fn strangers(random: &mut Random, hello: &[u8], what: u64) -> (Vec<u8>, usize) {
     (bytes, segment)
 }
 
-fn flood(key: Option<DomainKey>) {
+fn flood(key: Option<DomainKey>, kind: Kind) {
     let began = Instant::now();
     let soon = |what: &str| assert!(began.elapsed() < LONGEST, "{what} takes too long");
-    let mut nodes = [0, 1].map(|node| Node::new(node, key.clone(), began));
+    let mut nodes = [0, 1].map(|node| Node::new(node, key.clone(), kind, began));
     let target = nodes[0].address();
     let path = Path { link: LinkId(0), peer: target };
     nodes[1].endpoint.connect(Time::from_nanos(1), Target { path, node: None }).unwrap();
@@ -253,6 +253,6 @@ fn flood(key: Option<DomainKey>) {
 // One after the other: both measure the memory of this process.
 #[test]
 fn a_flood_leaves_memory_and_sessions_as_they_are() {
-    flood(None);
-    flood(Some(DomainKey([8; 32])));
+    flood(None, Kind::Calls);
+    flood(Some(DomainKey([8; 32])), Kind::Uring);
 }

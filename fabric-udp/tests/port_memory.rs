@@ -49,7 +49,7 @@ fn exchange(from: &dyn Port, to: &mut dyn Port, room: &mut Room) {
 
 #[test]
 fn nothing_is_allocated_once_it_runs() {
-    for kind in [Kind::Uring, Kind::Plain] {
+    for kind in [Kind::Uring, Kind::Calls, Kind::Plain] {
         let port = || open(&Options { kind, ..Options::new("0.0.0.0:0".parse().unwrap()) }).unwrap();
         let to = port();
         let address = to.direct().local().port();

@@ -92,11 +92,49 @@ fn where_io_uring_is_forbidden_plain_calls_take_its_place() {
 }
 
 #[test]
+fn where_io_uring_lacks_something_plain_calls_take_its_place() {
+    apart(|| {
+        forbid(libc::SYS_io_uring_register, libc::EINVAL);
+        for kind in [Kind::Auto, Kind::Calls] {
+            assert_eq!(open(&loopback(kind)).unwrap().kind(), Kind::Plain);
+            assert_eq!(kind.here(), Kind::Plain);
+        }
+        let error = open(&loopback(Kind::Uring)).err().unwrap();
+        assert!(matches!(error, OpenError::Uring(UringError::TooOld)), "{error:?}");
+    });
+}
+
+#[test]
+fn where_io_uring_is_served_no_longer_calls_take_its_place() {
+    apart(|| {
+        let port = open(&loopback(Kind::Uring)).unwrap();
+        let (direct, mut room) = (port.direct(), Room::default());
+        let mut exchange = |bytes: &mut [u8]| {
+            let len = bytes.len();
+            assert_eq!(direct.send(&Run { peer: direct.local(), bytes, segment: 1000 }), Sent::Sent);
+            let mut came = 0;
+            while came < len {
+                direct.receive(&mut room, 64, &mut |run: Run<'_>| came += run.bytes.len()).unwrap();
+            }
+        };
+        exchange(&mut [1; 100_000]);
+        let before = direct.statistics();
+        assert_eq!((before.sent.calls, before.received.calls), (0, 0));
+        forbid(libc::SYS_io_uring_enter, libc::EPERM);
+        exchange(&mut [2; 100_000]);
+        exchange(&mut [3; 10]);
+        let after = direct.statistics();
+        assert!(after.sent.calls > 0 && after.received.calls > 0, "{after:?}");
+        assert_eq!((after.sent.enters, after.received.enters), (before.sent.enters, before.received.enters));
+    });
+}
+
+#[test]
 fn where_there_is_io_uring_nothing_is_said() {
     apart(|| {
         let warnings = Warnings::default();
         let port = tracing::subscriber::with_default(warnings.clone(), || open(&loopback(Kind::Auto)).unwrap());
-        assert_eq!(warnings.0.lock().unwrap().is_empty(), port.kind() == Kind::Uring);
+        assert_eq!(warnings.0.lock().unwrap().is_empty(), port.kind() != Kind::Plain);
     });
 }
 
@@ -104,7 +142,7 @@ fn where_there_is_io_uring_nothing_is_said() {
 fn an_address_that_cannot_be_had_is_told_by_what_is_wrong() {
     let first = open(&loopback(Kind::Plain)).unwrap();
     let taken = first.direct().local();
-    for kind in [Kind::Auto, Kind::Plain] {
+    for kind in [Kind::Auto, Kind::Uring, Kind::Plain] {
         let error = open(&Options { address: taken, ..loopback(kind) }).err().unwrap();
         assert!(matches!(error, OpenError::AddressInUse { address } if address == taken), "{error:?}");
         assert!(error.to_string().contains(&taken.to_string()) && error.to_string().contains("in use"), "{error}");
@@ -185,7 +223,7 @@ impl Drop for Cable {
 fn an_interface_says_what_is_too_long_for_it() {
     let Some(cable) = Cable::new() else { return };
     apart(move || {
-        for kind in [Kind::Uring, Kind::Plain] {
+        for kind in [Kind::Uring, Kind::Calls, Kind::Plain] {
             let end = |end: usize| {
                 cable.enter(end);
                 open(&Options { kind, ..Options::new(format!("10.77.0.{}:0", end + 1).parse().unwrap()) }).unwrap()
@@ -222,7 +260,8 @@ fn an_interface_says_what_is_too_long_for_it() {
                 };
                 to.direct().receive(&mut room, 64, &mut each).unwrap();
             }
-            assert!(to.direct().statistics().received.calls < 31);
+            let received = to.direct().statistics().received;
+            assert!(received.calls + received.enters < 31, "{received:?}");
         }
     });
 }

@@ -19,6 +19,8 @@ pub enum Ground {
     Udp,
     /// The same, by a port of plain calls.
     UdpPlain,
+    /// The same, by a port whose datagrams move by io_uring.
+    UdpUring,
     /// The same, with a domain key.
     UdpKey,
     /// Nodes with even ids share memory, and so do those with odd ids. Between the two groups there is UDP.
@@ -99,7 +101,7 @@ impl World {
 
     /// Whether messages go by a network, all or some.
     pub fn is_networked(&self) -> bool {
-        matches!(self.ground, Ground::Udp | Ground::UdpPlain | Ground::UdpKey | Ground::Mixed | Ground::Lots)
+        matches!(self.ground, Ground::Udp | Ground::UdpPlain | Ground::UdpUring | Ground::UdpKey | Ground::Mixed | Ground::Lots)
     }
 
     /// Whether nodes 0 and 1 read loans of each other in place. Over a network a loan is copied.
@@ -131,6 +133,7 @@ impl World {
             Ground::Posix | Ground::Heap => builder,
             Ground::Udp => self.networked(builder.fabric(FabricKind::Udp), id),
             Ground::UdpPlain => self.networked(builder.fabric(FabricKind::Udp).udp_port(PortKind::Plain), id),
+            Ground::UdpUring => self.networked(builder.fabric(FabricKind::Udp).udp_port(PortKind::Uring), id),
             Ground::UdpKey => self.networked(builder.fabric(FabricKind::Udp).key([7; 32]), id),
             Ground::Mixed if id % 2 == 1 => self.networked(builder.space(self.across.clone()), id),
             Ground::Mixed => self.networked(builder, id),

@@ -28,7 +28,7 @@ pub const LISTEN: &str = "DOORBELL_LISTEN";
 pub const CONNECT: &str = "DOORBELL_CONNECT";
 /// UDP addresses of nodes that may be up.
 pub const SEEK: &str = "DOORBELL_SEEK";
-/// How to wait for datagrams.
+/// How to move datagrams.
 pub const PORT: &str = "DOORBELL_PORT";
 /// The file with the domain's key.
 pub const KEY_FILE: &str = "DOORBELL_KEY_FILE";

@@ -3,8 +3,8 @@
 use crate::exit::Failure;
 use crate::processes;
 use crate::text::{DIRECTORY, FormArgs, Style, bytes, counted};
-use doorbell::LaneGeometry;
 use doorbell::io::IoEngine;
+use doorbell::{LaneGeometry, PortKind};
 use doorbell_fabric::sync::Barriers;
 use doorbell_shm::layout::{LAYOUT_HASH, LAYOUT_VERSION, board_bytes, inbox_bytes};
 use doorbell_udp::port::Uring;
@@ -112,20 +112,24 @@ fn futex() -> Fact {
 fn io_uring() -> Fact {
     // A node on a network and an I/O node need different features of io_uring, and a kernel may have only one of them.
     let (port, files) = (Uring::check(), IoEngine::Uring.check());
+    let kind = PortKind::Auto.here();
+    let auto = format!("--port auto means {kind}");
     let text = match (&port, &files) {
         (Ok(()), Ok(())) => {
-            "works: a node waits by it for the network and its doorbell, and an I/O node reads and writes files by it".into()
+            format!(
+                "works: a node waits by it for the network and its doorbell, and an I/O node reads and writes files by it; {auto}"
+            )
         }
-        (Err(why), Ok(())) => format!("works for files only: {why}; {WITHOUT_PORT}"),
-        (Ok(()), Err(why)) => format!("works for the network only: {why}; {WITHOUT_FILES}"),
-        (Err(why), Err(_)) => format!("cannot be had: {why}; {WITHOUT_PORT}, and {WITHOUT_FILES}"),
+        (Err(why), Ok(())) => format!("works for files only: {why}; {WITHOUT_PORT}; {auto}"),
+        (Ok(()), Err(why)) => format!("works for the network only: {why}; {WITHOUT_FILES}; {auto}"),
+        (Err(why), Err(_)) => format!("cannot be had: {why}; {WITHOUT_PORT}, and {WITHOUT_FILES}; {auto}"),
     };
     let refused = port.as_ref().map_err(ToString::to_string).err().or(files.as_ref().map_err(ToString::to_string).err());
     (
         "io_uring",
         text,
         json!({
-            "io_uring_port": port.is_ok(), "io_uring_files": files.is_ok(), "io_uring_refused": refused,
+            "io_uring_port": port.is_ok(), "port_auto": kind.to_string(), "io_uring_files": files.is_ok(), "io_uring_refused": refused,
         }),
     )
 }

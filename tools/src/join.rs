@@ -5,6 +5,22 @@ use crate::exit::Failure;
 use doorbell::{Error, FabricKind, Node, NodeBuilder, PortKind, Role, UdpError};
 use std::path::PathBuf;
 
+/// The option of every command that may use a network.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PortArgs {
+    /// How to move datagrams: uring: by io_uring; calls: by plain calls of the socket; auto: as `doorbell info` says; plain: by plain calls,
+    /// and without io_uring to wait for them [env: DOORBELL_PORT=] [default: auto]
+    #[arg(long = "port", value_name = "HOW", help_heading = "Over the network")]
+    pub given: Option<PortKind>,
+}
+
+impl PortArgs {
+    /// The kind of port, from the command line, else from the environment.
+    pub fn kind(&self) -> Result<PortKind, Failure> {
+        chosen(self.given, PORT)
+    }
+}
+
 /// The fabrics by which a node reaches others.
 #[derive(Clone, Debug, clap::Args)]
 pub struct NetworkArgs {
@@ -17,9 +33,8 @@ pub struct NetworkArgs {
     /// The file with the key that all nodes share: 32 bytes, readable by this user alone [env: DOORBELL_KEY_FILE=]
     #[arg(long, value_name = "FILE", help_heading = "Over the network")]
     pub key_file: Option<PathBuf>,
-    /// How to wait for datagrams: auto, io_uring or plain. Plain calls send and receive them in any case [env: DOORBELL_PORT=] [default: auto]
-    #[arg(long, value_name = "HOW", help_heading = "Over the network")]
-    pub port: Option<PortKind>,
+    #[command(flatten)]
+    pub port: PortArgs,
     /// auto: shared memory if both nodes have it, otherwise the network; or shm or udp alone
     #[arg(long, value_name = "WHAT", help_heading = "Over the network", default_value = "auto")]
     pub fabric: FabricKind,
@@ -29,7 +44,7 @@ impl NetworkArgs {
     /// A builder of a node. `first` is the command that has to run first, at the address to connect to.
     pub fn builder(&self, domain: &Domain, role: Role, label: &str, first: &str) -> Result<NodeBuilder, Failure> {
         let mut builder = Node::builder(&domain.0).role(role).label(label).fabric(self.fabric);
-        builder = builder.udp_port(chosen(self.port, PORT)?);
+        builder = builder.udp_port(self.port.kind()?);
         if let Some(Address(at)) = self.listen {
             builder = builder.listen(at);
         }

@@ -116,19 +116,21 @@ const SHORT: [&str; 4] = ["--iterations", "100", "--format", "json"];
 #[test]
 fn two_processes_of_a_machine_are_measured_over_udp() {
     let _turn = turn();
-    let ways: [(&[&str], &str); 7] = [
+    let ways: [(&[&str], &str); 8] = [
         (&["latency", "--sizes", "0,8,5000,200kB", "--floor"], "floor_p50_ns"),
         (&["latency", "--sizes", "8", "--with-key", "--wait", "park"], "p50_ns"),
         (&["latency", "--sizes", "8", "--port", "plain", "--pairs", "2", "--shared"], "p50_ns"),
         (&["rate", "--sizes", "8", "--floor", "--with-key", "--port", "plain"], "floor_messages_per_s"),
         (&["rate", "--progress", "inline"], "messages_per_s"),
+        (&["bandwidth", "--sizes", "8,300kB", "--port", "uring"], "gb_per_s"),
         (&["bandwidth", "--sizes", "300kB", "--floor", "--window", "3"], "floor_gb_per_s"),
         (&["bandwidth", "--sizes", "64KiB", "--both-ways", "--with-key", "--progress", "poller"], "gb_per_s"),
     ];
     for (way, metric) in ways {
         for row in rows(&run(&[way, &SHORT, &["--fabric", "udp"]].concat())) {
             assert_eq!((&row["fabric"], &row["key"]), (&"udp".into(), &way.contains(&"--with-key").into()), "{row}");
-            assert_eq!(row["port"], if way.contains(&"plain") { "plain" } else { "auto" });
+            let port = way.iter().skip_while(|word| **word != "--port").nth(1).unwrap_or(&"auto");
+            assert_eq!(row["port"], **port);
             // Longer than a datagram, a message has no floor of its own.
             let has_floor = way.contains(&"--floor") && !(way[0] == "latency" && row["size_bytes"] == 200_000);
             assert_eq!(row[metric].as_f64().is_some_and(|metric| metric > 0.0), has_floor || !way.contains(&"--floor"), "{row}");
@@ -366,8 +368,28 @@ fn without_io_uring_one_line_says_so() {
     let lines = said(None, "auto");
     let is_clear = |line: &str| line.starts_with("doorbell: warning: ") && line.contains("plain calls instead");
     assert!(matches!(&lines[..], [line] if is_clear(line)), "{lines:?}");
+    assert!(matches!(&said(None, "calls")[..], [line] if is_clear(line)));
     // With --port plain, or with DOORBELL_LOG=off, there is no warning.
     assert_eq!((said(None, "plain"), said(Some("error"), "auto")), (Vec::new(), Vec::new()));
+    // A port that must use io_uring is an error.
+    let mut command = doorbell(&[&["latency", "--fabric", "udp", "--port", "uring"], &SHORT[..]].concat());
+    // SAFETY: as above.
+    unsafe { command.pre_exec(forbid_io_uring) };
+    fails(&command.output().unwrap(), 2, "io_uring is forbidden to this process");
+}
+
+#[test]
+fn the_ways_to_move_datagrams_are_compared() {
+    let _turn = turn();
+    let rows = rows(&run(&["ports", "--rounds", "1", "--sizes", "8,64KiB", "--format", "json"]));
+    let found: Vec<_> = rows.iter().map(|row| (row["size_bytes"].as_u64().unwrap(), row["port"].as_str().unwrap())).collect();
+    assert_eq!(found, [(8, "calls"), (8, "uring"), (64 << 10, "calls"), (64 << 10, "uring")]);
+    for row in &rows {
+        for figure in ["latency_ns", "messages_per_s", "gb_per_s", "busy_ns_per_byte"] {
+            assert!(row[figure].as_f64().unwrap() > 0.0, "{row}");
+        }
+        assert_eq!(row["stream_ratio"].is_f64(), row["port"] == "uring", "{row}");
+    }
 }
 
 #[test]
@@ -384,6 +406,7 @@ fn info_tells_about_io_uring() {
     };
     let facts: Value = serde_json::from_str(&told("json", true)).unwrap();
     assert_eq!((&facts["io_uring_port"], &facts["io_uring_files"]), (&false.into(), &false.into()));
+    assert_eq!(facts["port_auto"], "plain");
     assert!(facts["io_uring_refused"].as_str().unwrap().contains("forbidden to this process"), "{facts}");
     let line = |table: &str| table.lines().find(|line| line.starts_with("io_uring")).expect("a line about it").to_owned();
     let without = line(&told("table", true));
@@ -397,6 +420,7 @@ fn info_tells_about_io_uring() {
     let facts: Value = serde_json::from_str(&told("json", false)).unwrap();
     let refused = &facts["io_uring_refused"];
     if can_be_had {
+        assert!(facts["port_auto"] == "calls" || facts["io_uring_port"] == false, "{facts}");
         assert!(facts["io_uring_files"] == true && !line(&told("table", false)).contains("cannot be had"), "{facts}");
     } else {
         assert!(facts["io_uring_port"] == false && facts["io_uring_files"] == false && refused.is_string(), "{facts}");

@@ -38,10 +38,11 @@ pub fn ask(domain: &str, about: &About, avoid: &[NodeId], options: &UdpOptions, 
         let reason = CloseReason::NoAnswer;
         return Err(UdpError::Ended { address: options.address(), reason });
     };
-    // The guest uses a port of its own because it is no node yet. It uses a plain one, because the port is soon closed and a
-    // warning about missing io_uring would be noise.
+    // The guest uses a port of its own because it is no node yet. It uses a plain one unless io_uring is required, because the port
+    // is soon closed and a warning about missing io_uring would be noise.
     let listen = options.listen.iter().map(|listen| (listen.ip(), 0).into()).collect();
-    let options = UdpOptions { listen, port: Kind::Plain, ..options.clone() };
+    let port = if options.port == Kind::Uring { Kind::Uring } else { Kind::Plain };
+    let options = UdpOptions { listen, port, ..options.clone() };
     let port = open_port(&options)?;
     let mut number = [0; 6];
     let _ = aws_lc_rs::rand::fill(&mut number);

@@ -28,7 +28,7 @@ pub struct UdpOptions {
     pub seek: Vec<SocketAddr>,
     /// The domain's key. Without one only the loopback interface is allowed.
     pub key: Option<DomainKey>,
-    /// The way in which the port waits.
+    /// The way in which the port moves datagrams and waits.
     pub port: Kind,
     /// A peer that does not answer for this long is dead. At least a millisecond.
     pub dead_after: Duration,

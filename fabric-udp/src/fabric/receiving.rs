@@ -8,8 +8,6 @@ use crate::port::Direct;
 use crate::protocol::{LinkId, Path, Receive, SessionId, Time, TransferId};
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Sink, Verdict};
 
-/// The number of runs taken in one look.
-const RUNS: usize = 1;
 /// How long the consequences of taken packets may wait for the driver's reply to them, in nanoseconds.
 const LATER: u64 = 20_000;
 /// How often to look at idle links while another link is busy, in nanoseconds.
@@ -171,7 +169,7 @@ impl UdpFabric {
                     stopped = endpoint.handle_datagram(now, from, datagram, &mut gate, stopped);
                 }
             };
-            let got = direct.receive_by(peer.filter(|_| *is_pure), room, RUNS, each);
+            let got = direct.receive_by(peer.filter(|_| *is_pure), room, direct.at_once(), each);
             *is_pure |= peer.is_some() && matches!(got, Ok(0));
             got.unwrap_or_else(|error| {
                 tracing::warn!(%error, address = %direct.local(), "receiving from the UDP socket failed");

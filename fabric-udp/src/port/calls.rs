@@ -1,6 +1,6 @@
-//! The system calls of a datagram socket. All `unsafe` code of the port is here and in [`ring`](super::ring).
+//! The system calls of a datagram socket.
 
-use super::notation::{CONTROL_BYTES, Orders, Remarks, Report};
+use super::notation::{CONTROL_BYTES, Orders, Remarks, Report, comparable};
 use socket2::{MaybeUninitSlice, MsgHdr, MsgHdrMut, SockAddr, SockAddrStorage, Socket};
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -15,7 +15,7 @@ pub const PAYLOAD_BYTES: usize = 1 << 16;
 /// a few cache sets.
 #[repr(C, align(64))]
 pub struct Place {
-    control: [u8; CONTROL_BYTES],
+    pub control: [u8; CONTROL_BYTES],
     _aligned: [u8; 48],
     pub payload: [u8; PAYLOAD_BYTES],
     _odd: [u8; 4096],
@@ -94,14 +94,7 @@ fn for_kernel(bytes: &mut [u8]) -> &mut [MaybeUninit<u8>] {
 
 /// The Internet address in the kernel's encoding. A mapped IPv4 address becomes a plain one.
 fn address_of(name: &SockAddr) -> Option<SocketAddr> {
-    let address = name.as_socket()?;
-    Some(match address {
-        // The same peer may come with another label of a flow.
-        SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_none() => {
-            SocketAddrV6::new(*v6.ip(), v6.port(), 0, v6.scope_id()).into()
-        }
-        address => SocketAddr::new(address.ip().to_canonical(), address.port()),
-    })
+    name.as_socket().map(comparable)
 }
 
 /// Encodes an address. An IPv6 socket (`mapped`) reaches an IPv4 address by its mapped form.
@@ -138,11 +131,21 @@ impl Label {
     pub fn new(peer: Option<SocketAddr>, segment: Option<u16>, source: Option<IpAddr>, mapped: bool) -> Self {
         Self { name: peer.map(|peer| name_of(peer, mapped)), orders: Orders::new(segment, source, mapped) }
     }
+
+    /// The address and the length of the destination's name.
+    pub fn name(&self) -> Option<(*const SockAddrStorage, libc::socklen_t)> {
+        self.name.as_ref().map(|name| (name.as_ptr(), name.len()))
+    }
+
+    /// The control data.
+    pub fn orders(&self) -> &[u8] {
+        &self.orders.bytes[..self.orders.len]
+    }
 }
 
 /// Sends a run that lies in these pieces, without waiting: all of it or nothing.
 pub fn send(socket: &Socket, label: &Label, pieces: &[IoSlice<'_>]) -> io::Result<()> {
-    let orders = &label.orders.bytes[..label.orders.len];
+    let orders = label.orders();
     match (pieces, &label.name) {
         ([bytes], Some(name)) if orders.is_empty() => socket.send_to_with_flags(bytes, name, libc::MSG_DONTWAIT),
         ([bytes], None) if orders.is_empty() => socket.send_with_flags(bytes, libc::MSG_DONTWAIT),
@@ -204,6 +207,7 @@ pub fn futex_wake(word: usize) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::notation::address_in;
     use super::*;
     use proptest::prelude::*;
 
@@ -221,7 +225,11 @@ mod tests {
     proptest! {
         #[test]
         fn an_address_is_read_as_it_was_written(address in addresses(), mapped: bool) {
-            prop_assert_eq!(address_of(&name_of(address, mapped)), Some(address));
+            let name = name_of(address, mapped);
+            prop_assert_eq!(address_of(&name), Some(address));
+            // SAFETY: the storage is as long as the name.
+            let bytes = unsafe { std::slice::from_raw_parts(name.as_ptr().cast(), name.len() as usize) };
+            prop_assert_eq!(address_in(bytes), Some(address));
         }
     }
 }

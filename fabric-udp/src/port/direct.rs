@@ -3,9 +3,10 @@
 #![forbid(unsafe_code)]
 
 use super::calls::{self, Arrival, Label, Place};
+use super::moves::{BATCH, Look, Message, Moved, Moves, SERIES};
 use super::socket::{self, Made};
 use super::sources::Sources;
-use super::{Sent, Statistics, Trouble, TroubleKind, Woken};
+use super::{Sent, Statistics, Traffic, Trouble, TroubleKind, UringError, Woken};
 use crate::Run;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -26,6 +27,8 @@ pub struct Direct(Arc<Shared>);
 
 struct Shared {
     made: Made,
+    /// The ring by which datagrams move. Without one they move by plain calls.
+    moves: Option<Moves>,
     /// Whether the kernel cuts runs. Becomes false if an interface turns out to be unable to.
     gso: AtomicBool,
     /// The local address that each peer wrote to, if the socket is bound to all addresses.
@@ -54,10 +57,28 @@ impl Counter {
     }
 }
 
+/// The counts of one direction, as in [`Traffic`].
+#[derive(Default)]
+struct Tally {
+    calls: Counter,
+    enters: Counter,
+    datagrams: Counter,
+    bytes: Counter,
+}
+
+impl Tally {
+    fn add_to(&self, traffic: &mut Traffic) {
+        traffic.calls += self.calls.read();
+        traffic.enters += self.enters.read();
+        traffic.datagrams += self.datagrams.read();
+        traffic.bytes += self.bytes.read();
+    }
+}
+
 #[derive(Default)]
 struct Counts {
-    received: [Counter; 3],
-    sent: [Counter; 3],
+    received: Tally,
+    sent: Tally,
 }
 
 /// The buffer for an arriving run. Each receiving thread has its own.
@@ -81,11 +102,17 @@ impl AsFd for Direct {
 }
 
 impl Direct {
+    /// `by_ring`: datagrams move by io_uring.
+    pub(super) fn new(made: Made, by_ring: bool) -> Result<Self, UringError> {
+        let moves = by_ring.then(Moves::new).transpose()?;
+        Ok(Self::over(made, moves, false))
+    }
+
     /// `connected`: it is a twin.
-    pub(super) fn new(made: Made, connected: bool) -> Self {
+    fn over(made: Made, moves: Option<Moves>, connected: bool) -> Self {
         let (gso, sources) = (AtomicBool::new(made.gso), made.local.ip().is_unspecified().then(Sources::new));
         let (troubled, full, counts, twin) = Default::default();
-        Self(Arc::new(Shared { made, gso, sources, troubled, full, counts, connected, twin }))
+        Self(Arc::new(Shared { made, moves, gso, sources, troubled, full, counts, connected, twin }))
     }
 
     /// Opens a [twin](Self::twin) for the traffic with this peer, in place of the former one.
@@ -107,10 +134,11 @@ impl Direct {
                 shared.made.socket.set_reuse_address(false)?;
                 let made = made?;
                 made.socket.set_reuse_address(false)?;
+                let moves = shared.moves.as_ref().map(|_| Moves::new()).transpose().map_err(io::Error::other)?;
                 // Until the twin is connected, datagrams of others arrive there as well. So a twin that cannot be connected must
                 // not stay.
                 made.socket.connect(&peer.into())?;
-                shared.twin.get_or_init(|| Self::new(made, true));
+                shared.twin.get_or_init(|| Self::over(made, moves, true));
                 return Ok(());
             }
         };
@@ -166,18 +194,10 @@ impl Direct {
         let mut delivered = 0;
         let mut errors = 0;
         while delivered < budget {
-            let place = &mut *room.place;
-            let got = match peer {
-                Some(peer) if self.is_bare() => calls::receive_connected(&self.0.made.socket, place, peer),
-                _ if self.is_bare() => calls::receive_bare(&self.0.made.socket, place),
-                _ => calls::receive(&self.0.made.socket, place),
-            };
-            match got {
-                Ok(arrival) => {
-                    self.0.counts.received[0].add(1);
-                    self.deliver(place, arrival, each);
-                    delivered += 1;
-                }
+            let (count, end) = self.take(peer, room, budget - delivered, each);
+            delivered += count;
+            match end {
+                Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if errors < STRANGERS_ERRORS && TroubleKind::of(&error).is_some() => {
@@ -191,20 +211,62 @@ impl Direct {
         Ok(delivered)
     }
 
+    /// Takes one run, or up to `most` if there may be several. Returns their number, and why there were no more.
+    fn take<F: FnMut(Run<'_>) + ?Sized>(
+        &self,
+        peer: Option<SocketAddr>,
+        room: &mut Room,
+        most: usize,
+        each: &mut F,
+    ) -> (usize, io::Result<()>) {
+        let (peer, place) = (peer.filter(|_| self.is_bare()), &mut *room.place);
+        if let Some(moves) = &self.0.moves {
+            let look = Look { peer, is_series: room.more && most >= SERIES };
+            let deliver = &mut |arrival, bytes: &mut [u8]| self.deliver(arrival, bytes, each);
+            if let Some(Moved { count, end, enters }) = moves.receive(self.as_fd(), look, place, deliver) {
+                self.0.counts.received.enters.add(if count > 0 { enters } else { 0 });
+                return (count, end);
+            }
+        }
+        let got = match peer {
+            Some(peer) => calls::receive_connected(&self.0.made.socket, place, peer),
+            None if self.is_bare() => calls::receive_bare(&self.0.made.socket, place),
+            None => calls::receive(&self.0.made.socket, place),
+        };
+        match got {
+            Ok(arrival) => {
+                self.0.counts.received.calls.add(1);
+                let bytes = &mut place.payload[..arrival.bytes];
+                self.deliver(arrival, bytes, each);
+                (1, Ok(()))
+            }
+            Err(error) => (0, Err(error)),
+        }
+    }
+
+    /// The budget of a look that takes what one call brings: one run, or a series.
+    pub fn at_once(&self) -> usize {
+        if self.0.moves.is_some() { SERIES } else { 1 }
+    }
+
+    /// Whether datagrams move by io_uring.
+    pub(super) fn by_ring(&self) -> bool {
+        self.0.moves.is_some()
+    }
+
     /// Whether the kernel reports nothing about a datagram but its sender.
     fn is_bare(&self) -> bool {
         !self.0.made.gro && self.0.sources.is_none()
     }
 
     /// Counts a run and hands it over.
-    fn deliver<F: FnMut(Run<'_>) + ?Sized>(&self, place: &mut Place, arrival: Arrival, each: &mut F) {
-        let counts = &self.0.counts;
+    fn deliver<F: FnMut(Run<'_>) + ?Sized>(&self, arrival: Arrival, bytes: &mut [u8], each: &mut F) {
+        let counts = &self.0.counts.received;
         // Nobody can use one that is longer than any can be, or without an Internet address.
         let Some(peer) = arrival.peer.filter(|_| !arrival.truncated) else { return };
-        let bytes = &mut place.payload[..arrival.bytes];
         let segment = arrival.remarks.segment.filter(|segment| *segment > 0).unwrap_or(bytes.len());
-        counts.received[1].add(datagrams(bytes.len(), segment) as u64);
-        counts.received[2].add(bytes.len() as u64);
+        counts.datagrams.add(datagrams(bytes.len(), segment) as u64);
+        counts.bytes.add(bytes.len() as u64);
         if let (Some(sources), Some(local)) = (&self.0.sources, arrival.remarks.local) {
             sources.note(peer, local);
         }
@@ -213,33 +275,49 @@ impl Direct {
 
     /// Sends a run. Does not wait. Any thread.
     ///
-    /// A run of up to 64 datagrams and 65 507 bytes takes one call and is sent whole or not at all. A longer one takes several
-    /// calls.
+    /// A run of up to 64 datagrams and 65 507 bytes is sent whole or not at all. A longer one goes in several parts, and by io_uring
+    /// several of them go in one call.
     pub fn send(&self, run: &Run<'_>) -> Sent {
         let (len, segment) = (run.bytes.len(), run.segment.max(1));
         let mut gone = 0;
         loop {
             let most = if self.gso(segment) { SEGMENTS_MOST.min(RUN_BYTES_MOST / segment).max(1) } else { 1 };
-            let part = &run.bytes[gone * segment..len.min((gone + most) * segment)];
-            match self.send_call(run, part.len(), &[IoSlice::new(part)]) {
-                Ok(()) if (gone + most) * segment >= len => return Sent::Sent,
-                Ok(()) => gone += most,
-                Err(error) if error.raw_os_error() == Some(libc::EIO) && part.len() > segment => {
+            let rest = &run.bytes[gone * segment..];
+            let is_cut = most > 1 && rest.len() > segment;
+            let (parts, end) = if rest.len() <= most * segment {
+                self.send_parts(&[(self.label(run, rest.len()), &[IoSlice::new(rest)])], segment)
+            } else {
+                self.send_series(run, rest, most * segment)
+            };
+            gone += parts * most;
+            match end {
+                Ok(()) if gone * segment >= len => return Sent::Sent,
+                Ok(()) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EIO) && is_cut => {
                     // The interface cannot cut runs and has no helper that can. The loop goes on with single datagrams.
                     if self.0.gso.swap(false, Relaxed) {
                         tracing::warn!(peer = %run.peer, "an interface cannot cut runs into datagrams (UDP_SEGMENT); each takes a call now");
                     }
                 }
-                Err(error) => return self.judge(run, gone, part.len() > segment, &error),
+                Err(error) => return self.judge(run, gone, is_cut, &error),
             }
         }
+    }
+
+    /// Sends as many parts of a run as go in one call on a ring.
+    fn send_series(&self, run: &Run<'_>, rest: &[u8], part: usize) -> (usize, io::Result<()>) {
+        let mut pieces = [[IoSlice::new(&[])]; BATCH];
+        let count = pieces.iter_mut().zip(rest.chunks(part)).map(|(piece, part)| *piece = [IoSlice::new(part)]).count();
+        // Those beyond the count stay unused.
+        let messages: [Message<'_>; BATCH] = std::array::from_fn(|at| (self.label(run, pieces[at][0].len()), &pieces[at][..]));
+        self.send_parts(&messages[..count], run.segment)
     }
 
     /// Sends one datagram of at most 65 507 bytes that lies in three pieces. Does not wait. Any thread.
     pub fn send_pieces(&self, peer: SocketAddr, pieces: [&[u8]; 3]) -> Sent {
         let len = pieces.iter().map(|piece| piece.len()).sum();
         let run = Run { peer, bytes: &mut [], segment: len };
-        match self.send_call(&run, len, &pieces.map(IoSlice::new)) {
+        match self.send_parts(&[(self.label(&run, len), &pieces.map(IoSlice::new))], len).1 {
             Ok(()) => Sent::Sent,
             Err(error) => self.judge(&run, 0, false, &error),
         }
@@ -306,13 +384,8 @@ impl Direct {
     pub fn statistics(&self) -> Statistics {
         let mut sum = Statistics::default();
         for direct in self.sockets() {
-            let counts = &direct.0.counts;
-            for (traffic, counts) in [(&mut sum.received, &counts.received), (&mut sum.sent, &counts.sent)] {
-                let [calls, datagrams, bytes] = counts.each_ref().map(Counter::read);
-                traffic.calls += calls;
-                traffic.datagrams += datagrams;
-                traffic.bytes += bytes;
-            }
+            direct.0.counts.received.add_to(&mut sum.received);
+            direct.0.counts.sent.add_to(&mut sum.sent);
             // Kernels before 4.12 do not report this.
             sum.overflowed += calls::overflowed(direct.as_fd()).map_or(0, u64::from);
         }
@@ -329,22 +402,25 @@ impl Direct {
         Label::new((!self.0.connected).then_some(run.peer), segment, source, self.0.made.local.is_ipv6())
     }
 
-    /// Sends `len` bytes of a run, which lie in these pieces, by one call. It never reports as sent what was not sent.
-    fn send_call(&self, run: &Run<'_>, len: usize, pieces: &[IoSlice<'_>]) -> io::Result<()> {
-        let label = self.label(run, len);
-        let mut tries = 0;
-        loop {
-            match calls::send(&self.0.made.socket, &label, pieces) {
-                Ok(()) => {
-                    let counts = &self.0.counts.sent;
-                    counts[0].add(1);
-                    counts[1].add(datagrams(len, run.segment) as u64);
-                    counts[2].add(len as u64);
-                    if self.is_full() {
-                        self.0.full.store(false, Relaxed);
-                    }
-                    return Ok(());
+    /// Sends messages of datagrams of `segment` bytes until one fails, and returns how many were sent. It never reports as sent what
+    /// was not sent.
+    fn send_parts(&self, messages: &[Message<'_>], segment: usize) -> (usize, io::Result<()>) {
+        let (mut sent, mut tries) = (0, 0);
+        while sent < messages.len() {
+            let (count, end) = self.send_some(&messages[sent..]);
+            for (_, pieces) in &messages[sent..sent + count] {
+                let len = pieces.iter().map(|piece| piece.len()).sum();
+                self.0.counts.sent.datagrams.add(datagrams(len, segment) as u64);
+                self.0.counts.sent.bytes.add(len as u64);
+            }
+            if count > 0 {
+                (sent, tries) = (sent + count, 0);
+                if self.is_full() {
+                    self.0.full.store(false, Relaxed);
                 }
+            }
+            match end {
+                Ok(()) => {}
                 // The kernel reports the error of an earlier datagram, perhaps to another peer, once to the next call. So a third
                 // error in a row concerns this datagram.
                 Err(error) if tries < 2 && TroubleKind::of(&error).is_some() => {
@@ -352,8 +428,28 @@ impl Direct {
                     tries += 1;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                Err(error) => return (sent, Err(error)),
             }
+        }
+        (sent, Ok(()))
+    }
+
+    /// Sends the first message, or as many as go in one call on the ring.
+    fn send_some(&self, messages: &[Message<'_>]) -> (usize, io::Result<()>) {
+        let counts = &self.0.counts.sent;
+        if let Some(moves) = &self.0.moves
+            && let Some(Moved { count, end, enters }) = moves.send(self.as_fd(), messages)
+        {
+            counts.enters.add(if count > 0 { enters } else { 0 });
+            return (count, end);
+        }
+        let [(label, pieces), ..] = messages else { return (0, Ok(())) };
+        match calls::send(&self.0.made.socket, label, pieces) {
+            Ok(()) => {
+                counts.calls.add(1);
+                (1, Ok(()))
+            }
+            Err(error) => (0, Err(error)),
         }
     }
 

@@ -9,15 +9,18 @@
 //!   Nothing stays armed, so a datagram that is received by polling later wakes no thread.
 //!
 //! [`Uring`] waits by io_uring. [`Plain`] waits by `ppoll(2)` and a second thread where io_uring is forbidden or too old.
-//! [`open`] chooses between them. Both move datagrams by plain socket calls in [`Run`](crate::Run)s, which the kernel cuts
-//! (GSO) and gathers (GRO).
+//! Datagrams move by plain socket calls, or by requests of io_uring that never wait. [`open`] chooses by the [`Kind`]. Either way they
+//! move in [`Run`](crate::Run)s, which the kernel cuts (GSO) and gathers (GRO).
 
 mod bell;
 mod calls;
 mod direct;
+mod moves;
 mod notation;
 mod plain;
+mod prompt;
 mod ring;
+mod shelf;
 #[cfg(feature = "sim")]
 mod sim;
 mod socket;
@@ -184,8 +187,10 @@ impl TroubleKind {
 /// The traffic in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// System calls that moved datagrams.
+    /// Calls of the socket that moved datagrams.
     pub calls: u64,
+    /// Calls of the ring that moved datagrams.
+    pub enters: u64,
     /// Datagrams.
     pub datagrams: u64,
     /// Bytes of payload.
@@ -205,20 +210,34 @@ pub struct Statistics {
     pub overflowed: u64,
 }
 
-/// The way in which a port waits.
+/// The way in which a port moves datagrams and waits for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Kind {
-    /// By io_uring, or else like [`Plain`](Self::Plain).
+    /// The way that is best as far as is known: like [`Calls`](Self::Calls).
     #[default]
     Auto,
-    /// By io_uring. Datagrams go by plain socket calls.
+    /// Datagrams move by io_uring, and the port waits by it.
     Uring,
-    /// By `ppoll(2)` and a second thread that sleeps on the doorbell. Datagrams go by plain socket calls.
+    /// Datagrams move by plain socket calls. The port waits by io_uring, or else like [`Plain`](Self::Plain).
+    Calls,
+    /// Nothing uses io_uring: datagrams move by plain socket calls, and the port waits by `ppoll(2)` and a second thread that sleeps on
+    /// the doorbell.
     Plain,
 }
 
 impl Kind {
-    const WORDS: [(Kind, &str); 3] = [(Kind::Auto, "auto"), (Kind::Uring, "io_uring"), (Kind::Plain, "plain")];
+    /// The kind of port that this one means on this machine. Calls move datagrams unless io_uring is asked for: they are faster where
+    /// messages go back and forth, and nowhere slower by more than noise. A port without io_uring is plain.
+    pub fn here(self) -> Self {
+        match self {
+            Self::Auto | Self::Calls if Uring::check().is_ok() => Self::Calls,
+            Self::Auto | Self::Calls => Self::Plain,
+            kind => kind,
+        }
+    }
+
+    const WORDS: [(Kind, &str); 4] =
+        [(Kind::Auto, "auto"), (Kind::Uring, "uring"), (Kind::Calls, "calls"), (Kind::Plain, "plain")];
 }
 
 impl fmt::Display for Kind {
@@ -233,7 +252,7 @@ impl FromStr for Kind {
 
     fn from_str(word: &str) -> Result<Self, Self::Err> {
         let found = Self::WORDS.iter().find(|(_, known)| *known == word);
-        found.map(|(kind, _)| *kind).ok_or_else(|| format!("'{word}' is no kind of port: auto, io_uring or plain"))
+        found.map(|(kind, _)| *kind).ok_or_else(|| format!("'{word}' is no kind of port: auto, uring, calls or plain"))
     }
 }
 
@@ -245,7 +264,7 @@ pub struct Options {
     pub address: SocketAddr,
     /// Further addresses, each with its own socket.
     pub further: Vec<SocketAddr>,
-    /// The way in which the port waits.
+    /// The way in which the port moves datagrams and waits.
     pub kind: Kind,
     /// The requested receive buffer in bytes. The system grants less to processes without CAP_NET_ADMIN.
     pub receive_buffer: usize,
@@ -286,13 +305,14 @@ pub fn bell_only(kind: Kind) -> io::Result<Box<dyn Port>> {
 /// An address cannot be used, or io_uring was required and is not available.
 pub fn open(options: &Options) -> Result<Box<dyn Port>, OpenError> {
     let addresses = std::iter::once(&options.address).chain(&options.further);
+    let by_ring = options.kind == Kind::Uring;
     let links = addresses
-        .map(|address| socket::make(*address, options, false).map(|made| Direct::new(made, false)))
-        .collect::<Result<Vec<_>, _>>()?;
+        .map(|address| Ok(Direct::new(socket::make(*address, options, false)?, by_ring)?))
+        .collect::<Result<Vec<_>, OpenError>>()?;
     if options.kind != Kind::Plain {
         match Uring::new(links.clone()) {
             Ok(port) => return Ok(Box::new(port)),
-            Err(reason) if options.kind == Kind::Uring => return Err(reason.into()),
+            Err(reason) if by_ring => return Err(reason.into()),
             Err(reason) => tracing::warn!(
                 address = %links[0].local(),
                 "{reason}; the UDP port waits by plain calls instead: everything works, but a second thread passes doorbells on to the poller"

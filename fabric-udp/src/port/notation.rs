@@ -1,8 +1,8 @@
-//! The kernel's encoding of control messages, as bytes.
+//! The kernel's encoding of addresses and control messages, as bytes.
 
 #![forbid(unsafe_code)]
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The size of the control data of an arriving datagram: its segments, its destination, an error, lost datagrams. With room to
@@ -10,6 +10,34 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 pub const CONTROL_BYTES: usize = 144;
 /// The size of the control data of an outgoing datagram: the segments and the source.
 pub const ORDERS_BYTES: usize = 64;
+
+/// An address in a form that compares equal for the same peer: a mapped IPv4 address as a plain one, and without the label of a
+/// flow.
+pub fn comparable(address: SocketAddr) -> SocketAddr {
+    match address {
+        SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_none() => {
+            SocketAddrV6::new(*v6.ip(), v6.port(), 0, v6.scope_id()).into()
+        }
+        address => SocketAddr::new(address.ip().to_canonical(), address.port()),
+    }
+}
+
+/// Reads a socket's name. None if it is no Internet address.
+pub fn address_in(name: &[u8]) -> Option<SocketAddr> {
+    let at = |at: usize| name.get(at..).unwrap_or_default();
+    let family = u16::from_ne_bytes(*name.first_chunk()?);
+    let port = u16::from_be_bytes(*at(2).first_chunk()?);
+    match i32::from(family) {
+        libc::AF_INET => Some((*at(4).first_chunk::<4>()?, port).into()),
+        libc::AF_INET6 => {
+            let ip = Ipv6Addr::from(*at(8).first_chunk::<16>()?);
+            let scope = u32::from_ne_bytes(*at(24).first_chunk()?);
+            Some(comparable(SocketAddrV6::new(ip, port, 0, scope).into()))
+        }
+        _ => None,
+    }
+}
+
 /// The header of a control message.
 #[derive(FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
@@ -137,7 +165,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_may_stand_where_remarks_should(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Remarks::read(&bytes);
+            let _ = (Remarks::read(&bytes), address_in(&bytes));
         }
 
         #[test]

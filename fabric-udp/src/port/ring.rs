@@ -1,4 +1,4 @@
-//! The io_uring ring. All unsafe code of it is here.
+//! The io_uring ring of a port that waits.
 //!
 //! No request names memory that the kernel writes to, so a request cannot outlive its memory.
 

@@ -1,6 +1,6 @@
 //! A port that waits by io_uring.
 //!
-//! The ring only waits: for all sockets and the doorbell word at once. Datagrams go by plain socket calls.
+//! Its ring only waits: for all sockets and the doorbell word at once. Datagrams move by calls of [`Direct`].
 //!
 //! A park submits its requests and waits in one system call, and a second one cancels those that did not complete. So each
 //! request belongs to the thread that parks, a thread that exits takes no request with it that another thread waits for, and
@@ -42,7 +42,7 @@ pub enum UringError {
     #[error("io_uring is forbidden to this process, as the seccomp filters of many containers do")]
     Forbidden,
     /// It lacks a feature that a port needs.
-    #[error("this kernel's io_uring cannot wait for a doorbell word (Linux 6.7 added that)")]
+    #[error("this kernel's io_uring lacks what a port needs, such as to wait for a doorbell word (Linux 6.7 added that)")]
     TooOld,
     /// Another error.
     #[error("could not {attempt} (io_uring): {source}")]
@@ -146,7 +146,7 @@ impl Port for Uring {
     }
 
     fn kind(&self) -> Kind {
-        Kind::Uring
+        if self.links.iter().any(Direct::by_ring) { Kind::Uring } else { Kind::Calls }
     }
 
     fn park(&mut self, park: Park<'_>) -> io::Result<Woken> {

@@ -71,7 +71,8 @@ fn cut_in_the_middle(salt: u8, key: bool, port: Kind) -> Duration {
 
 #[test]
 fn messages_go_on_by_another_path_when_the_one_in_use_is_cut() {
-    for (salt, key, port) in [(0, false, Kind::Auto), (1, true, Kind::Auto), (2, true, Kind::Plain)] {
+    let ports = [(0, false, Kind::Auto), (1, true, Kind::Auto), (2, true, Kind::Plain), (3, false, Kind::Uring)];
+    for (salt, key, port) in ports {
         let longest = cut_in_the_middle(salt, key, port);
         println!("key: {key}, {port}: no message for {longest:.1?} at most");
         assert!(longest < DEAD_AFTER);

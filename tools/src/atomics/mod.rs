@@ -5,6 +5,7 @@ mod timing;
 
 use crate::exit::{Failure, warn};
 use crate::experiment::Setting;
+use crate::join::PortArgs;
 use crate::measure::Fabric;
 use crate::text::FormArgs;
 use clap::builder::PossibleValuesParser;
@@ -28,6 +29,8 @@ pub struct AtomicsArgs {
     /// The fabric over which a cell of another node is reached; with udp nothing else is measured
     #[arg(long, value_enum, value_name = "FABRIC", default_value_t = Fabric::Shm, conflicts_with_all = ["types", "ops", "tiers", "threads"])]
     fabric: Fabric,
+    #[command(flatten)]
+    port: PortArgs,
     /// Print the tiers and measure nothing
     #[arg(long)]
     tiers: bool,
@@ -66,7 +69,7 @@ pub fn run(args: &AtomicsArgs) -> Result<(), Failure> {
     }
     if args.fabric == Fabric::Udp {
         let is_crowded = Setting::new("atomics", None, &args.pin, 2)?.crowded;
-        let rows = timing::Bench::new(&args.pin, 2)?.network()?;
+        let rows = timing::Bench::new(&args.pin, 2)?.network(args.port.kind()?)?;
         report::print_net(args.form, &rows);
         if is_crowded {
             warn("both nodes share a processor: they take turns");

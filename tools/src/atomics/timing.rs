@@ -7,7 +7,7 @@ use crate::text::median;
 use doorbell::atomic::{
     self as cells, AtomicCell, AtomicValue, ByLock, New, Nothing, Offset, Old, Operate, RemoteCell, TABLE, Word,
 };
-use doorbell::{FabricKind, Match, Node, NodeId, Operation, Region, Role, atomic};
+use doorbell::{FabricKind, Match, Node, NodeId, Operation, PortKind, Region, Role, atomic};
 use doorbell_benches::{Clock, ticks};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::AcqRel;
@@ -172,12 +172,14 @@ impl<'a> Bench<'a> {
     }
 
     /// A cell of another node that only the network reaches.
-    pub fn network(&self) -> Result<Vec<RemoteRow>, Failure> {
+    pub fn network(&self, port: PortKind) -> Result<Vec<RemoteRow>, Failure> {
         let second = self.pin.get(1 % self.pin.len().max(1)).copied();
         let wrong = |error| Failure::usage(format!("could not measure a cell over the network: {error}"), "");
         let name = format!("atomics-{}", std::process::id());
-        let builder =
-            || Node::builder(&name).role(Role::Host).label("atomics").max_nodes(2).fabric(FabricKind::Udp).dead_after(SILENCE);
+        let builder = || {
+            let builder = Node::builder(&name).role(Role::Host).label("atomics").max_nodes(2);
+            builder.fabric(FabricKind::Udp).udp_port(port).dead_after(SILENCE)
+        };
         let owner = builder().listen(([127, 0, 0, 1], 0).into()).join().map_err(wrong)?;
         let address = owner.address().unwrap_or_else(|| unreachable!("a node that listens has an address"));
         let other = builder().connect(address).join().map_err(wrong)?;

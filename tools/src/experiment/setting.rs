@@ -5,7 +5,7 @@ use crate::environment::Domain;
 use crate::exit::{Failure, warn};
 use crate::measure::Net;
 use crate::processes::check_processors;
-use doorbell::{Error, Node, NodeBuilder, Progress, Wait};
+use doorbell::{Error, Node, NodeBuilder, PortKind, Progress, Wait};
 use serde::{Deserialize, Serialize};
 
 /// Settings that all processes of an experiment share.
@@ -15,6 +15,9 @@ pub struct Setting {
     pub domain: String,
     /// How to use the network; `None` means shared memory.
     pub net: Option<Net>,
+    /// How to move datagrams, if a process uses the network without that.
+    #[serde(with = "by_word")]
+    pub port: PortKind,
     /// Which thread turns the engine.
     #[serde(with = "by_word")]
     pub progress: Progress,
@@ -70,7 +73,7 @@ impl Setting {
         let builder = Node::builder(&self.domain).label(label).progress(self.progress).wait(self.wait);
         match &self.net {
             Some(net) => net.apply(builder),
-            None => Ok(builder),
+            None => Ok(builder.udp_port(self.port)),
         }
     }
 

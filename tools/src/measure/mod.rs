@@ -22,6 +22,7 @@ pub mod lock;
 pub mod net;
 pub mod pairs;
 pub mod plan;
+pub mod ports;
 pub mod rate;
 pub mod report;
 pub mod sections;

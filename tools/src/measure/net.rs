@@ -1,10 +1,10 @@
 //! Measurements over the network, even if the processes share a machine.
 
 use super::Plan;
-use crate::environment::{Address, PORT, chosen, key_file};
+use crate::environment::{Address, key_file};
 use crate::exit::{Explain, Failure};
 use crate::experiment::{Field, Setting, by_word};
-use crate::join;
+use crate::join::{self, PortArgs};
 use doorbell::{Error, FabricKind, Node, NodeBuilder, PortKind};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fchmod};
@@ -60,9 +60,8 @@ pub struct UdpArgs {
     /// Encrypt with a new key, which is thrown away afterwards
     #[arg(long)]
     with_key: bool,
-    /// How to wait for datagrams: auto, io_uring or plain. Plain calls send and receive them in any case [env: DOORBELL_PORT=] [default: auto]
-    #[arg(long, value_name = "HOW")]
-    port: Option<PortKind>,
+    #[command(flatten)]
+    port: PortArgs,
 }
 
 /// How workers use the network.
@@ -70,7 +69,7 @@ pub struct UdpArgs {
 pub struct Net {
     /// The file with the key, if there is one.
     pub key_file: Option<PathBuf>,
-    /// How to wait for datagrams.
+    /// How to move datagrams.
     #[serde(with = "by_word")]
     pub port: PortKind,
     /// The address of the half that listens, if there are two halves.
@@ -134,7 +133,8 @@ impl UdpArgs {
     /// and so are those of the command that are `given`.
     pub fn net(&self, fabric: Fabric, given: &[(&str, bool)]) -> Result<Option<(Net, Option<PassingKey>)>, Failure> {
         if fabric == Fabric::Shm {
-            let own = [("--key-file", self.key_file.is_some()), ("--with-key", self.with_key), ("--port", self.port.is_some())];
+            let own =
+                [("--key-file", self.key_file.is_some()), ("--with-key", self.with_key), ("--port", self.port.given.is_some())];
             return match given.iter().chain(&own).find(|(_, is_given)| *is_given) {
                 Some((option, _)) => {
                     Err(Failure::usage(format!("{option} is for measurements over the network"), "add --fabric udp"))
@@ -152,7 +152,7 @@ impl UdpArgs {
         if let Some(path) = &key_file {
             let _ = Node::builder("key").key_file(path).map_err(failure)?;
         }
-        let port = chosen(self.port, PORT)?;
+        let port = self.port.kind()?;
         Ok(Some((Net { key_file, port, other: None }, passing)))
     }
 }

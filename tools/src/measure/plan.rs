@@ -5,6 +5,7 @@ use doorbell::{CopySide as Copier, Error, Node, Progress};
 use doorbell_benches::{DATAGRAM_MOST, Samples, Shape};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -181,6 +182,8 @@ pub struct Finding {
     pub pulled: Samples,
     /// Why the kernel made no copy.
     pub refused: Option<String>,
+    /// The processor time of both processes in the sections of the driver.
+    pub busy: Duration,
     /// How far apart the processors were, before and after, and whether they seemed to share a core.
     pub hops: Vec<(f64, bool)>,
 }
@@ -196,9 +199,10 @@ impl Finding {
         }
     }
 
-    /// Together with the floor that the other side of the pair saw.
+    /// Together with what the other side of the pair saw of the floor, and its processor time.
     pub fn joined(mut self, other: &Finding) -> Self {
         self.floor.merge(&other.floor);
+        self.busy += other.busy;
         self
     }
 }

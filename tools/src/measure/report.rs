@@ -351,6 +351,7 @@ mod tests {
             chunked: [(4096, 70), (8192, 60), (16_384, 75)].map(|(bytes, ticks)| (bytes, samples(&[(ticks, 200)]))).into(),
             pulled: samples(&[(50, 200)]),
             refused: None,
+            busy: std::time::Duration::ZERO,
             hops: if pair == 0 { hops.to_vec() } else { Vec::new() },
         };
         Outcome { pairs: (0..pairs).map(|pair| vec![finding(pair)]).collect(), clock: Clock { ns_per_tick: 2.0 } }

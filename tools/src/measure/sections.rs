@@ -2,6 +2,7 @@
 
 use super::carrier::TAG;
 use super::{By, Finding, Landing, Leg, Over, Plan, PutStream, Puts, Requests, Test, Together};
+use crate::clock::processor_time;
 use crate::experiment::Trouble;
 use doorbell::mode::ModeRequest;
 use doorbell::{Match, Node, NodeId, Peer, Recipient};
@@ -159,7 +160,9 @@ impl Sections<'_> {
                 for over in plan.sections(leg, round) {
                     self.together.gate()?;
                     if over != Over::Pulled || refused.is_none() {
+                        let before = processor_time();
                         self.section(number, over, finding.over(over))?;
+                        finding.busy += if over == Over::Driver { processor_time() - before } else { Duration::ZERO };
                     }
                 }
             }

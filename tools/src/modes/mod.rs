@@ -26,6 +26,7 @@ pub use worker::{
 
 use crate::exit::{Explain, Failure, warn};
 use crate::experiment::{self, Experiment, FREE, Place, Setting, Trouble, measure};
+use crate::join::PortArgs;
 use crate::paths::Output;
 use crate::processes::EndRequest;
 use crate::text::{FormArgs, bar, word};
@@ -80,6 +81,8 @@ pub struct ModesArgs {
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     #[command(flatten)]
+    port: PortArgs,
+    #[command(flatten)]
     form: FormArgs,
 }
 
@@ -97,7 +100,7 @@ pub fn run(args: &ModesArgs) -> Result<(), Failure> {
     // The command reports a mistake before it starts anything.
     let report = args.report.as_deref().map(output).transpose()?;
     let loads = loads(args)?;
-    let setting = Setting::new("modes", None, &args.pin, 2)?;
+    let setting = Setting { port: args.port.kind()?, ..Setting::new("modes", None, &args.pin, 2)? };
     let ways = ways(args);
     let runs = loads.len() * (usize::from(args.rounds) * ways.len() + 1);
     let bar = bar(runs as u64, "[{bar:20}] {pos} of {len} runs, {msg}");

@@ -71,8 +71,11 @@ impl Launch<'_> {
         command
     }
 
-    /// Sets the variables by which a node reaches the nodes of other machines, and removes all others that concern a network.
+    /// Sets the variables by which a node reaches the nodes of other machines, and removes all others that name such nodes.
     fn place(&self, node: u16, command: &mut Command) {
+        if let Some(port) = self.args.port.given {
+            command.env(names::PORT, port.to_string());
+        }
         let Some(network) = self.network else { return };
         for name in [names::LISTEN, names::CONNECT, names::SEEK] {
             command.env_remove(name);

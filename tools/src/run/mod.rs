@@ -12,6 +12,7 @@ mod watch;
 use crate::environment::{Address, Domain, key_file};
 use crate::exit::{Failure, warn};
 use crate::guard::Guard;
+use crate::join::PortArgs;
 use crate::processes::adopt_orphans;
 use crate::text::time;
 use cpus::CpuList;
@@ -66,6 +67,8 @@ pub struct RunArgs {
     /// The file with the key of a domain on a network [env: DOORBELL_KEY_FILE=]
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
+    #[command(flatten)]
+    port: PortArgs,
     /// Let the nodes write directly, without their numbers in front
     #[arg(long)]
     no_prefix: bool,

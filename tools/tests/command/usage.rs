@@ -11,7 +11,7 @@ fn is_refused(ended: &Ended, mention: &str) {
 
 #[test]
 fn malformed_arguments() {
-    let cases: [(&[&str], &str); 24] = [
+    let cases: [(&[&str], &str); 25] = [
         (&["rum"], "'rum'"),
         (&["demo", "now"], "'now'"),
         (&["demo", "--wait", "never"], "'never' is not a way of waiting: auto, spin, yield or park"),
@@ -35,6 +35,7 @@ fn malformed_arguments() {
         (&["atomics", "--type", "u7"], "'u7'"),
         (&["atomics", "--threads", "1"], "'1'"),
         (&["tune", "--rounds", "0"], "'0'"),
+        (&["ports", "--rounds", "0"], "'0'"),
         (&["tune", "--pin", "0,1023"], "processor 1023 is not there"),
     ];
     for (args, mention) in cases {
@@ -91,7 +92,9 @@ fn the_environment_counts_where_the_command_line_says_nothing() {
 
 #[test]
 fn help_teaches() {
-    for command in ["demo", "run", "lock", "collective", "device", "modes", "top", "ls", "autopsy", "clean", "tune", "info"] {
+    for command in
+        ["demo", "run", "ports", "lock", "collective", "device", "modes", "top", "ls", "autopsy", "clean", "tune", "info"]
+    {
         let help = ended(&[command, "--help"]);
         assert_eq!((help.code, help.stderr.as_str()), (Some(0), ""));
         assert!(help.stdout.contains(&format!("Examples:\n  doorbell {command}")), "{}", help.stdout);
@@ -102,6 +105,7 @@ fn help_teaches() {
         "run",
         "latency",
         "rate",
+        "ports",
         "lock",
         "collective",
         "device",

@@ -299,7 +299,7 @@ impl Node {
     /// Joins with the settings in the environment, which `doorbell run` sets. `DOORBELL_DOMAIN` is required. Optional are
     /// `DOORBELL_NODE`, `DOORBELL_NODES` (how many nodes there will be), `DOORBELL_ROLE`, `DOORBELL_PROGRESS`, `DOORBELL_WAIT`
     /// and `DOORBELL_COPY`; for a network `DOORBELL_LISTEN`, `DOORBELL_CONNECT`, `DOORBELL_SEEK` (addresses, separated by
-    /// commas), `DOORBELL_KEY_FILE`, `DOORBELL_FABRIC` (auto, shm or udp) and `DOORBELL_PORT` (auto, io_uring or plain).
+    /// commas), `DOORBELL_KEY_FILE`, `DOORBELL_FABRIC` (auto, shm or udp) and `DOORBELL_PORT` (auto, uring, calls or plain).
     ///
     /// # Errors
     /// [`Error::Invalid`] names the variable that is missing or malformed. Otherwise as [`NodeBuilder::join`].

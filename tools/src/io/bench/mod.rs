@@ -9,6 +9,7 @@ use crate::environment::Domain;
 use crate::exit::{Explain, Failure, warn};
 use crate::experiment::report::render;
 use crate::experiment::{Experiment, FREE, Field, Fields, Outcome, Place, Setting, Trouble, measure};
+use crate::join::PortArgs;
 use crate::measure::{Fabric, Net, Size};
 use crate::processes::EndRequest;
 use crate::text::{RowArgs, WAITS, print, words};
@@ -57,6 +58,8 @@ pub struct BenchArgs {
     /// The fabric of requests and data
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Fabric::Shm)]
     fabric: Fabric,
+    #[command(flatten)]
+    port: PortArgs,
     #[command(flatten)]
     form: RowArgs,
     /// Measure by the I/O node of this domain, which serves the directory of --dir, instead of starting one
@@ -180,7 +183,8 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
             Some(Passing(directory.clone()))
         }
     };
-    let net = (args.fabric == Fabric::Udp).then(Net::default);
+    let port = args.port.kind()?;
+    let net = (args.fabric == Fabric::Udp).then(|| Net { port, ..Net::default() });
     let setting = Setting { net, wait: args.wait, ..Setting::new("io", args.domain.as_ref(), &args.pin, 2)? };
     let plan = Plan {
         setting,

@@ -122,8 +122,9 @@ impl NodeBuilder {
         self
     }
 
-    /// How the node waits for datagrams: through io_uring, or through `ppoll` and a second thread. The default is io_uring if
-    /// the machine allows it. Either way, plain socket calls send and receive the datagrams.
+    /// How the node moves datagrams: through io_uring or by plain socket calls. The default is by calls, which are faster or as fast.
+    /// It waits for them through io_uring if the machine allows it, and otherwise, or with [`PortKind::Plain`], through `ppoll` and
+    /// a second thread. Joining fails with [`PortKind::Uring`] if the machine does not allow io_uring.
     pub fn udp_port(mut self, kind: PortKind) -> Self {
         self.network.udp.port = kind;
         self
