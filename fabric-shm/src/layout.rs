@@ -80,7 +80,7 @@ pub const BLOCK_HEAD_BYTES: usize = RETURNS_OFFSET + RETURNS_BYTES;
 pub const CONTROL_BYTES: usize = 256;
 
 /// Raise this when the meaning of shared memory changes but none of the numbers hashed below do.
-pub const LAYOUT_VERSION: u32 = 11;
+pub const LAYOUT_VERSION: u32 = 12;
 
 /// A hash of all offsets and sizes: two builds with the same hash agree on every byte.
 pub const LAYOUT_HASH: u64 = hash(&[

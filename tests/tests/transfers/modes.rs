@@ -107,7 +107,7 @@ fn a_receipt_says_that_the_target_did_not_let_the_origin_put() {
         },
         |node, buf| {
             let request = node.start_recv(Match::any(), buf).unwrap();
-            request.wait_until(soon()).unwrap_or_else(|_| panic!("a receive does not end")).buffer
+            request.wait_until(soon()).unwrap_or_else(|_| panic!("a receive does not end")).buffer.unwrap()
         },
     ];
     for (number, receive) in (1..).zip(receives) {

@@ -212,7 +212,7 @@ fn urgent_messages_overtake_a_bulk_transfer_which_ends_all_the_same() {
     }
     assert!(overtook > 0, "none of {} urgent messages came before the end", words[at::FIFO].load(SeqCst));
     let completion = bulk.wait_until(soon()).unwrap_or_else(|_| panic!("the bulk transfer starves"));
-    assert!(completion.result.is_ok() && completion.buffer.iter().all(|byte| *byte == 7));
+    assert!(completion.result.is_ok() && completion.buffer.unwrap().iter().all(|byte| *byte == 7));
     process.end_well(PATIENCE);
     node.leave().unwrap();
 }

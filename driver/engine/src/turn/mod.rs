@@ -29,6 +29,7 @@ use crate::sync::baton::Token;
 use crate::sync::op::{Op, Outcome};
 use crate::sync::wait::{CHECK_EVERY, PARK_MOST};
 use crate::transfer::CopySide;
+use crate::transfer::descriptor::Asks;
 use crate::transfer::memory::Local;
 use crate::transfer::outgoing::{Outgoing, TRY_AGAIN};
 use crate::turn::later::Later;
@@ -146,7 +147,7 @@ impl Engine {
         let nodes = fabric.membership().max_nodes();
         let lenders = Lenders::new(fabric.membership().clone(), regions.clone());
         Self {
-            inbound: Inbound::new(settings.pool_bytes, fabric.membership().clone(), lenders),
+            inbound: Inbound::new(settings.pool_bytes, Asks::of(settings.copy), fabric.membership().clone(), lenders),
             words: VecDeque::new(),
             later: Arc::default(),
             outgoing: Outgoing::new(nodes, settings.copy, settings.fifo_from_high, monitor.clone(), settings.modes.clone()),
