@@ -11,7 +11,9 @@
 //!   that no receive begun before it has got.
 //! - No receive waits while one begun after it gets a message that it accepts too.
 
-use doorbell::{Completion, Envelope, Error, Faults, LaneGeometry, Match, Node, NodeId, Operation, Peer, Priority, Received, Space};
+use doorbell::{
+    Completion, Envelope, Error, Faults, LaneGeometry, Match, Node, NodeId, Operation, Peer, Priority, Received, Space,
+};
 use doorbell_tests::patience::take_back;
 use doorbell_tests::pattern;
 use proptest::collection;

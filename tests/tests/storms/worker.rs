@@ -1,7 +1,9 @@
 //! One of the four processes under traffic. It sends numbered messages of all kinds to all others, checks what it receives, and
 //! records its progress in shared words, which survive it.
 
-use doorbell::{Completion, CopySide, Envelope, Error, Event, Incarnation, Match, Node, NodeId, Operation, Peer, Priority, Received};
+use doorbell::{
+    Completion, CopySide, Envelope, Error, Event, Incarnation, Match, Node, NodeId, Operation, Peer, Priority, Received,
+};
 use doorbell_tests::patience::soon;
 use doorbell_tests::process::{told, told_as};
 use doorbell_tests::words::{Words, now};

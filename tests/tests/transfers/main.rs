@@ -2,6 +2,7 @@
 
 mod bulk_ring;
 mod flow_charts;
+mod grants;
 mod idle_target;
 mod links;
 mod modes;
@@ -16,5 +17,7 @@ doorbell_tests::roles! {
     "sends and sleeps" => transfers::sends_and_sleeps,
     "sends in bulk and in haste" => transfers::sends_in_bulk_and_in_haste,
     "sends what nobody else may read" => transfers::sends_what_nobody_else_may_read,
+    "sends by each mode" => grants::sends_by_each_mode,
+    "stops in a put" => grants::stops_in_a_put,
     "sends long messages" => bulk_ring::sends_long_messages,
 }

@@ -179,9 +179,10 @@ impl<T> UnderWay<T> {
     fn leave(&mut self, node: NodeId) -> Option<T> {
         let (result, drop) = self.work().leave(Error::BufferKept { node })?;
         let work = self.work.take()?;
+        let pool = self.node.shared().copiers().clone();
         // Never dropped here: the buffer is freed by the engine alone, or not at all.
         // SAFETY: from `Box::leak`, and taken. It is `Send`.
-        let keepsake = ManuallyDrop::new(unsafe { Keepsake::new(work.cast(), drop) });
+        let keepsake = ManuallyDrop::new(unsafe { Keepsake::new(work.cast(), drop, pool) });
         let op = self.op.clone();
         if !doorbell_shm::space::forked() {
             let keep = move |engine: &mut Engine| engine.keep(&op, ManuallyDrop::into_inner(keepsake));

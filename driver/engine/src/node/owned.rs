@@ -4,13 +4,13 @@ use super::operation::{Dropper, Operation, Work, begin};
 use super::receive::received;
 use super::send::ToSend;
 use super::{Node, Shared};
-use crate::{Error, Result};
 use crate::message::outbound::Outbound;
 use crate::message::receive::{Holder, RecvOp};
 use crate::message::{Match, Message};
 use crate::mode::ModeRequest;
 use crate::sync::baton::Token;
 use crate::sync::op::{Op, Outcome};
+use crate::{Error, Result};
 use doorbell_fabric::{Envelope, Incarnation};
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
@@ -64,11 +64,7 @@ pub(super) fn send<B: AsRef<[u8]> + Send + 'static>(
     })
 }
 
-pub(super) fn receive<B: AsMut<[u8]> + Send + 'static>(
-    node: Node,
-    accepts: Match,
-    buffer: B,
-) -> Result<Operation<Received<B>>> {
+pub(super) fn receive<B: AsMut<[u8]> + Send + 'static>(node: Node, accepts: Match, buffer: B) -> Result<Operation<Received<B>>> {
     let me = node.shared.check()?;
     let work = Receiving { buffer: UnsafeCell::new(buffer), bytes: std::ptr::null(), capacity: 0 };
     begin(node, work, |node, work| {

@@ -498,11 +498,7 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
-    pub fn start_recv<B: AsMut<[u8]> + Send + 'static>(
-        &self,
-        accepts: Match,
-        buffer: B,
-    ) -> Result<Operation<Received<B>>> {
+    pub fn start_recv<B: AsMut<[u8]> + Send + 'static>(&self, accepts: Match, buffer: B) -> Result<Operation<Received<B>>> {
         owned::receive(self.clone(), accepts, buffer)
     }
 

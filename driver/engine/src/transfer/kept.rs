@@ -2,6 +2,7 @@
 //! can't have back yet.
 
 use crate::sync::op::Op;
+use crate::sync::pool::BlockingPool;
 use doorbell_fabric::Payload;
 use std::alloc::{Layout, alloc_zeroed};
 use std::ptr::NonNull;
@@ -54,30 +55,41 @@ impl Pieces {
     }
 }
 
-/// The owner of a buffer, which the engine drops in place of the program. Dropping this drops the owner.
+/// The owner of a buffer, which the engine drops in place of the program. Dropping this lets the blocking pool drop the owner: its
+/// destructor is the program's, and may call the node, or free a region.
 pub struct Keepsake {
-    owner: NonNull<()>,
+    owner: Owner,
+    pool: Arc<BlockingPool>,
+}
+
+#[derive(Clone, Copy)]
+struct Owner {
+    place: NonNull<()>,
     drop: unsafe fn(NonNull<()>),
 }
 
-// SAFETY: `new` gets a `Send` owner.
-unsafe impl Send for Keepsake {}
+// SAFETY: `Keepsake::new` gets a `Send` owner.
+unsafe impl Send for Owner {}
 
 impl Keepsake {
     /// Takes an owner over.
     ///
     /// # Safety
     /// The owner is `Send`. No other code drops it, and `drop` may be called with it once, on any thread.
-    pub unsafe fn new(owner: NonNull<()>, drop: unsafe fn(NonNull<()>)) -> Self {
-        Self { owner, drop }
+    pub unsafe fn new(place: NonNull<()>, drop: unsafe fn(NonNull<()>), pool: Arc<BlockingPool>) -> Self {
+        Self { owner: Owner { place, drop }, pool }
     }
 }
 
 impl Drop for Keepsake {
     fn drop(&mut self) {
-        // The owner's destructor is the program's, and a turn of the engine must not end by its panic.
-        // SAFETY: as `new` says; this is the only call.
-        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| unsafe { (self.drop)(self.owner) }));
+        let owner = self.owner;
+        self.pool.submit(Box::new(move || {
+            // Whole, because its fields alone are not `Send`.
+            let Owner { place, drop } = { owner };
+            // SAFETY: as `new` says; this is the only call.
+            unsafe { drop(place) }
+        }));
     }
 }
 

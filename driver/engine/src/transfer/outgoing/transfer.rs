@@ -486,7 +486,9 @@ impl Transfer {
         // If the target pulls as well, both claim one chunk at a time, so that they end together.
         let most = if self.get.is_some_and(|get| get.pulls) { 1 } else { CHUNK_MOST / self.ends.chunk };
         let generation = u64::from(self.ticket.generation);
-        let Some(claim) = self.meeting().map(|meeting| meeting.claim_put(generation, self.ends.chunks(), most)) else { return false };
+        let Some(claim) = self.meeting().map(|meeting| meeting.claim_put(generation, self.ends.chunks(), most)) else {
+            return false;
+        };
         if claim == Claim::Revoked {
             self.target = None;
             return false;
