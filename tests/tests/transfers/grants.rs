@@ -416,6 +416,28 @@ fn a_receive_that_is_cancelled_within_a_callback_leaves_its_buffer_to_the_engine
 }
 
 #[test]
+fn a_message_that_nobody_asked_for_yet_is_moved_by_its_mode_too() {
+    // Its poller turns the target always.
+    let [a, b] = near_with(|_, builder| builder.progress(Progress::Poller));
+    let peer = a.peer(b.id()).unwrap();
+    let mut tag = 0;
+    for words in MODES {
+        // The machine may keep the target from running until the origin takes the memory FIFO.
+        let is_right = (0..200).any(|_| {
+            tag += 1;
+            let sent = peer.start_send_as(tag, pattern::bytes(LEN, tag), mode(words)).unwrap();
+            eventually("it is in the pool", || sent.test());
+            let by = sent.receipt().unwrap().moved.unwrap();
+            sent.wait().result.unwrap();
+            let mut buf = vec![0; LEN];
+            check(b.recv_until(Match::any(), &mut buf, soon()).unwrap(), &buf, tag);
+            is_by(words, by) || words == "shm/both" && by.fifo < LEN as u64
+        });
+        assert!(is_right, "{words}: never as asked");
+    }
+}
+
+#[test]
 fn a_target_that_wants_to_copy_alone_grants_nothing() {
     let [a, b] = near_with(|id, builder| if id == 1 { builder.copy(CopySide::Target) } else { builder });
     let bytes = pattern::bytes(LEN, 3);

@@ -23,8 +23,8 @@ use std::time::Instant;
 /// An operation in progress: a send or a receive with its buffer, an update of a cell, a collective. `T` is its result.
 ///
 /// It advances while any thread of the node waits, while the poller runs, and inside [`test`](Self::test). It is also a future.
-/// Dropping it cancels it. If it is a receive that already had a message, the next receive gets that message. Forgetting it is
-/// sound: its buffer is leaked.
+/// Dropping it cancels it. If it is a receive that already had a message, the next receive gets that message. If another node may
+/// still write to its buffer, the engine keeps the buffer ([`Error::BufferKept`]). Forgetting it is sound: its buffer is leaked.
 ///
 /// ```
 /// # use doorbell::{Match, Node, Space};

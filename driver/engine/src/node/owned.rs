@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// How a send or a receive ended, and its buffer.
 #[derive(Debug)]
 pub struct Completion<B, R = ()> {
-    /// The buffer.
+    /// The buffer. Of a receive, an `Option`: see [`Received`].
     pub buffer: B,
     /// How it ended. A send without an error: the message is in its target's lane, or all its bytes have been moved. A receive
     /// without an error: the envelope of the message that is in the buffer.

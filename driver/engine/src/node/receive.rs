@@ -415,7 +415,10 @@ impl Node {
     /// Receives the next message that `accepts` accepts into `buf`, and returns its envelope. The message is
     /// `buf[..envelope.len]`. Messages of one sender and priority arrive in the order in which they were sent.
     ///
-    /// Waits until there is such a message. A receive that is bound to one node ends with an error when that node is gone and
+    /// Waits until there is such a message. The sender of a large message may copy it into `buf` itself meanwhile. If its process
+    /// is stopped in the middle of that, this call waits until the process continues or ends.
+    ///
+    /// A receive that is bound to one node ends with an error when that node is gone and
     /// all its messages have been received.
     ///
     /// # Errors
@@ -427,7 +430,9 @@ impl Node {
         self.shared.receive(accepts, buf, None)
     }
 
-    /// Receives a message, waiting until `deadline` at most.
+    /// Receives a message, waiting until `deadline` at most. After a timeout no other node writes to `buf`, and the message is
+    /// not lost. For that, a sender that asks to put a large message puts it into memory of the engine, which copies it to `buf`
+    /// at the end.
     ///
     /// # Errors
     /// [`Error::Timeout`]; otherwise as [`recv`](Self::recv).
@@ -495,6 +500,11 @@ impl Node {
 
     /// Begins to receive a message into an owned buffer and returns at once. Receives match in the order in which they were
     /// begun.
+    ///
+    /// The sender of a large message may copy it into the buffer itself, if it asks for that. A receive that is cancelled or
+    /// dropped meanwhile takes the permission back, and waits up to 100 ms until the sender has let go. A sender whose process is
+    /// stopped does not let go. Then the receive ends with [`Error::BufferKept`] and returns no buffer: the engine keeps it until
+    /// the sender continues or is dead, and drops it on a thread of its own.
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].

@@ -44,6 +44,8 @@ pub struct Incoming {
     acknowledged: bool,
     /// The origin was told where to put, so that memory can't be released before the origin lets go of it.
     granted: bool,
+    /// When a message without a receive gets storage of the engine, so that it is copied as was asked for.
+    stages_at: Option<Instant>,
     /// The inbox of the origin, since the RTS was answered.
     peer: Option<Arc<PeerInbox>>,
     /// Memory that no one uses any more, except that the origin may write to it.
@@ -154,6 +156,7 @@ impl Incoming {
             source: None,
             acknowledged: false,
             granted: false,
+            stages_at: (put.apart.is_none() && put.asks.any()).then(|| world::now() + grant::STAGE_AFTER),
             peer: None,
             left: None,
             failure: None,

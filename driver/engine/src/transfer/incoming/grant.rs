@@ -15,11 +15,19 @@ use crate::transfer::kept::Keepsake;
 /// How long to wait for an origin to let go of memory, before the engine keeps that memory.
 const SETTLE: Duration = Duration::from_millis(100);
 
+/// A receive that comes within this time gets a message without a copy in the pool. An origin that was asked for a mode waits twice
+/// as long before it takes the memory FIFO.
+pub(super) const STAGE_AFTER: Duration = Duration::from_millis(5);
+
 impl Incoming {
     /// The answer to the origin, once there is a receive, or storage for the message. A node without an engine fetches nothing.
     pub fn answer(&mut self, peer: &Arc<PeerInbox>, local: &Local, copy: CopySide, has_engine: bool) -> Option<RemoteGet> {
         if self.acknowledged {
             return None;
+        }
+        if self.due() == Some(Duration::ZERO) {
+            self.stages_at = None;
+            self.stage();
         }
         let may_put = copy != CopySide::Target;
         if may_put && self.put.asks.put && matches!(&self.sink, Sink::Receive(receive) if receive.holder == Holder::Caller) {
@@ -45,6 +53,12 @@ impl Incoming {
         self.peer = Some(peer.clone());
         let target = if may_put && is_lent { local.place(at, len) } else { Place::Nowhere };
         Some(RemoteGet { ticket: self.put.ticket, target, pulls: self.source.is_some(), beside: Names::default() })
+    }
+
+    /// How long until a message without a receive gets storage of the engine.
+    pub fn due(&self) -> Option<Duration> {
+        let at = self.stages_at.filter(|_| matches!(self.sink, Sink::Pool(_)))?;
+        Some(at.saturating_duration_since(world::now()))
     }
 
     /// Gives the message storage of the engine, in which each byte has its place, if one of the two ends asked to copy there.
