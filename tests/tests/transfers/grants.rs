@@ -256,7 +256,7 @@ impl Stopped {
         pattern::check(&next, 1);
         assert_eq!(node.recv_until(Match::any(), &mut next, soon()).unwrap().tag, 2);
         process.end_well(PATIENCE);
-        // What was put before the stop is a part of it.
+        // A part of it was put before the stop.
         let report = reported(&node, Side::Target, 1);
         assert!(report.put.bytes > 0 && report.put.bytes + report.fifo.bytes == LONG as u64, "{report:?}");
         assert!(returned.iter().all(|memory| memory.as_ref().iter().all(|byte| *byte == 0xa5)), "written after it came back");

@@ -7,7 +7,7 @@ use crate::sync::op::{Op, Outcome};
 use doorbell_fabric::{Envelope, Message, Payload};
 use std::sync::Arc;
 
-/// Who has the buffer of a receive. It decides how an origin may put there.
+/// The holder of the buffer of a receive. It decides how an origin may put there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holder {
     /// The caller, which may get it back at any time: an origin puts elsewhere.
@@ -26,7 +26,7 @@ pub struct RecvOp {
     pub ptr: *mut u8,
     /// The length of the buffer in bytes.
     pub capacity: usize,
-    /// Who has the buffer.
+    /// The holder of the buffer.
     pub holder: Holder,
     /// Its place among the receives of this node.
     pub number: u64,

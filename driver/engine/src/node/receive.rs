@@ -31,7 +31,7 @@ struct IntoBuffer<'a> {
     got: Option<Result<Envelope>>,
     /// Present while the message arrives in pieces; completed with the last piece.
     long: Option<Arc<Op>>,
-    /// Who has the buffer.
+    /// The holder of the buffer.
     holder: Holder,
 }
 
