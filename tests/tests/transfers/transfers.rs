@@ -366,7 +366,8 @@ fn memory_that_only_its_owner_may_read() {
     let _turn = Turn::take();
     let domain = Domain::new("secret");
     let words = Words::new(at::COUNT);
-    let node = Node::builder(domain.name()).id(0).join().unwrap();
+    // The origin may read its memory, so it must not put.
+    let node = Node::builder(domain.name()).id(0).copy(doorbell::CopySide::Target).join().unwrap();
     let process = start("sends what nobody else may read", &domain, "inline", &words);
     let mut buf = vec![0; SECRET];
     if until("the other has its memory", || Some(words[at::GO].load(SeqCst)).filter(|word| *word > 0)) == 3 {

@@ -81,18 +81,20 @@ pub struct Asks {
     pub put: bool,
     /// The target is to pull.
     pub pull: bool,
+    /// The origin was asked for this by name, and leaves the target time for it.
+    pub patient: bool,
 }
 
 impl Asks {
     /// What a setting asks for.
     pub fn of(copy: CopySide) -> Self {
         let put = matches!(copy, CopySide::Origin | CopySide::Both);
-        Self { put, pull: matches!(copy, CopySide::Target | CopySide::Both) }
+        Self { put, pull: matches!(copy, CopySide::Target | CopySide::Both), patient: false }
     }
 
     /// What the one or the other asks for.
     pub fn or(self, other: Self) -> Self {
-        Self { put: self.put | other.put, pull: self.pull | other.pull }
+        Self { put: self.put | other.put, pull: self.pull | other.pull, patient: self.patient | other.patient }
     }
 
     /// Whether it asks for anything.
@@ -125,9 +127,11 @@ const LINK_SHIFT: u32 = 33;
 const LINK_MASK: u64 = 0x3 << LINK_SHIFT;
 const BESIDE_SHIFT: u32 = 35;
 const BESIDE_MASK: u64 = 0xf << BESIDE_SHIFT;
-/// The same without a network: the origin asks to put, or asks the target to pull.
+/// The same without a network: the origin asks to put, asks the target to pull, and leaves it time.
 const ASKS_PUT: u64 = 1 << 39;
 const ASKS_PULL: u64 = 1 << 40;
+const PATIENT: u64 = 1 << 41;
+const ASKS_MASK: u64 = ASKS_PUT | ASKS_PULL | PATIENT;
 const _: () = assert!(NETWORK_LINKS == 4);
 
 impl DirectPut {
@@ -140,7 +144,8 @@ impl DirectPut {
         let [kind, value] = self.source.words();
         let cut = self.ends.chunk | (self.ends.from_high as u64) << 63;
         let beside = u64::from(self.beside.bits()) << BESIDE_SHIFT;
-        let asks = if self.asks.put { ASKS_PUT } else { 0 } | if self.asks.pull { ASKS_PULL } else { 0 };
+        let asked = [(self.asks.put, ASKS_PUT), (self.asks.pull, ASKS_PULL), (self.asks.patient, PATIENT)];
+        let asks = asked.into_iter().filter(|(asks, _)| *asks).fold(0, |bits, (_, bit)| bits | bit);
         let flags = self.apart.map_or(asks, |link| APART | u64::from(link) << LINK_SHIFT | beside);
         bytes([self.ticket.word() | flags, cut, kind, value])
     }
@@ -151,9 +156,9 @@ impl DirectPut {
         let ends = Ends { len, chunk: cut & !(1 << 63), from_high: cut >> 63 != 0 };
         let is_cut = (CHUNK_LEAST..=CHUNK_MOST).contains(&ends.chunk) && len > 0 && ends.chunks() <= CHUNKS_MAX;
         let apart = (ticket & APART != 0).then_some(((ticket & LINK_MASK) >> LINK_SHIFT) as u8);
-        let flags = if apart.is_some() { APART | LINK_MASK | BESIDE_MASK } else { ASKS_PUT | ASKS_PULL };
+        let flags = if apart.is_some() { APART | LINK_MASK | BESIDE_MASK } else { ASKS_MASK };
         let asks = |flag: u64| ticket & flags & flag != 0;
-        let asks = Asks { put: asks(ASKS_PUT), pull: asks(ASKS_PULL) };
+        let asks = Asks { put: asks(ASKS_PUT), pull: asks(ASKS_PULL), patient: asks(PATIENT) };
         let beside = Links::of_bits(((ticket & flags & BESIDE_MASK) >> BESIDE_SHIFT) as u8);
         let (ticket, source) = (TransferId::from_word(ticket & !flags)?, Place::from_words([kind, value])?);
         let is_beside = apart.is_none_or(|link| !beside.has(link));
@@ -341,11 +346,11 @@ mod tests {
         #[cfg_attr(miri, ignore)]
         fn descriptors_survive_the_way(
             ticket in ticket(), place in place(), len in 1_u64..1 << 39, chunk in 1_u64..=CHUNK_MOST / CHUNK_LEAST,
-            from_high: bool, pulls: bool, apart in proptest::option::of(0..4_u8), beside: u8, names: Names, asked: [bool; 2],
+            from_high: bool, pulls: bool, apart in proptest::option::of(0..4_u8), beside: u8, names: Names, asked: [bool; 3],
         ) {
             let ends = Ends { len, chunk: chunk * CHUNK_LEAST, from_high };
             let beside = apart.map_or(Links::NONE, |link| Links::of_bits(beside).without(link));
-            let asks = if apart.is_none() { Asks { put: asked[0], pull: asked[1] } } else { Asks::default() };
+            let asks = if apart.is_none() { Asks { put: asked[0], pull: asked[1], patient: asked[2] } } else { Asks::default() };
             let put = DirectPut { ticket, ends, source: place, apart, beside, asks };
             let decoded = DirectPut::decode(Payload::private(&put.encode()), len);
             prop_assert_eq!(decoded, (ends.chunks() <= CHUNKS_MAX).then_some(put));

@@ -156,7 +156,7 @@ impl Incoming {
             source: None,
             acknowledged: false,
             granted: false,
-            stages_at: (put.apart.is_none() && put.asks.any()).then(|| world::now() + grant::STAGE_AFTER),
+            stages_at: (put.apart.is_none() && put.asks.any() && put.asks.patient).then(|| world::now() + grant::STAGE_AFTER),
             peer: None,
             left: None,
             failure: None,

@@ -207,7 +207,11 @@ impl Outgoing {
         let hides = route.copy == CopySide::Origin || route.apart.is_some();
         let source = if hides { Place::Nowhere } else { local.place(order.bytes, order.len) };
         let asks = Asks::of(route.copy);
-        let asks = if peer.is_some() { Asks { put: asks.put && route.has_engine, ..asks } } else { Asks::default() };
+        let asks = if peer.is_some() {
+            Asks { put: asks.put && route.has_engine, patient: route.patient, ..asks }
+        } else {
+            Asks::default()
+        };
         let rts = DirectPut { ticket, ends, source, apart: route.apart, beside: route.beside, asks }.encode();
         match state.push_rts(route.by, order.tag, order.len, &rts) {
             Push::Done => {}
