@@ -78,8 +78,8 @@ pub mod transfer {
 pub use doorbell_engine::{
     Access, Certainty, Completion, CopySide, Counter, CounterKey, Envelope, Error, Event, Faults, Incarnation, KEY_BYTES, Key,
     KeyFault, LaneGeometry, Lendable, Loan, LoanMut, LoanStats, Lowered, Match, Member, Message, Metric, Metrics, Node,
-    NodeBuilder, NodeId, NodeName, Operation, Payload, Peer, Plain, Priority, Progress, ReadOnly, ReadWrite, Recipient, Region,
-    Result, Role, Space, Stats, Stored, Taken, TransferReport, Wait,
+    NodeBuilder, NodeId, NodeName, Operation, Payload, Peer, Plain, Priority, Progress, ReadOnly, ReadWrite, Received, Recipient,
+    Region, Result, Role, Space, Stats, Stored, Taken, TransferReport, Wait,
 };
 #[cfg(feature = "udp")]
 pub use doorbell_engine::{FabricKind, PortKind, UdpError};

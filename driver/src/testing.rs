@@ -110,7 +110,7 @@ pub struct Stopped {
 /// a.send(b.id(), 1, b"patience")?;
 /// assert!(!receive.test());
 /// drop(stopped);
-/// assert_eq!(&receive.wait().buffer, b"patience");
+/// assert_eq!(&receive.wait().buffer.unwrap(), b"patience");
 /// # Ok(())
 /// # }
 /// ```

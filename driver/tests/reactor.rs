@@ -28,7 +28,7 @@ fn receive(node: &Node, reactor: &mut Reactor, tag: u64) -> usize {
             reactor.disarm().unwrap();
         }
     }
-    assert_eq!(receive.wait().buffer[..8], tag.to_le_bytes());
+    assert_eq!(receive.wait().buffer.unwrap()[..8], tag.to_le_bytes());
     slept
 }
 

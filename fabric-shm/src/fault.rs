@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// All places, in the order in which a node reaches them.
-pub const PLACES: [&str; 52] = [
+pub const PLACES: [&str; 54] = [
     "join.locked",
     "join.domain",
     "join.reaped",
@@ -34,8 +34,10 @@ pub const PLACES: [&str; 52] = [
     "bell.sleeping",
     "meeting.opened",
     "meeting.claimed",
+    "meeting.putting",
     "meeting.put",
     "meeting.pulled",
+    "meeting.revoked",
     "meeting.finished",
     "meeting.closed",
     "cma.copying",

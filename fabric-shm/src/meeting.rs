@@ -5,12 +5,16 @@
 //! direct puts, of the origin and of the target, claim from the *last* end. The transfer decides which end of the buffer is the
 //! first: see [`Ends`].
 //!
-//! The word also records how the transfer ended: *finished* by the target, which has the whole message, or *closed* by the side
-//! that gave up. One excludes the other. Slots are reused; the generation in the word tells one use from the next.
+//! The word also has the state of the transfer. It ends *finished* by the target, which has the whole message, or *closed* by the
+//! side that gave up. Before that, the target may *revoke* the permission to put: then the origin claims no more chunks for puts,
+//! and the message goes on by other ways. Slots are reused; the generation in the word tells one use from the next.
 //!
 //! ```text
-//! claims | generation 14 | finished 1 | closed 1 | from the last end 24 | from the first end 24 |
+//! claims | generation 14 | state 2 | from the last end 24 | from the first end 24 |
 //! ```
+//!
+//! A revocation and a claim change the same word. So the target sees each chunk that the origin claimed for a put before, and
+//! waits until the origin has recorded as many chunks that it no longer touches.
 //!
 //! The other process may write anything here. Each side checks claims against the number of chunks, and counts privately what it
 //! moved.
@@ -33,8 +37,11 @@ pub const CHUNKS_MAX: u64 = (1 << 24) - 1;
 const GENERATIONS: u64 = 1 << 14;
 const COUNT_MASK: u64 = (1 << 24) - 1;
 const LAST_SHIFT: u32 = 24;
+const STATE_MASK: u64 = 3 << 48;
 const CLOSED: u64 = 1 << 48;
-const FINISHED: u64 = 1 << 49;
+const FINISHED: u64 = 2 << 48;
+/// Under way, but the origin must not put.
+const REVOKED: u64 = 3 << 48;
 const GENERATION_SHIFT: u32 = 50;
 /// Bits for the number of pulled bytes. The greatest numbers encode why the target gave up: no message is that long.
 const PULLED_MASK: u64 = (1 << GENERATION_SHIFT) - 1;
@@ -75,6 +82,8 @@ pub enum Claim {
     Met,
     /// The transfer has ended: it was closed or finished, or another transfer uses the slot.
     Over,
+    /// The target has revoked the permission to put.
+    Revoked,
     /// The word holds a value that no correct process writes.
     Damaged,
 }
@@ -95,6 +104,11 @@ pub enum Refusal {
     Unreadable,
     /// The target cannot write its own buffer.
     Unwritable,
+}
+
+/// Whether the word is that of a transfer that has ended.
+fn is_ended(word: u64) -> bool {
+    matches!(word & STATE_MASK, CLOSED | FINISHED)
 }
 
 impl Refusal {
@@ -128,7 +142,7 @@ impl RendezvousBlock {
     /// Whether the latest use has ended for both sides, or there was none.
     pub fn is_over(&self) -> bool {
         let word = self.claims.load(Ordering::Acquire);
-        word == 0 || word & (CLOSED | FINISHED) != 0
+        word == 0 || is_ended(word)
     }
 
     /// Begins a transfer. For the origin. The transfer's first packet publishes it.
@@ -145,18 +159,34 @@ impl RendezvousBlock {
         (word >> GENERATION_SHIFT == generation).then_some(Progress {
             first: word & COUNT_MASK,
             last: word >> LAST_SHIFT & COUNT_MASK,
-            finished: word & FINISHED != 0,
-            closed: word & CLOSED != 0,
+            finished: word & STATE_MASK == FINISHED,
+            closed: word & STATE_MASK == CLOSED,
         })
     }
 
     /// Claims the next chunks from one end, out of `chunks` in all: at least one if any is left, and `most` at most.
     pub fn claim(&self, generation: u64, chunks: u64, end: End, most: u64) -> Claim {
+        self.claim_as(false, generation, chunks, end, most)
+    }
+
+    /// Origin: claims the next chunks from the last end, to put them into the memory of the target, which may have forbidden it.
+    pub fn claim_put(&self, generation: u64, chunks: u64, most: u64) -> Claim {
+        let claim = self.claim_as(true, generation, chunks, End::Last, most);
+        if matches!(claim, Claim::Chunks(_)) {
+            fault_point!("meeting.putting");
+        }
+        claim
+    }
+
+    fn claim_as(&self, puts: bool, generation: u64, chunks: u64, end: End, most: u64) -> Claim {
         let mut word = self.claims.load(Ordering::Relaxed);
         loop {
             let (first, last) = (word & COUNT_MASK, word >> LAST_SHIFT & COUNT_MASK);
-            if word >> GENERATION_SHIFT != generation || word & (CLOSED | FINISHED) != 0 {
+            if word >> GENERATION_SHIFT != generation || is_ended(word) {
                 return Claim::Over;
+            }
+            if puts && word & STATE_MASK == REVOKED && !planted_bug("revoke") {
+                return Claim::Revoked;
             }
             if first + last > chunks {
                 return Claim::Damaged;
@@ -195,13 +225,34 @@ impl RendezvousBlock {
         self.end(generation, CLOSED)
     }
 
+    /// Target: revokes the permission to put. False if the transfer has ended, or another transfer uses the slot.
+    pub fn revoke(&self, generation: u64) -> bool {
+        let revoked = match self.try_set(generation, REVOKED) {
+            Ok(_) => true,
+            Err(word) => word >> GENERATION_SHIFT == generation && word & STATE_MASK == REVOKED,
+        };
+        fault_point!("meeting.revoked");
+        revoked
+    }
+
+    /// Target: whether the origin no longer touches memory of the target, after a revocation or the end of the transfer. `own`:
+    /// how many chunks the target has claimed from the last end.
+    pub fn has_let_go(&self, generation: u64, own: u64) -> bool {
+        let word = self.claims.load(Ordering::Acquire);
+        if word >> GENERATION_SHIFT != generation {
+            // An origin begins another transfer when it has done with this one. Zero is not of an origin: the memory was cut.
+            return word != 0;
+        }
+        self.put().chunks >= (word >> LAST_SHIFT & COUNT_MASK).saturating_sub(own)
+    }
+
     /// Target: gives up because it cannot copy bytes that it has claimed. Returns false if the transfer had ended before; then
     /// the copy may have failed because the origin took its buffer back.
     pub fn refuse(&self, generation: u64, why: Refusal) -> bool {
         let pulled = self.pulled(generation);
         let said = Refusal::ALL.into_iter().find(|(refusal, _)| *refusal == why);
         self.set_pulled(generation, said.map_or(PULLED_MASK, |(_, said)| said));
-        let closed = self.try_end(generation, CLOSED).is_ok();
+        let closed = self.try_set(generation, CLOSED).is_ok();
         if closed {
             fault_point!("meeting.closed");
         } else {
@@ -217,7 +268,7 @@ impl RendezvousBlock {
     }
 
     fn end(&self, generation: u64, how: u64) -> bool {
-        match self.try_end(generation, how) {
+        match self.try_set(generation, how) {
             Ok(_) if how == FINISHED => {
                 fault_point!("meeting.finished");
                 true
@@ -226,18 +277,19 @@ impl RendezvousBlock {
                 fault_point!("meeting.closed");
                 true
             }
-            Err(word) => word >> GENERATION_SHIFT == generation && word & how != 0,
+            Err(word) => word >> GENERATION_SHIFT == generation && word & STATE_MASK == how,
         }
     }
 
-    /// Ends the transfer. Returns the previous word, as an error if the transfer had ended before.
-    fn try_end(&self, generation: u64, how: u64) -> Result<u64, u64> {
+    /// Sets the state of the transfer. Returns the previous word, as an error if the transfer had ended before.
+    fn try_set(&self, generation: u64, state: u64) -> Result<u64, u64> {
         self.claims.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
-            (word >> GENERATION_SHIFT == generation && word & (CLOSED | FINISHED) == 0).then_some(word | how)
+            (word >> GENERATION_SHIFT == generation && !is_ended(word)).then_some(word & !STATE_MASK | state)
         })
     }
 
-    /// Origin: records its total progress in puts. Release: the bytes are in place before.
+    /// Origin: records its total progress in puts: the bytes put, and the chunks that it no longer touches, put or not. Release:
+    /// the bytes are in place before.
     pub fn set_put(&self, put: Moved) {
         fault_point!("meeting.put");
         self.put.store(put.bytes << 24 | put.chunks & COUNT_MASK, Ordering::Release);
@@ -386,6 +438,29 @@ mod tests {
     }
 
     #[test]
+    fn what_is_revoked_is_put_no_more_and_goes_on_by_other_ways() {
+        let meeting = RendezvousBlock::default();
+        assert!(!meeting.revoke(1) && !meeting.has_let_go(1, 0));
+        meeting.open(1);
+        assert_eq!(meeting.claim_put(1, 9, 2), Claim::Chunks(Run { first: 7, count: 2 }));
+        assert_eq!(meeting.claim(1, 9, End::Last, 1), Claim::Chunks(Run { first: 6, count: 1 }));
+        assert!(meeting.revoke(1) && meeting.revoke(1) && !meeting.revoke(2));
+        assert!(!meeting.has_let_go(1, 1));
+        meeting.set_put(Moved { bytes: 0, chunks: 2 });
+        assert!(meeting.has_let_go(1, 1) && !meeting.is_over());
+        assert_eq!(meeting.claim_put(1, 9, 1), Claim::Revoked);
+        assert_eq!(meeting.claim(1, 9, End::Last, 1), Claim::Chunks(Run { first: 5, count: 1 }));
+        assert_eq!(meeting.claim(1, 9, End::First, 1), Claim::Chunks(Run { first: 0, count: 1 }));
+        assert!(meeting.has_let_go(1, 2) && meeting.finish(1) && !meeting.revoke(1) && !meeting.close(1));
+        assert_eq!((meeting.progress(1).unwrap().finished, meeting.claim_put(1, 9, 1)), (true, Claim::Over));
+        // The next use begins without it, and tells that this one is over.
+        meeting.open(2);
+        assert!(meeting.has_let_go(1, 0));
+        assert_eq!(meeting.claim_put(2, 9, 1), Claim::Chunks(Run { first: 8, count: 1 }));
+        assert!(meeting.close(2) && !meeting.has_let_go(2, 0));
+    }
+
+    #[test]
     fn what_is_over_is_claimed_no_more() {
         let meeting = RendezvousBlock::default();
         assert_eq!(meeting.claim(1, 4, End::First, 1), Claim::Over);
@@ -453,6 +528,48 @@ mod loom_tests {
     #[test]
     fn whoever_closes_ends_it_for_both() {
         meet(true, 1);
+    }
+
+    /// The origin puts chunks. The target revokes, and takes its memory back when the origin has let go of it: from then on,
+    /// nothing is written there. The target claims chunks meanwhile.
+    #[test]
+    fn what_the_target_has_taken_back_is_not_written() {
+        loom::model(|| {
+            let meeting = Arc::new(RendezvousBlock::default());
+            meeting.open(1);
+            // Each chunk is a word: 1 when the origin has put it.
+            let memory: Arc<Vec<AtomicU64>> = Arc::new((0..CHUNKS).map(|_| AtomicU64::new(0)).collect());
+            let origin = {
+                let (meeting, memory) = (meeting.clone(), memory.clone());
+                loom::thread::spawn(move || {
+                    let mut put = Moved::default();
+                    while let Claim::Chunks(run) = meeting.claim_put(1, CHUNKS, 1) {
+                        if planted_bug("let_go") {
+                            put.add(1, 1);
+                            meeting.set_put(put);
+                            memory[run.first as usize].store(1, Ordering::Relaxed);
+                        } else {
+                            memory[run.first as usize].store(1, Ordering::Relaxed);
+                            put.add(1, 1);
+                            meeting.set_put(put);
+                        }
+                    }
+                })
+            };
+            let own = u64::from(matches!(meeting.claim(1, CHUNKS, End::Last, 1), Claim::Chunks(_)));
+            assert!(meeting.revoke(1));
+            // Once, since a loop would have no end in a model.
+            let has_let_go = meeting.has_let_go(1, own);
+            if has_let_go {
+                memory.iter().for_each(|word| word.store(2, Ordering::Relaxed));
+            }
+            origin.join().unwrap();
+            assert!(meeting.has_let_go(1, own), "the origin never confirms");
+            if has_let_go {
+                let all: Vec<u64> = memory.iter().map(|word| word.load(Ordering::Relaxed)).collect();
+                assert_eq!(all, [2; CHUNKS as usize], "written after it was taken back");
+            }
+        });
     }
 
     /// Closing and finishing exclude each other.

@@ -11,7 +11,9 @@
 //!   that no receive begun before it has got.
 //! - No receive waits while one begun after it gets a message that it accepts too.
 
-use doorbell::{Completion, Envelope, Error, Faults, LaneGeometry, Match, Node, NodeId, Operation, Peer, Priority, Space};
+use doorbell::{
+    Completion, Envelope, Error, Faults, LaneGeometry, Match, Node, NodeId, Operation, Peer, Priority, Received, Space,
+};
 use doorbell_tests::patience::take_back;
 use doorbell_tests::pattern;
 use proptest::collection;
@@ -103,7 +105,7 @@ struct Send {
 struct Receive {
     incarnation: Life,
     accepts: Accepts,
-    pending: Option<Operation<Completion<Vec<u8>, Envelope>>>,
+    pending: Option<Operation<Received<Vec<u8>>>>,
     /// Ended without a message: cancelled, or its node is gone, or nothing was there.
     ended: bool,
     got: Option<Envelope>,
@@ -295,7 +297,7 @@ impl Run {
         let got = match take_back(request) {
             Ok(_) => None,
             Err(completion) => match completion.result {
-                Ok(envelope) => Some(self.arrive(incarnation, envelope, completion.buffer)),
+                Ok(envelope) => Some(self.arrive(incarnation, envelope, completion.buffer.unwrap())),
                 Err(Error::Truncated { message, .. }) => Some(self.arrive(incarnation, message.envelope, message.bytes)),
                 Err(Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::Closed) => None,
                 other => panic!("{other:?}"),

@@ -6,7 +6,7 @@ use crate::transport::{Result, Setup, StreamBuffers, TAG, Transport};
 use doorbell::collective::reduction::Sum;
 use doorbell::collective::{Synchronisation, Team};
 use doorbell::zerocopy::FromBytes;
-use doorbell::{Completion, Envelope, Error, FabricKind, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Region, Operation, Role};
+use doorbell::{Completion, Error, FabricKind, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Region, Operation, Role};
 use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section, Side};
 use doorbell_benches::memory::Memory;
 use doorbell_benches::stream::{self, Flow, Window};
@@ -273,7 +273,7 @@ struct Requests<'a> {
     peer: &'a Peer,
 }
 
-fn finish<R>(request: Operation<Completion<Memory, R>>) -> std::result::Result<Memory, Error> {
+fn finish<B, R>(request: Operation<Completion<B, R>>) -> std::result::Result<B, Error> {
     let completion = request.wait();
     completion.result?;
     Ok(completion.buffer)
@@ -282,7 +282,7 @@ fn finish<R>(request: Operation<Completion<Memory, R>>) -> std::result::Result<M
 impl Window for Requests<'_> {
     type Error = Error;
     type Sent = Operation<Completion<Memory>>;
-    type Received = Operation<Completion<Memory, Envelope>>;
+    type Received = Operation<doorbell::Received<Memory>>;
 
     #[inline(always)]
     fn start_send(&mut self, message: Memory) -> std::result::Result<Operation<Completion<Memory>>, Error> {
@@ -301,6 +301,7 @@ impl Window for Requests<'_> {
 
     #[inline(always)]
     fn finish_receive(&mut self, received: Self::Received) -> std::result::Result<Memory, Error> {
-        finish(received)
+        // A receive without an error returns its buffer.
+        finish(received)?.ok_or(Error::Cancelled)
     }
 }

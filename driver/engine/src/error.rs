@@ -48,6 +48,17 @@ pub enum Error {
     /// The request was cancelled.
     #[error("the request was cancelled")]
     Cancelled,
+    /// A receive ended while its sender was copying into the buffer, and the sender has not confirmed that it stopped. Its process
+    /// may be stopped, and would write when it continues. So the buffer is not returned: the engine keeps it until the sender
+    /// confirms or is dead, and drops it then. The message is not lost, unless the receive was cancelled from within a callback:
+    /// the next receive gets it.
+    #[error(
+        "the receive ended, but node {node} has not confirmed that it stopped writing to the buffer, so the engine keeps the buffer until node {node} confirms or is dead; receive into another buffer, and continue or end the process of node {node} if it is stopped"
+    )]
+    BufferKept {
+        /// The sender.
+        node: NodeId,
+    },
     /// The peer is dead.
     #[error("node {node} ({incarnation}) died; take a new peer when it has joined again")]
     PeerDied {
@@ -290,6 +301,7 @@ impl Error {
     pub fn node(&self) -> Option<NodeId> {
         match self {
             Error::Full { node }
+            | Error::BufferKept { node }
             | Error::PeerDied { node, .. }
             | Error::PeerLeft { node, .. }
             | Error::NoSuchNode { node }

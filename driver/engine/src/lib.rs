@@ -65,7 +65,7 @@ pub use links::FabricKind;
 #[cfg(not(loom))]
 pub use loan::{Lendable, Loan, LoanMut, LoanStats, Recipient, Taken};
 #[cfg(not(loom))]
-pub use node::{Completion, Event, Node, NodeBuilder, NodeName, Operation, Peer, Stats};
+pub use node::{Completion, Event, Node, NodeBuilder, NodeName, Operation, Peer, Received, Stats};
 #[cfg(not(loom))]
 pub use region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region, Stored};
 #[cfg(not(loom))]

@@ -279,7 +279,7 @@ pub fn every_receive_takes_a_loan(world: &World) {
                     let request = request.unwrap_or_else(|| b.start_recv(Match::any(), vec![0; 90_000]).unwrap());
                     let completion = request.wait();
                     completion.result.unwrap();
-                    pattern::check(&completion.buffer, seed);
+                    pattern::check(&completion.buffer.unwrap(), seed);
                 }
             }
             if let Some(sender) = sender {

@@ -1,6 +1,6 @@
 //! Matching of receives and messages.
 
-use doorbell::{Completion, Envelope, Error, Match, Node, Operation};
+use doorbell::{Completion, Envelope, Error, Match, Node, Operation, Received};
 use doorbell_tests::patience::{PATIENCE, briefly, soon, take_back, until};
 use doorbell_tests::world::World;
 use std::time::{Duration, Instant};
@@ -141,7 +141,7 @@ pub fn a_message_that_was_given_up_leaves_the_receives_in_order(world: &World) {
 }
 
 /// A receive from any node, whose message was given up.
-fn receive_that_was_given_up(from: &Node, to: &Node) -> Operation<Completion<Vec<u8>, Envelope>> {
+fn receive_that_was_given_up(from: &Node, to: &Node) -> Operation<Received<Vec<u8>>> {
     until("a message is given up in time", || {
         let any = to.start_recv(Match::any(), vec![0; LONG]).unwrap();
         if begin_and_give_up(from, to, 1) {

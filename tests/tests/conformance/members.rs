@@ -179,7 +179,7 @@ pub fn pending_operations_end_when_their_node_is_gone(world: &World) {
         let Ok(Completion { buffer, result }) = bound.wait_until(soon()) else {
             panic!("a receive bound to the node does not end")
         };
-        assert_eq!(buffer.len(), 8);
+        assert_eq!(buffer.unwrap().len(), 8);
         ended(result.unwrap_err());
         ended(send.wait_until(soon()).unwrap_or_else(|_| panic!("a send to the node does not end")).result.unwrap_err());
         ended(behind.wait_until(soon()).unwrap_or_else(|_| panic!("a queued send to the node does not end")).result.unwrap_err());

@@ -86,7 +86,7 @@ pub fn a_large_send_is_taken_back_in_the_middle(world: &World) {
     sending.into_iter().for_each(|sending| sending.join());
     let envelope = completion.result.unwrap();
     assert_eq!(envelope.tag, if delivered { 1 } else { 2 });
-    pattern::check(&completion.buffer[..envelope.len], if delivered { 3 } else { 2 });
+    pattern::check(&completion.buffer.unwrap()[..envelope.len], if delivered { 3 } else { 2 });
 }
 
 /// Bytes that are unmapped when they are dropped, so that a later access is a fault.
@@ -173,7 +173,7 @@ pub fn a_slot_that_is_used_again_does_not_harm_its_new_message(world: &World) {
             send.test();
             receive.as_ref().unwrap().test()
         });
-        pattern::check(&waited(receive.take().unwrap()).buffer, round);
+        pattern::check(&waited(receive.take().unwrap()).buffer.unwrap(), round);
         waited(send).result.unwrap();
         let mut buf = vec![0; MIB];
         if !taken_back {
@@ -207,11 +207,11 @@ pub fn a_refused_message_that_was_given_up_harms_no_other(world: &World) {
             receives.iter().all(doorbell::Operation::test)
         });
         let [long, other] = receives.map(waited);
-        pattern::check(&long.buffer, round);
+        pattern::check(&long.buffer.unwrap(), round);
         let envelope = other.result.unwrap();
         if taken_back {
             assert_eq!(envelope.len, 100);
-            pattern::check(&other.buffer[..100], round);
+            pattern::check(&other.buffer.unwrap()[..100], round);
         } else {
             assert_eq!(envelope.len, MIB);
             assert_eq!(b.recv_until(Match::any().tag(1), &mut [0; 100], soon()).unwrap().len, 100);
@@ -245,17 +245,17 @@ pub fn a_large_receive_that_is_taken_back_loses_nothing(world: &World) {
             b.progress().unwrap();
             if round == 1 {
                 match take_back(receive) {
-                    Ok(mut buffer) => buffer.fill(0xee),
+                    Ok(buffer) => buffer.unwrap().fill(0xee),
                     Err(completion) => {
                         got = Some(completion.result.unwrap());
-                        buf = completion.buffer;
+                        buf = completion.buffer.unwrap();
                     }
                 }
             } else if round == 2 {
                 if receive.test() {
                     let completion = waited(receive);
                     got = Some(completion.result.unwrap());
-                    buf = completion.buffer;
+                    buf = completion.buffer.unwrap();
                 } else {
                     drop(receive);
                     // A poller may have delivered it before that: then it is gone with the buffer.
@@ -393,7 +393,7 @@ fn one_end_goes(world: &World, side: Side, how: fn(Node), died: bool) {
                 let sending = running("a send", move || sender.send_until(to, 1, &pattern::bytes(LONGEST, 2), soon()).unwrap());
                 let completion = waited(receive);
                 let envelope = completion.result.unwrap();
-                pattern::check(&completion.buffer, if envelope.source == a.id() { 2 } else { 1 });
+                pattern::check(&completion.buffer.unwrap(), if envelope.source == a.id() { 2 } else { 1 });
                 if envelope.source != a.id() {
                     stays.recv_until(Match::from(a.id()), &mut vec![0; LONGEST], soon()).unwrap();
                 }
@@ -401,7 +401,7 @@ fn one_end_goes(world: &World, side: Side, how: fn(Node), died: bool) {
             } else {
                 let completion = waited(receive);
                 match completion.result {
-                    Ok(_) => pattern::check(&completion.buffer, 1),
+                    Ok(_) => pattern::check(&completion.buffer.unwrap(), 1),
                     Err(error) => assert!(gone(&error), "{error:?}"),
                 }
             }

@@ -99,7 +99,7 @@ fn receive(form: Form, node: &Node, accepts: Match, mut buffer: Buffer) -> (door
         Form::RecvBy => node.recv_until(accepts, buffer.as_mut(), soon()),
         Form::StartRecv => {
             let completion = waited(node.start_recv(accepts, buffer).unwrap());
-            return (completion.result, completion.buffer);
+            return (completion.result, completion.buffer.unwrap());
         }
         Form::RecvWith => read_by(node, accepts, soon(), |envelope, payload| {
             payload.copy_to(&mut buffer.as_mut()[..payload.len()]);
@@ -317,14 +317,14 @@ pub fn order_is_kept_among_long_and_short_messages(world: &World) {
                 let completion = waited(request);
                 let envelope = completion.result.unwrap();
                 assert_eq!((envelope.len, envelope.sequence), (len, number as u32));
-                pattern::check(&completion.buffer[..len], number as u64);
+                pattern::check(&completion.buffer.unwrap()[..len], number as u64);
             }
         }
     }
     for (number, len, request) in posted {
         let completion = waited(request);
         assert_eq!(completion.result.unwrap().len, len);
-        pattern::check(&completion.buffer[..len], number as u64);
+        pattern::check(&completion.buffer.unwrap()[..len], number as u64);
     }
     sending.join();
 }
@@ -382,7 +382,7 @@ pub fn a_node_moves_a_large_message_to_itself(world: &World) {
             };
             let completion = waited(receive);
             assert_eq!(completion.result.unwrap().len, len);
-            pattern::check(completion.buffer.as_ref(), tag);
+            pattern::check(completion.buffer.unwrap().as_ref(), tag);
             waited(send).result.unwrap();
             reports_agree(&a, &a, tag, len);
         }
@@ -485,7 +485,7 @@ pub fn an_answered_transfer_holds_up_its_own_priority_only(world: &World) {
     pattern::check(buffer.as_ref(), 2);
     let (sender, receiver) = (running("a send", move || waited(low).result.unwrap()), waited(taken));
     sender.join();
-    pattern::check(&receiver.buffer, 1);
+    pattern::check(&receiver.buffer.unwrap(), 1);
     let [origin, _] = reports_agree(&a, &b, 2, LONGEST);
     assert!(origin.fifo.bytes > 0, "{origin:?}");
 }

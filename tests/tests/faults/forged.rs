@@ -1,12 +1,13 @@
 //! Packets that no correct node sends, and the harm that they must not do to their receiver.
 
 use doorbell::Listener;
-use doorbell::{Error, Event, Match, Node, NodeId, Priority, Progress, Space};
+use doorbell::{Error, Event, Match, Metric, Node, NodeId, Priority, Progress, Space};
 use doorbell_fabric::{PacketHead, PacketKind, Push};
 use doorbell_shm::domain::{JoinOptions, Membership, PeerInbox};
 use doorbell_shm::lane::{Producer, RawMemory};
 use doorbell_shm::layout::{MEETINGS_OFFSET, block_offset};
 use doorbell_tests::patience::{eventually, running, soon, until};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const CHUNK: u64 = 16 << 10;
@@ -61,10 +62,15 @@ impl Forger {
 
     /// Announces a message of `len` bytes with an open rendezvous block.
     fn announce(&mut self, slot: u64, generation: u64, len: u64) -> bool {
+        self.announce_as(5, 0, slot, generation, len)
+    }
+
+    /// The same, with these bits in the first word of the descriptor.
+    fn announce_as(&mut self, tag: u64, flags: u64, slot: u64, generation: u64, len: u64) -> bool {
         self.meeting(slot).store(generation << 50, Ordering::Release);
-        let ticket = slot | generation << 16;
+        let ticket = slot | generation << 16 | flags;
         let words: Vec<u8> = [ticket, CHUNK, 0, 0].iter().flat_map(|word: &u64| word.to_ne_bytes()).collect();
-        self.push(PacketKind::Rts, 5, len, &words)
+        self.push(PacketKind::Rts, tag, len, &words)
     }
 }
 
@@ -104,6 +110,53 @@ fn a_message_in_crumbs_is_not_kept() {
         assert_eq!(reason, expected);
         assert_eq!(node.stats().unwrap().pooled, 0);
     }
+}
+
+/// A peer that is allowed to put, claims a chunk, and never says that it has let go.
+#[test]
+fn a_peer_keeps_no_more_buffers_than_it_has_slots() {
+    const ASKS_TO_PUT: u64 = 1 << 39;
+    const SLOTS: u64 = 2;
+    struct Buffer(Vec<u8>, Arc<AtomicU64>);
+    impl AsMut<[u8]> for Buffer {
+        fn as_mut(&mut self) -> &mut [u8] {
+            &mut self.0
+        }
+    }
+    impl Drop for Buffer {
+        fn drop(&mut self) {
+            self.1.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    let space = Space::heap();
+    let node = victim("keeps", &space);
+    let mut forger = Forger::join("keeps", &space);
+    let living = Arc::new(AtomicU64::new(0));
+    for round in 0..6 {
+        let (slot, generation) = (round % SLOTS, 1 + round);
+        living.fetch_add(1, Ordering::SeqCst);
+        let receive = node.start_recv(Match::any().tag(round), Buffer(vec![0; 3 * CHUNK as usize], living.clone())).unwrap();
+        assert!(forger.announce_as(round, ASKS_TO_PUT, slot, generation, 3 * CHUNK));
+        let gets = || node.metrics().unwrap()[Metric::RemoteGets];
+        let before = gets();
+        eventually("it is granted", || {
+            node.progress().unwrap();
+            gets() > before
+        });
+        forger.meeting(slot).fetch_add(1 << 24, Ordering::AcqRel);
+        let done = receive.cancel();
+        let is_kept = matches!(done.result, Err(Error::BufferKept { node: NodeId(1) })) && done.buffer.is_none();
+        assert!(is_kept, "round {round}: {:?}", done.result);
+        eventually("the former buffer is freed", || living.load(Ordering::SeqCst) <= SLOTS);
+        assert_eq!(living.load(Ordering::SeqCst), SLOTS.min(1 + round));
+    }
+    // It dies, and its buffers are freed.
+    forger.membership.abandon();
+    eventually("all are freed", || {
+        node.progress().unwrap();
+        let _ = node.try_event().unwrap();
+        living.load(Ordering::SeqCst) == 0
+    });
 }
 
 /// One slot, one transfer: a peer that names its slot anew for each has as many under way as it has slots.

@@ -1,7 +1,9 @@
 //! One of the four processes under traffic. It sends numbered messages of all kinds to all others, checks what it receives, and
 //! records its progress in shared words, which survive it.
 
-use doorbell::{Completion, CopySide, Envelope, Error, Event, Incarnation, Match, Node, NodeId, Operation, Peer, Priority};
+use doorbell::{
+    Completion, CopySide, Envelope, Error, Event, Incarnation, Match, Node, NodeId, Operation, Peer, Priority, Received,
+};
 use doorbell_tests::patience::soon;
 use doorbell_tests::process::{told, told_as};
 use doorbell_tests::words::{Words, now};
@@ -80,7 +82,7 @@ struct Other {
     incarnation: Incarnation,
     ways: [Way; 2],
     /// A receive that nothing but the other's end can complete.
-    pending: Option<Operation<Completion<Vec<u8>, Envelope>>>,
+    pending: Option<Operation<Received<Vec<u8>>>>,
 }
 
 struct Worker {
@@ -304,7 +306,7 @@ fn send_one(way: &mut Way, priority: Priority) -> bool {
 }
 
 /// The result of a request that must end.
-fn ended<R>(request: Operation<Completion<Vec<u8>, R>>) -> doorbell::Result<R> {
+fn ended<B, R>(request: Operation<Completion<B, R>>) -> doorbell::Result<R> {
     match request.wait_until(soon()) {
         Ok(completion) => completion.result,
         Err(_) => panic!("an operation hangs"),

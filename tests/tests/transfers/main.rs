@@ -3,6 +3,7 @@
 mod bulk_ring;
 mod dma;
 mod flow_charts;
+mod grants;
 mod idle_target;
 mod links;
 mod modes;
@@ -20,5 +21,7 @@ doorbell_tests::roles! {
     "has the bytes" => dma::has_the_bytes,
     "wants the bytes" => dma::wants_the_bytes,
     "overwrites a board" => dma::overwrites_a_board,
+    "sends by each mode" => grants::sends_by_each_mode,
+    "stops in a put" => grants::stops_in_a_put,
     "sends long messages" => bulk_ring::sends_long_messages,
 }

@@ -73,7 +73,7 @@ fn pass([a, b]: &[Node; 2], number: u64, len: usize, by: ModeRequest) -> doorbel
         let done = receiver.join().unwrap();
         let envelope = done.result.unwrap();
         assert_eq!((envelope.tag, envelope.len), (number, len));
-        pattern::check(&done.buffer[..len], number);
+        pattern::check(&done.buffer.unwrap()[..len], number);
         receipt
     })
 }
@@ -192,11 +192,11 @@ fn order_and_bytes_are_kept_whatever_is_divided_and_taken_back() {
                         std::thread::sleep(Duration::from_micros(random.below(500) as u64));
                         match take_back(request) {
                             Ok(back) => {
-                                buf = back;
+                                buf = back.unwrap();
                                 continue;
                             }
                             Err(done) => {
-                                buf = done.buffer;
+                                buf = done.buffer.unwrap();
                                 done.result.unwrap()
                             }
                         }
@@ -246,7 +246,7 @@ fn order_and_bytes_are_kept_whatever_is_divided_and_taken_back() {
 const LONG: usize = 64 << 20;
 
 type Sent = Operation<Completion<Vec<u8>>>;
-type Received = Operation<Completion<Vec<u8>, doorbell::Envelope>>;
+type Received = Operation<doorbell::Received<Vec<u8>>>;
 
 /// Begins to send a long message to a receive that waits, and comes back as soon as every link has its part.
 fn under_way([a, b]: &[Node; 2], links: u64) -> (Sent, Received) {
@@ -284,9 +284,9 @@ fn a_message_is_taken_back_while_its_parts_are_under_way() {
             let envelope = done.result.unwrap();
             assert_eq!((envelope.tag, envelope.len), if is_back { (2, 7) } else { (1, LONG) });
             if is_back {
-                assert_eq!(&done.buffer[..7], b"instead");
+                assert_eq!(&done.buffer.unwrap()[..7], b"instead");
             } else {
-                pattern::check(&done.buffer, 1);
+                pattern::check(&done.buffer.unwrap(), 1);
             }
         }
         println!("{taken_back} of 6 taken back");
@@ -306,7 +306,7 @@ fn a_receive_is_taken_back_while_its_parts_are_under_way() {
         let envelope = nodes[1].recv_until(Match::any(), &mut buf, soon()).unwrap();
         assert_eq!((envelope.tag, envelope.len), (1, LONG));
     } else if let Err(done) = cancelled {
-        buf = done.buffer;
+        buf = done.buffer.unwrap();
     }
     pattern::check(&buf, 1);
     sent.wait().result.unwrap();

@@ -3,7 +3,7 @@
 use super::{Arrival, receive};
 use crate::experiment::{Trouble, unless_stopped};
 use doorbell::zerocopy::FromBytes;
-use doorbell::{Completion, Envelope, Error, KEY_BYTES, Key, Match, Node, NodeId, Operation, Peer, ReadWrite, Region};
+use doorbell::{Completion, Error, KEY_BYTES, Key, Match, Node, NodeId, Operation, Peer, ReadWrite, Received, Region};
 use doorbell_benches::{Carrier, Memory, Patience, PullError, UdpError, Window};
 
 /// The tag of messages.
@@ -237,7 +237,7 @@ pub struct Requests<'a> {
 }
 
 impl Requests<'_> {
-    fn finish<R>(&self, request: Operation<Completion<Memory, R>>) -> Result<Memory, Trouble> {
+    fn finish<B, R>(&self, request: Operation<Completion<B, R>>) -> Result<B, Trouble> {
         unless_stopped(self.patience)?;
         let completion = request.wait();
         completion.result?;
@@ -248,7 +248,7 @@ impl Requests<'_> {
 impl Window for Requests<'_> {
     type Error = Trouble;
     type Sent = Operation<Completion<Memory>>;
-    type Received = Operation<Completion<Memory, Envelope>>;
+    type Received = Operation<Received<Memory>>;
 
     #[inline(always)]
     fn start_send(&mut self, message: Memory) -> Result<Operation<Completion<Memory>>, Trouble> {
@@ -270,6 +270,7 @@ impl Window for Requests<'_> {
 
     #[inline(always)]
     fn finish_receive(&mut self, received: Self::Received) -> Result<Memory, Trouble> {
-        self.finish(received)
+        // A receive without an error returns its buffer.
+        self.finish(received)?.ok_or(Error::Cancelled.into())
     }
 }

@@ -6,7 +6,8 @@ use super::receive::RecvOp;
 use crate::message::lending::{Lease, Miss};
 use crate::sync::op::Outcome;
 use crate::transfer::descriptor::{Control, DirectPut, TransferId};
-use crate::transfer::incoming::{Incoming, Pieces, Sink};
+use crate::transfer::incoming::{Incoming, Sink};
+use crate::transfer::kept::Pieces;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, PRIORITIES, PacketHead, PacketKind, Payload, Priority, Verdict};
 
 /// No message is longer than a terabyte. A peer that announces a longer one breaks the rules.
@@ -178,7 +179,7 @@ impl<D: Direct> Dispatch<'_, D> {
         let Some(put) = DirectPut::decode(payload, envelope.len as u64) else {
             return Verdict::Broken("an RTS without a direct-put descriptor");
         };
-        let mut coming = Incoming::new(0, lane, envelope, put, Sink::Nowhere(None), &self.inbound.membership);
+        let mut coming = Incoming::new(lane, envelope, put, self.inbound.asks, &self.inbound.membership);
         let is_given_up = put.apart.is_some() && self.inbound.given_up.take(envelope.source, put.ticket);
         if is_given_up {
             // The sender's slot is free from here on.
@@ -191,8 +192,11 @@ impl<D: Direct> Dispatch<'_, D> {
         // Another transfer uses the same slot, so that one is over. A node never has more transfers pending than slots,
         // whatever it writes into them.
         if let Some(at) = self.inbound.incoming.iter().position(|incoming| incoming.shares_slot(lane, put.ticket)) {
-            self.inbound.give_up_transfer(at, None);
+            self.inbound.give_up_transfer(at, false);
         }
+        // Its origin has done with the former use.
+        self.inbound.left.retain(|left| !left.shares_slot(lane, put.ticket));
+        let mut is_read_in_place = false;
         let sink = match self.receive_for(&envelope) {
             Some(receive) if envelope.len <= receive.capacity => Sink::Receive(receive),
             Some(receive) => {
@@ -204,6 +208,7 @@ impl<D: Direct> Dispatch<'_, D> {
             }
             None if (!self.satisfied && self.direct.wants(&envelope)) || self.inbound.must_take(lane, &envelope, 0) => {
                 self.inbound.pool.reserve_anyway(envelope.len);
+                is_read_in_place = self.direct.wants(&envelope);
                 // Later messages must not overtake it.
                 self.satisfied = true;
                 Sink::Pool(Pieces::default())
@@ -215,10 +220,14 @@ impl<D: Direct> Dispatch<'_, D> {
         };
         self.inbound.assemblies[lane].pass();
         let id = self.inbound.pool.next_number();
-        if matches!(sink, Sink::Pool(_)) {
-            self.inbound.pool.insert_coming(envelope, id);
-        }
+        let is_pooled = matches!(sink, Sink::Pool(_));
         (coming.id, coming.sink) = (id, sink);
+        if is_pooled {
+            self.inbound.pool.insert_coming(envelope, id);
+            if is_read_in_place || self.inbound.is_watched(&envelope) {
+                coming.stage();
+            }
+        }
         self.inbound.incoming.push(coming);
         Verdict::Taken
     }

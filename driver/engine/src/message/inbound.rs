@@ -1,6 +1,6 @@
 //! Arriving messages, and their destinations: a posted receive, a waiting thread, or the pool.
 
-use super::pool::{Pool, Pooled};
+use super::pool::{Entry, Pool, Pooled};
 use super::receive::RecvOp;
 use super::service::Services;
 use super::{Match, Message};
@@ -8,11 +8,12 @@ use crate::board::monitor::Monitor;
 use crate::message::lending::{Lenders, Lent};
 use crate::sync::op::{Op, Outcome};
 use crate::transfer::LEAST_SHARE;
-use crate::transfer::descriptor::{Control, TransferId};
+use crate::transfer::descriptor::{Asks, Control, TransferId};
 use crate::transfer::incoming::{GivenUp, Incoming, Sink};
+use crate::transfer::kept::Keepsake;
 use crate::transfer::report::Reports;
-use doorbell_fabric::{Envelope, Incarnation, NodeId, PRIORITIES, Payload};
-use doorbell_shm::domain::{Membership, PeerInbox};
+use doorbell_fabric::{Envelope, NodeId, PRIORITIES, Payload};
+use doorbell_shm::domain::Membership;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -29,6 +30,10 @@ pub struct Inbound {
     pub assemblies: Vec<Assembly>,
     /// Transfers: large messages that both ends move.
     pub incoming: Vec<Incoming>,
+    /// Transfers that are over, whose origins may still write to memory of this process. One for each slot at most.
+    pub left: Vec<Incoming>,
+    /// Which copies of large messages this node asks for.
+    pub asks: Asks,
     /// Transfers that were given up before their RTS was taken.
     pub given_up: GivenUp,
     /// Packets that concern the engine, each with its sender.
@@ -152,14 +157,22 @@ impl Direct for Nobody {
     }
 }
 
+impl Drop for Inbound {
+    fn drop(&mut self) {
+        self.incoming.drain(..).chain(self.left.drain(..)).for_each(Incoming::abandon);
+    }
+}
+
 impl Inbound {
     /// An empty state for a node of a domain.
-    pub fn new(pool_bytes: usize, membership: Arc<Membership>, lenders: Lenders) -> Self {
+    pub fn new(pool_bytes: usize, asks: Asks, membership: Arc<Membership>, lenders: Lenders) -> Self {
         Self {
             pool: Pool::new(pool_bytes),
             posted: VecDeque::new(),
             assemblies: (0..membership.max_nodes() * PRIORITIES).map(|_| Assembly::default()).collect(),
             incoming: Vec::new(),
+            left: Vec::new(),
+            asks,
             given_up: GivenUp::default(),
             news: Vec::new(),
             lenders,
@@ -224,18 +237,33 @@ impl Inbound {
     }
 
     /// Ends a transfer without delivering the message. Its sender gave it up or is gone, or it broke the rules and lives. In
-    /// the last case, `origin` is given a moment to let go of the buffer.
+    /// the last case, `settles`, it is given a moment to let go of the buffer.
     #[cold]
-    pub fn give_up_transfer(&mut self, at: usize, origin: Option<&Arc<PeerInbox>>) {
-        let incoming = self.incoming.swap_remove(at);
+    pub fn give_up_transfer(&mut self, at: usize, settles: bool) {
+        let mut incoming = self.incoming.swap_remove(at);
         let (id, source, len) = (incoming.id, incoming.envelope.source, incoming.envelope.len);
         // It is still open if its origin broke the rules. Close it: the origin must not claim more of a buffer that now belongs
         // to another message.
         incoming.close();
-        if let Some(origin) = origin {
-            incoming.settle(origin);
+        if settles {
+            incoming.settle();
         }
-        match incoming.tell(&mut self.reports) {
+        let failure = incoming.failure.take();
+        let sink = if incoming.has_let_go() {
+            incoming.tell(&mut self.reports)
+        } else {
+            let sink = incoming.part(&mut self.reports);
+            self.left.push(incoming);
+            sink
+        };
+        match (sink, failure) {
+            (Sink::Receive(receive), Some(error)) => receive.op.finish(Outcome::Failed(error)),
+            (sink, _) => self.give_up_sink(sink, id, source, len),
+        }
+    }
+
+    fn give_up_sink(&mut self, sink: Sink, id: u64, source: NodeId, len: usize) {
+        match sink {
             Sink::Receive(receive) | Sink::Kept(_, Some(receive)) => self.post_again(receive),
             Sink::TooLong(receive, _) => {
                 self.pool.release(len);
@@ -263,14 +291,14 @@ impl Inbound {
                 let message = Box::new(Message { envelope, bytes: pieces.assemble(envelope.len) });
                 receive.op.finish(Outcome::Truncated(message));
             }
-            Sink::Kept(bytes, Some(receive)) => receive.complete(envelope, Payload::private(&bytes)),
+            Sink::Kept(store, Some(receive)) => receive.complete(envelope, Payload::private(store.bytes())),
             Sink::Pool(pieces) => {
                 self.tally.unexpected += 1;
                 self.pool.complete(envelope.source, id, pieces.assemble(envelope.len));
                 self.notify_probe(&envelope);
             }
-            Sink::Kept(bytes, None) => {
-                self.pool.complete(envelope.source, id, bytes);
+            Sink::Kept(store, None) => {
+                self.pool.complete(envelope.source, id, store.into_bytes());
                 self.notify_probe(&envelope);
             }
             Sink::Nowhere(reserved) => reserved.into_iter().for_each(|len| self.pool.release(len)),
@@ -297,19 +325,14 @@ impl Inbound {
     }
 
     /// Takes the receive of a transfer away. True if the transfer had that receive.
-    pub fn detach(&mut self, op: &Arc<Op>, peer: impl Fn(NodeId, Incarnation) -> Option<Arc<PeerInbox>>) -> bool {
+    pub fn detach(&mut self, op: &Arc<Op>) -> bool {
         let has = |incoming: &Incoming| incoming.receive().is_some_and(|receive| Arc::ptr_eq(&receive.op, op));
         let Some(at) = self.incoming.iter().position(has) else { return false };
         let incoming = &mut self.incoming[at];
         let (id, envelope) = (incoming.id, incoming.envelope);
         let was_too_long = matches!(incoming.sink, Sink::TooLong(..));
-        if incoming.detach(peer(envelope.source, envelope.incarnation).as_ref()).is_none() {
+        if incoming.detach().is_none() {
             return false;
-        }
-        if matches!(incoming.sink, Sink::Nowhere(_)) {
-            // Closed for both ends.
-            self.incoming.swap_remove(at).tell(&mut self.reports);
-            return true;
         }
         // Nothing may be lost, so the pool's limit is exceeded if need be.
         if !was_too_long {
@@ -319,11 +342,31 @@ impl Inbound {
         true
     }
 
+    /// Gives the message that a receive would get storage in which both ends can copy it, if they asked to.
+    pub fn stage(&mut self, accepts: &Match) {
+        let Some(number) = self.pool.find(accepts).filter(|entry| !entry.is_whole()).map(Entry::number) else { return };
+        if let Some(incoming) = self.incoming.iter_mut().find(|incoming| incoming.id == number) {
+            incoming.stage();
+        }
+    }
+
+    /// Takes over the owner of a buffer that a receive left here. If its origin has let go of it since, drops it.
+    pub fn keep(&mut self, op: &Arc<Op>, owner: Keepsake) {
+        let mut all = self.incoming.iter_mut().chain(&mut self.left);
+        drop(all.try_fold(owner, |owner, incoming| incoming.keep(op, owner).ok_or(())));
+    }
+
+    /// Frees the memory that origins have let go of.
+    pub fn sweep(&mut self) {
+        self.left.retain(|incoming| !incoming.has_let_go());
+    }
+
     /// Posts a receive again in its old place, because its message was given up. Another message may have come meanwhile.
     pub fn post_again(&mut self, receive: RecvOp) {
         if receive.op.is_done() {
             return;
         }
+        receive.op.set_granted(None);
         match self.pool.take(&receive.accepts) {
             Some(Pooled::Whole(message)) => receive.complete(message.envelope, Payload::private(&message.bytes)),
             Some(Pooled::Lent(envelope, lent)) => receive.complete_loan(envelope, &lent),
@@ -357,7 +400,7 @@ impl Inbound {
         taken <= IN_THE_WAY_MAX
     }
 
-    fn is_watched(&self, envelope: &Envelope) -> bool {
+    pub(super) fn is_watched(&self, envelope: &Envelope) -> bool {
         self.watchers.iter().any(|(accepts, _)| accepts.matches(envelope))
     }
 

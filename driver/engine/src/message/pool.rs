@@ -27,6 +27,11 @@ enum Bytes {
 }
 
 impl Entry {
+    /// Its number among the messages of the pool.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Whether the message is complete.
     pub fn is_whole(&self) -> bool {
         !matches!(self.bytes, Bytes::Coming)

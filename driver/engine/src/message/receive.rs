@@ -7,6 +7,17 @@ use crate::sync::op::{Op, Outcome};
 use doorbell_fabric::{Envelope, Message, Payload};
 use std::sync::Arc;
 
+/// The holder of the buffer of a receive. It decides how an origin may put there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// The caller, which may get it back at any time: an origin puts elsewhere.
+    Caller,
+    /// A call that returns when the receive has ended and the origin has let go of the buffer.
+    Call,
+    /// An operation, which leaves the buffer to the engine if the origin does not let go of it in time.
+    Operation,
+}
+
 /// A posted receive: the destination of a message.
 pub struct RecvOp {
     /// The messages it accepts.
@@ -15,8 +26,8 @@ pub struct RecvOp {
     pub ptr: *mut u8,
     /// The length of the buffer in bytes.
     pub capacity: usize,
-    /// Whether it certainly waits until it ends: only then may the sender write into the buffer.
-    pub patient: bool,
+    /// The holder of the buffer.
+    pub holder: Holder,
     /// Its place among the receives of this node.
     pub number: u64,
     /// Completed when the receive ends.
@@ -31,9 +42,11 @@ impl RecvOp {
     ///
     /// # Safety
     /// The buffer stays valid, and no other code touches it, until `op` is done or
-    /// [`Engine::unpost`](crate::turn::Engine::unpost) returned true for it.
+    /// [`Engine::unpost`](crate::turn::Engine::unpost) returned true for it. If the op ends with
+    /// [`Error::BufferKept`], until the engine drops the owner of the buffer, which it gets by
+    /// [`Engine::keep`](crate::turn::Engine::keep).
     pub unsafe fn new(accepts: Match, ptr: *mut u8, capacity: usize, op: Arc<Op>) -> Self {
-        Self { accepts, ptr, capacity, patient: false, number: 0, op }
+        Self { accepts, ptr, capacity, holder: Holder::Caller, number: 0, op }
     }
 }
 

@@ -93,9 +93,7 @@ impl Receipt {
         } else {
             Reason::Unavailable(match (begun, self.used.fabric) {
                 (Protocol::Get, _) => "the target did not fetch most of it in time",
-                (Protocol::Put, Fabric::Shm) => {
-                    "the target did not let this node put most of it, as a receive without a deadline does"
-                }
+                (Protocol::Put, Fabric::Shm) => "the target did not let this node put most of it in time",
                 (Protocol::Put, Fabric::Udp) => "the target did not request most of it in time",
                 _ => "the target neither let this node put most of it, nor fetched it in time",
             })

@@ -17,7 +17,7 @@ pub use builder::NodeBuilder;
 pub use handle::Node;
 pub use name::NodeName;
 pub use operation::Operation;
-pub use owned::Completion;
+pub use owned::{Completion, Received};
 pub use peer::Peer;
 pub(crate) use send::ToSend;
 pub use service::ServiceHandle;

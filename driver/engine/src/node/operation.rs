@@ -8,8 +8,12 @@ use crate::error::{Certainty, Error};
 use crate::mode::Receipt;
 use crate::sync::baton::Token;
 use crate::sync::op::{Op, Outcome};
+use crate::transfer::kept::Keepsake;
+use crate::turn::Engine;
+use doorbell_fabric::NodeId;
 use std::fmt;
 use std::future::Future;
+use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -19,8 +23,8 @@ use std::time::Instant;
 /// An operation in progress: a send or a receive with its buffer, an update of a cell, a collective. `T` is its result.
 ///
 /// It advances while any thread of the node waits, while the poller runs, and inside [`test`](Self::test). It is also a future.
-/// Dropping it cancels it. If it is a receive that already had a message, the next receive gets that message. Forgetting it is
-/// sound: its buffer is leaked.
+/// Dropping it cancels it. If it is a receive that already had a message, the next receive gets that message. If another node may
+/// still write to its buffer, the engine keeps the buffer ([`Error::BufferKept`]). Forgetting it is sound: its buffer is leaked.
 ///
 /// ```
 /// # use doorbell::{Match, Node, Space};
@@ -32,7 +36,7 @@ use std::time::Instant;
 /// a.peer(b.id())?.start_send(3, b"later".to_vec())?.wait().result?;
 /// let completion = receive.wait();
 /// let envelope = completion.result?;
-/// assert_eq!(&completion.buffer[..envelope.len], b"later");
+/// assert_eq!(&completion.buffer.unwrap()[..envelope.len], b"later");
 /// # Ok(())
 /// # }
 /// ```
@@ -57,6 +61,9 @@ struct UnderWay<T> {
 // when the work is taken.
 unsafe impl<T> Send for UnderWay<T> {}
 
+/// Drops the work of an operation.
+pub type Dropper = unsafe fn(NonNull<()>);
+
 /// What an operation owns, and how it ends.
 pub trait Work<T>: Send {
     /// What a wait for it does, for errors.
@@ -76,6 +83,11 @@ pub trait Work<T>: Send {
 
     /// Makes the result from the outcome, or from the failure because of which no thread waits for the outcome.
     fn finish(self: Box<Self>, outcome: Outcome) -> T;
+
+    /// The result where the engine keeps what the work owns, because of this error, and how the engine drops the work later.
+    fn leave(&self, _error: Error) -> Option<(T, Dropper)> {
+        None
+    }
 
     /// The operation was dropped, after it was withdrawn or had ended.
     fn discard(self: Box<Self>, _node: &Shared, _outcome: Option<Outcome>) {}
@@ -150,7 +162,33 @@ impl<T> UnderWay<T> {
     /// The result of an operation that has ended.
     fn finish(&mut self) -> T {
         let outcome = self.op.take().unwrap_or(Outcome::Failed(Error::Cancelled));
+        self.end(outcome)
+    }
+
+    fn end(&mut self, outcome: Outcome) -> T {
+        if let Outcome::Failed(Error::BufferKept { node }) = outcome
+            && let Some(result) = self.leave(node)
+        {
+            return result;
+        }
         self.take().expect(TAKEN).finish(outcome)
+    }
+
+    /// Leaves the work to the engine, because node `node` may still write to its buffer.
+    #[cold]
+    fn leave(&mut self, node: NodeId) -> Option<T> {
+        let (result, drop) = self.work().leave(Error::BufferKept { node })?;
+        let work = self.work.take()?;
+        let pool = self.node.shared().copiers().clone();
+        // Never dropped here: the buffer is freed by the engine alone, or not at all.
+        // SAFETY: from `Box::leak`, and taken. It is `Send`.
+        let keepsake = ManuallyDrop::new(unsafe { Keepsake::new(work.cast(), drop, pool) });
+        let op = self.op.clone();
+        if !doorbell_shm::space::forked() {
+            let keep = move |engine: &mut Engine| engine.keep(&op, ManuallyDrop::into_inner(keepsake));
+            self.node.shared().have_done(Token::current(), keep);
+        }
+        Some(result)
     }
 
     /// The result when no thread waits any longer, because of `error`.
@@ -161,7 +199,7 @@ impl<T> UnderWay<T> {
         let error = match self.op.take() {
             // The withdrawal itself cancelled the operation, and does not know why.
             Some(Outcome::Failed(Error::Cancelled)) if !is_over => error,
-            Some(outcome) => return self.take().expect(TAKEN).finish(outcome),
+            Some(outcome) => return self.end(outcome),
             None if is_certain => error,
             None => Error::Abandoned { operation: self.work().operation() },
         };
@@ -175,6 +213,11 @@ impl<T> Drop for UnderWay<T> {
         if self.work.is_some() {
             self.withdraw();
             let outcome = self.op.take();
+            if let Some(Outcome::Failed(Error::BufferKept { node })) = outcome
+                && self.leave(node).is_some()
+            {
+                return;
+            }
             if let Some(work) = self.take() {
                 work.discard(self.node.shared(), outcome);
             }

@@ -1,29 +1,33 @@
 //! Sends and receives that own their buffers.
 
-use super::operation::{Operation, Work, begin};
+use super::operation::{Dropper, Operation, Work, begin};
 use super::receive::received;
 use super::send::ToSend;
 use super::{Node, Shared};
-use crate::Result;
 use crate::message::outbound::Outbound;
-use crate::message::receive::RecvOp;
+use crate::message::receive::{Holder, RecvOp};
 use crate::message::{Match, Message};
 use crate::mode::ModeRequest;
 use crate::sync::baton::Token;
 use crate::sync::op::{Op, Outcome};
+use crate::{Error, Result};
 use doorbell_fabric::{Envelope, Incarnation};
 use std::cell::UnsafeCell;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// How a send or a receive ended, and its buffer.
 #[derive(Debug)]
 pub struct Completion<B, R = ()> {
-    /// The buffer.
+    /// The buffer. Of a receive, an `Option`: see [`Received`].
     pub buffer: B,
     /// How it ended. A send without an error: the message is in its target's lane, or all its bytes have been moved. A receive
     /// without an error: the envelope of the message that is in the buffer.
     pub result: Result<R>,
 }
+
+/// How a receive ended, and its buffer: `None` if the result is [`Error::BufferKept`](crate::Error::BufferKept).
+pub type Received<B> = Completion<Option<B>, Envelope>;
 
 /// A send. The engine reads the buffer meanwhile.
 struct Sending<B> {
@@ -66,7 +70,7 @@ pub(crate) fn receive<B: AsMut<[u8]> + Send + 'static>(
     accepts: Match,
     buffer: B,
     op: Arc<Op>,
-) -> Result<Operation<Completion<B, Envelope>>> {
+) -> Result<Operation<Received<B>>> {
     let me = node.shared.check()?;
     let work = Receiving { buffer: UnsafeCell::new(buffer), bytes: std::ptr::null(), capacity: 0 };
     begin(node, work, |node, work| {
@@ -75,7 +79,7 @@ pub(crate) fn receive<B: AsMut<[u8]> + Send + 'static>(
         (work.bytes, work.capacity) = (bytes, capacity);
         // SAFETY: the work is at its address until the op is over or removed.
         let receive = unsafe { RecvOp::new(accepts, bytes, capacity, op.clone()) };
-        node.shared.post_recv(me, receive)?;
+        node.shared.post_recv(me, RecvOp { holder: Holder::Operation, ..receive })?;
         Ok(op)
     })
 }
@@ -101,7 +105,7 @@ impl<B: Send> Work<Completion<B>> for Sending<B> {
     }
 }
 
-impl<B: Send> Work<Completion<B, Envelope>> for Receiving<B> {
+impl<B: Send> Work<Received<B>> for Receiving<B> {
     fn operation(&self) -> &'static str {
         "wait for a receive"
     }
@@ -113,9 +117,21 @@ impl<B: Send> Work<Completion<B, Envelope>> for Receiving<B> {
         true
     }
 
-    fn finish(self: Box<Self>, outcome: Outcome) -> Completion<B, Envelope> {
+    fn finish(self: Box<Self>, outcome: Outcome) -> Received<B> {
         let result = received(outcome, self.capacity);
-        Completion { buffer: self.buffer.into_inner(), result }
+        Completion { buffer: Some(self.buffer.into_inner()), result }
+    }
+
+    fn leave(&self, error: Error) -> Option<(Received<B>, Dropper)> {
+        /// Drops a receive.
+        ///
+        /// # Safety
+        /// `work` is from `Box::leak` of a `Receiving<B>`, and nothing uses it any more.
+        unsafe fn discard<B>(work: NonNull<()>) {
+            // SAFETY: caller.
+            drop(unsafe { Box::from_raw(work.cast::<Receiving<B>>().as_ptr()) });
+        }
+        Some((Completion { buffer: None, result: Err(error) }, discard::<B>))
     }
 
     /// The next receive gets the message that this one had.

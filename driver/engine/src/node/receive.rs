@@ -2,7 +2,7 @@
 
 use super::Node;
 use super::operation::Operation;
-use super::owned::{self, Completion};
+use super::owned::{self, Received};
 use crate::Result;
 use crate::drive::poller::Progress;
 use crate::drive::{SPIN_ROUNDS, Shared, TURNS_MAX};
@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::message::inbound::{Direct, Nobody};
 use crate::message::lending::Lent;
 use crate::message::pool::Pooled;
-use crate::message::receive::RecvOp;
+use crate::message::receive::{Holder, RecvOp};
 use crate::message::{Match, Message};
 use crate::sync::baton::Token;
 use crate::sync::op::{Op, Outcome};
@@ -31,8 +31,13 @@ struct IntoBuffer<'a> {
     got: Option<Result<Envelope>>,
     /// Present while the message arrives in pieces; completed with the last piece.
     long: Option<Arc<Op>>,
-    /// The receive waits for the end of the message without a deadline.
-    patient: bool,
+    /// The holder of the buffer.
+    holder: Holder,
+}
+
+/// A call with a deadline gives its buffer back before the message is whole.
+fn holder(deadline: Option<Instant>) -> Holder {
+    if deadline.is_none() { Holder::Call } else { Holder::Caller }
 }
 
 impl IntoBuffer<'_> {
@@ -50,7 +55,7 @@ impl IntoBuffer<'_> {
     fn posted(&mut self, op: &Arc<Op>) -> RecvOp {
         // SAFETY: Shared::receive sees the op done, or withdraws it, before the caller has its buffer back.
         let receive = unsafe { RecvOp::new(self.accepts, self.buf.as_mut_ptr(), self.buf.len(), op.clone()) };
-        RecvOp { patient: self.patient, ..receive }
+        RecvOp { holder: self.holder, ..receive }
     }
 }
 
@@ -131,7 +136,7 @@ impl Shared {
                 Some(HotTake::Part(op)) => {
                     return self.receive_posted(
                         me,
-                        IntoBuffer { accepts, buf, got: None, long: Some(op), patient: deadline.is_none() },
+                        IntoBuffer { accepts, buf, got: None, long: Some(op), holder: holder(deadline) },
                         deadline,
                         false,
                     );
@@ -145,7 +150,7 @@ impl Shared {
     /// Everything but the next message of the lane that was busy last.
     #[inline(never)]
     fn receive_slow(&self, me: Token, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
-        let mut direct = IntoBuffer { accepts, buf, got: None, long: None, patient: deadline.is_none() };
+        let mut direct = IntoBuffer { accepts, buf, got: None, long: None, holder: holder(deadline) };
         let mut backoff = self.backoff(deadline);
         let rounds = if self.wait() == Wait::Park { 0 } else { SPIN_ROUNDS };
         while self.progress() != Progress::Poller {
@@ -291,6 +296,7 @@ impl Shared {
                 if engine.has_whole(&accepts) {
                     continue;
                 }
+                engine.stage(&accepts);
                 if let Some(error) = engine.never(&accepts) {
                     return Err(error);
                 }
@@ -322,9 +328,10 @@ impl Shared {
         match self.enter(me, "cancel") {
             Ok(mut engine) => engine.unpost(op),
             Err(_) => {
-                // From within recv_with this thread holds the engine, so no thread writes to the buffer now. The engine ignores
-                // a finished operation later.
-                op.finish(Outcome::Failed(Error::Cancelled));
+                // From within recv_with this thread holds the engine, so no thread of this node writes to the buffer now. The
+                // engine ignores a finished operation later.
+                let error = op.granted().map_or(Error::Cancelled, |node| Error::BufferKept { node });
+                op.finish(Outcome::Failed(error));
                 false
             }
         }
@@ -408,7 +415,10 @@ impl Node {
     /// Receives the next message that `accepts` accepts into `buf`, and returns its envelope. The message is
     /// `buf[..envelope.len]`. Messages of one sender and priority arrive in the order in which they were sent.
     ///
-    /// Waits until there is such a message. A receive that is bound to one node ends with an error when that node is gone and
+    /// Waits until there is such a message. The sender of a large message may copy it into `buf` itself meanwhile. If its process
+    /// is stopped in the middle of that, this call waits until the process continues or ends.
+    ///
+    /// A receive that is bound to one node ends with an error when that node is gone and
     /// all its messages have been received.
     ///
     /// # Errors
@@ -420,7 +430,9 @@ impl Node {
         self.shared.receive(accepts, buf, None)
     }
 
-    /// Receives a message, waiting until `deadline` at most.
+    /// Receives a message, waiting until `deadline` at most. After a timeout no other node writes to `buf`, and the message is
+    /// not lost. For that, a sender that asks to put a large message puts it into memory of the engine, which copies it to `buf`
+    /// at the end.
     ///
     /// # Errors
     /// [`Error::Timeout`]; otherwise as [`recv`](Self::recv).
@@ -437,7 +449,7 @@ impl Node {
     #[inline]
     pub fn try_recv(&self, accepts: Match, buf: &mut [u8]) -> Result<Option<Envelope>> {
         let me = self.shared.check()?;
-        let mut direct = IntoBuffer { accepts, buf, got: None, long: None, patient: false };
+        let mut direct = IntoBuffer { accepts, buf, got: None, long: None, holder: Holder::Caller };
         {
             let mut engine = self.shared.enter(me, "try_recv")?;
             // The receiver itself takes messages for which the poller had no room.
@@ -489,13 +501,14 @@ impl Node {
     /// Begins to receive a message into an owned buffer and returns at once. Receives match in the order in which they were
     /// begun.
     ///
+    /// The sender of a large message may copy it into the buffer itself, if it asks for that. A receive that is cancelled or
+    /// dropped meanwhile takes the permission back, and waits up to 100 ms until the sender has let go. A sender whose process is
+    /// stopped does not let go. Then the receive ends with [`Error::BufferKept`] and returns no buffer: the engine keeps it until
+    /// the sender continues or is dead, and drops it on a thread of its own.
+    ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
-    pub fn start_recv<B: AsMut<[u8]> + Send + 'static>(
-        &self,
-        accepts: Match,
-        buffer: B,
-    ) -> Result<Operation<Completion<B, Envelope>>> {
+    pub fn start_recv<B: AsMut<[u8]> + Send + 'static>(&self, accepts: Match, buffer: B) -> Result<Operation<Received<B>>> {
         owned::receive(self.clone(), accepts, buffer, Op::new())
     }
 

@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::mode::Receipt;
 use crate::sync::wait::PARK_MOST;
 use doorbell_fabric::sync::{AtomicU32, Ordering, planted_bug};
-use doorbell_fabric::{Envelope, Message};
+use doorbell_fabric::{Envelope, Message, NodeId};
 #[cfg(loom)]
 use loom::sync::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -69,6 +69,8 @@ struct End {
     waker: Option<Waker>,
     /// The receipt, if one was requested.
     receipt: Option<Box<Receipt>>,
+    /// The node that may write to the buffer.
+    granted: Option<NodeId>,
 }
 
 impl std::fmt::Debug for End {
@@ -166,6 +168,16 @@ impl Op {
         let end = self.lock();
         let receipt = end.receipt.as_deref().copied()?;
         Some(if matches!(end.outcome, Some(Outcome::Sent)) { receipt.sent() } else { receipt })
+    }
+
+    /// Sets which node may write to the buffer of the operation, for a thread that can't reach the engine.
+    pub fn set_granted(&self, node: Option<NodeId>) {
+        self.lock().granted = node;
+    }
+
+    /// The node that may write to the buffer.
+    pub fn granted(&self) -> Option<NodeId> {
+        self.lock().granted
     }
 
     /// Sets how a thread that can't reach the engine ends the operation's transfer.

@@ -1,5 +1,6 @@
 //! The notices between the two engines of a transfer, as words in packets. Contents are checked before they are used.
 
+use super::CopySide;
 use crate::counter::CounterKey;
 use crate::mode::{Links, NETWORK_LINKS};
 use doorbell_fabric::{Incarnation, NodeId, Payload};
@@ -73,6 +74,35 @@ impl Place {
     }
 }
 
+/// Which copies one end asks for. Without, the target decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asks {
+    /// The origin is to put.
+    pub put: bool,
+    /// The target is to pull.
+    pub pull: bool,
+    /// The origin was asked for this by name, and leaves the target time for it.
+    pub patient: bool,
+}
+
+impl Asks {
+    /// What a setting asks for.
+    pub fn of(copy: CopySide) -> Self {
+        let put = matches!(copy, CopySide::Origin | CopySide::Both);
+        Self { put, pull: matches!(copy, CopySide::Target | CopySide::Both), patient: false }
+    }
+
+    /// What the one or the other asks for.
+    pub fn or(self, other: Self) -> Self {
+        Self { put: self.put | other.put, pull: self.pull | other.pull, patient: self.patient | other.patient }
+    }
+
+    /// Whether it asks for anything.
+    pub fn any(self) -> bool {
+        self.put || self.pull
+    }
+}
+
 /// The direct-put descriptor that an RTS carries to the target. Only the storage location is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectPut {
@@ -87,6 +117,8 @@ pub struct DirectPut {
     pub apart: Option<u8>,
     /// Further links of that network that could put parts of it.
     pub beside: Links,
+    /// What the origin asks for, if the nodes share memory.
+    pub asks: Asks,
 }
 
 /// In the first word of a direct-put descriptor: a network carries it; its link; its further links.
@@ -95,6 +127,11 @@ const LINK_SHIFT: u32 = 33;
 const LINK_MASK: u64 = 0x3 << LINK_SHIFT;
 const BESIDE_SHIFT: u32 = 35;
 const BESIDE_MASK: u64 = 0xf << BESIDE_SHIFT;
+/// The same without a network: the origin asks to put, asks the target to pull, and leaves it time.
+const ASKS_PUT: u64 = 1 << 39;
+const ASKS_PULL: u64 = 1 << 40;
+const PATIENT: u64 = 1 << 41;
+const ASKS_MASK: u64 = ASKS_PUT | ASKS_PULL | PATIENT;
 const _: () = assert!(NETWORK_LINKS == 4);
 
 impl DirectPut {
@@ -107,8 +144,10 @@ impl DirectPut {
         let [kind, value] = self.source.words();
         let cut = self.ends.chunk | (self.ends.from_high as u64) << 63;
         let beside = u64::from(self.beside.bits()) << BESIDE_SHIFT;
-        let apart = self.apart.map_or(0, |link| APART | u64::from(link) << LINK_SHIFT | beside);
-        bytes([self.ticket.word() | apart, cut, kind, value])
+        let asked = [(self.asks.put, ASKS_PUT), (self.asks.pull, ASKS_PULL), (self.asks.patient, PATIENT)];
+        let asks = asked.into_iter().filter(|(asks, _)| *asks).fold(0, |bits, (_, bit)| bits | bit);
+        let flags = self.apart.map_or(asks, |link| APART | u64::from(link) << LINK_SHIFT | beside);
+        bytes([self.ticket.word() | flags, cut, kind, value])
     }
 
     /// Decodes a packet's payload, for a message of `len` bytes.
@@ -117,11 +156,13 @@ impl DirectPut {
         let ends = Ends { len, chunk: cut & !(1 << 63), from_high: cut >> 63 != 0 };
         let is_cut = (CHUNK_LEAST..=CHUNK_MOST).contains(&ends.chunk) && len > 0 && ends.chunks() <= CHUNKS_MAX;
         let apart = (ticket & APART != 0).then_some(((ticket & LINK_MASK) >> LINK_SHIFT) as u8);
-        let flags = if apart.is_some() { APART | LINK_MASK | BESIDE_MASK } else { 0 };
+        let flags = if apart.is_some() { APART | LINK_MASK | BESIDE_MASK } else { ASKS_MASK };
+        let asks = |flag: u64| ticket & flags & flag != 0;
+        let asks = Asks { put: asks(ASKS_PUT), pull: asks(ASKS_PULL), patient: asks(PATIENT) };
         let beside = Links::of_bits(((ticket & flags & BESIDE_MASK) >> BESIDE_SHIFT) as u8);
         let (ticket, source) = (TransferId::from_word(ticket & !flags)?, Place::from_words([kind, value])?);
         let is_beside = apart.is_none_or(|link| !beside.has(link));
-        (is_cut && is_beside).then_some(Self { ticket, ends, source, apart, beside })
+        (is_cut && is_beside).then_some(Self { ticket, ends, source, apart, beside, asks })
     }
 }
 
@@ -305,11 +346,12 @@ mod tests {
         #[cfg_attr(miri, ignore)]
         fn descriptors_survive_the_way(
             ticket in ticket(), place in place(), len in 1_u64..1 << 39, chunk in 1_u64..=CHUNK_MOST / CHUNK_LEAST,
-            from_high: bool, pulls: bool, apart in proptest::option::of(0..4_u8), beside: u8, names: Names,
+            from_high: bool, pulls: bool, apart in proptest::option::of(0..4_u8), beside: u8, names: Names, asked: [bool; 3],
         ) {
             let ends = Ends { len, chunk: chunk * CHUNK_LEAST, from_high };
             let beside = apart.map_or(Links::NONE, |link| Links::of_bits(beside).without(link));
-            let put = DirectPut { ticket, ends, source: place, apart, beside };
+            let asks = if apart.is_none() { Asks { put: asked[0], pull: asked[1], patient: asked[2] } } else { Asks::default() };
+            let put = DirectPut { ticket, ends, source: place, apart, beside, asks };
             let decoded = DirectPut::decode(Payload::private(&put.encode()), len);
             prop_assert_eq!(decoded, (ends.chunks() <= CHUNKS_MAX).then_some(put));
             let beside = if matches!(place, Place::Session(_)) { names } else { Names::default() };
@@ -328,7 +370,7 @@ mod tests {
         #[cfg_attr(miri, ignore)]
         fn what_no_node_says_of_links_is_no_descriptor(ticket in ticket(), link in 0..4_u8, names: Names, bits: u8, cut in 1..8_usize) {
             let ends = Ends { len: 1 << 20, chunk: CHUNK_LEAST, from_high: false };
-            let put = DirectPut { ticket, ends, source: Place::Nowhere, apart: Some(link), beside: Links::of_bits(bits) };
+            let put = DirectPut { ticket, ends, source: Place::Nowhere, apart: Some(link), beside: Links::of_bits(bits), asks: Asks::default() };
             let decoded = DirectPut::decode(Payload::private(&put.encode()), ends.len);
             prop_assert_eq!(decoded, (!put.beside.has(link)).then_some(put));
             let near = DirectPut { apart: None, ..put };

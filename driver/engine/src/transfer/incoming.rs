@@ -1,16 +1,19 @@
 //! The target's end of a transfer. An RTS is matched to a receive, or waits in the pool. Chunks come by memory FIFO and direct
 //! put, and the target pulls others itself.
 
+mod grant;
+
 use super::apart::Landing;
-use super::descriptor::{CHUNK_MOST, DirectPut, Names, Over, RemoteGet, TransferId};
+use super::descriptor::{Asks, CHUNK_MOST, DirectPut, Names, Over, RemoteGet, TransferId};
+use super::kept::{Pieces, Store};
 use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
 use super::{CopySide, Place};
 use crate::board::monitor::Monitor;
 use crate::error::Error;
 use crate::links::BytesIn;
-use crate::message::receive::RecvOp;
-use crate::sync::op::Outcome;
+use crate::message::receive::{Holder, RecvOp};
+use crate::sync::op::{Op, Outcome};
 use doorbell_fabric::world;
 use doorbell_fabric::{Envelope, NodeId, PRIORITIES, Payload};
 use doorbell_shm::board::{Metric, Record, RecordKind};
@@ -39,8 +42,16 @@ pub struct Incoming {
     source: Option<Remote>,
     /// The RTS was answered.
     acknowledged: bool,
-    /// The origin was told where to put, so the buffer can't be released before the origin lets go of it.
+    /// The origin was told where to put, so that memory can't be released before the origin lets go of it.
     granted: bool,
+    /// When a message without a receive gets storage of the engine, so that it is copied as was asked for.
+    stages_at: Option<Instant>,
+    /// The inbox of the origin, since the RTS was answered.
+    peer: Option<Arc<PeerInbox>>,
+    /// Memory that no one uses any more, except that the origin may write to it.
+    left: Option<Store>,
+    /// Why the receive fails as soon as the origin has let go of its buffer.
+    pub failure: Option<Error>,
     /// All chunks are claimed, or the transfer is over: nothing is left to copy here.
     met: bool,
     /// The chunks claimed here, copied or not.
@@ -65,9 +76,10 @@ pub enum Sink {
     TooLong(RecvOp, Pieces),
     /// Temporary storage: no receive has asked for the message yet.
     Pool(Pieces),
-    /// Temporary storage after the receive was cancelled. The bytes that had arrived are in place. The second field is the
-    /// receive that has asked for the message since, if any.
-    Kept(Vec<u8>, Option<RecvOp>),
+    /// Storage of the engine in which each byte has its place, so that both ends can copy there. It serves if the receive was
+    /// cancelled, if an origin must not put into its buffer, or if it has none. The second field is the receive that gets the
+    /// message, if there is one.
+    Kept(Store, Option<RecvOp>),
     /// Nowhere: the receive was cancelled from within recv_with, and its buffer is gone. The field is the length for which the
     /// pool reserved room, if it did.
     Nowhere(Option<usize>),
@@ -75,54 +87,6 @@ pub enum Sink {
 
 /// Bits of a generation.
 const GENERATION_MASK: u16 = (1 << 14) - 1;
-/// How long to wait for an origin that broke the rules, or can't answer, to let go of a buffer.
-const SETTLE: Duration = Duration::from_millis(100);
-/// Memory for pieces is allocated in multiples of this many bytes.
-const PARTS_STEP: usize = 64 << 10;
-
-/// Pieces of a message with their offsets, in order of arrival. Memory is allocated as bytes arrive, so a length that a peer
-/// only announced costs nothing.
-#[derive(Default)]
-pub struct Pieces(Vec<(u64, Vec<u8>)>);
-
-impl Pieces {
-    fn push(&mut self, at: u64, payload: Payload<'_>) {
-        match self.0.last_mut() {
-            // Append to the last piece if this one continues it and it does not have to move.
-            Some((start, bytes)) if *start + bytes.len() as u64 == at && bytes.capacity() - bytes.len() >= payload.len() => {
-                payload.append_to(bytes);
-            }
-            _ => {
-                let mut bytes = Vec::with_capacity(payload.len().next_multiple_of(PARTS_STEP));
-                payload.append_to(&mut bytes);
-                self.0.push((at, bytes));
-            }
-        }
-    }
-
-    /// Copies all pieces to their places.
-    fn copy_to(&self, mut write: impl FnMut(u64, &[u8])) {
-        for (at, bytes) in &self.0 {
-            write(*at, bytes);
-        }
-    }
-
-    /// The whole message, put together from all pieces.
-    pub fn assemble(mut self, len: usize) -> Vec<u8> {
-        if let [(0, bytes)] = &mut self.0[..]
-            && bytes.len() == len
-        {
-            return std::mem::take(bytes);
-        }
-        self.0.sort_by_key(|(at, _)| *at);
-        let mut whole = Vec::with_capacity(len);
-        self.0.into_iter().for_each(|(_, bytes)| whole.extend_from_slice(&bytes));
-        // A peer that sent one place twice and left out another harms only its own message.
-        whole.resize(len, 0);
-        whole
-    }
-}
-
 /// Transfers that origins without shared memory gave up before the RTS was taken. An origin reuses a slot only after an answer,
 /// so one entry for each slot suffices.
 #[derive(Default)]
@@ -173,24 +137,29 @@ impl Origin {
 }
 
 impl Incoming {
-    /// A transfer that an RTS announced.
-    pub fn new(id: u64, lane: usize, envelope: Envelope, put: DirectPut, sink: Sink, membership: &Arc<Membership>) -> Self {
+    /// A transfer that an RTS announced. `asks`: what this node asks for, beside the origin.
+    pub fn new(lane: usize, envelope: Envelope, put: DirectPut, asks: Asks, membership: &Arc<Membership>) -> Self {
         let origin = match put.apart {
             Some(_) => Origin::Apart(Landing::new(put.ends.len, u64::from(put.ticket.generation))),
             None => Origin::Near(Meetings::with_origin(membership, envelope.source)),
         };
         let report = TransferReport::new(Side::Target, envelope.source, envelope.tag, put.ends);
+        let put = DirectPut { asks: put.asks.or(asks), ..put };
         Self {
-            id,
+            id: 0,
             lane,
             envelope,
-            sink,
+            sink: Sink::Nowhere(None),
             put,
             origin,
             next: 0,
             source: None,
             acknowledged: false,
             granted: false,
+            stages_at: (put.apart.is_none() && put.asks.any() && put.asks.patient).then(|| world::now() + grant::STAGE_AFTER),
+            peer: None,
+            left: None,
+            failure: None,
             met: false,
             claimed: 0,
             report,
@@ -282,26 +251,6 @@ impl Incoming {
         Some(RemoteGet { ticket: self.put.ticket, target, pulls: false, beside })
     }
 
-    /// The answer to the origin, once there is a receive.
-    pub fn answer(&mut self, peer: &Arc<PeerInbox>, local: &Local, copy: CopySide) -> Option<RemoteGet> {
-        let Sink::Receive(receive) = &self.sink else { return None };
-        if self.acknowledged {
-            return None;
-        }
-        let len = self.envelope.len;
-        self.source = match copy {
-            CopySide::Origin => None,
-            // Bytes that can't be read go through the lane.
-            _ => Remote::of(self.put.source, len as u64, peer, local, false).filter(|source| source.is_readable(len as u64)),
-        };
-        let target = match copy {
-            CopySide::Target => Place::Nowhere,
-            _ if receive.patient => local.place(receive.ptr, len),
-            _ => Place::Nowhere,
-        };
-        Some(RemoteGet { ticket: self.put.ticket, target, pulls: self.source.is_some(), beside: Names::default() })
-    }
-
     fn note(&self, monitor: &Monitor, kind: RecordKind, at: u64, len: u64) {
         let record = Record::new(kind).peer(self.envelope.source).priority(self.envelope.priority);
         monitor.record(&record.transfer(self.put.ticket.word()).at(at).bytes(len));
@@ -313,6 +262,9 @@ impl Incoming {
         monitor.tallies.add(Metric::RemoteGets, 1);
         self.acknowledged = true;
         self.granted = !matches!(get.target, Place::Nowhere | Place::Session(_));
+        if let (true, Sink::Receive(receive)) = (self.granted, &self.sink) {
+            receive.op.set_granted(Some(self.envelope.source));
+        }
         self.report.execute(Descriptor::RemoteGet, 0);
     }
 
@@ -340,25 +292,13 @@ impl Incoming {
         match &mut self.sink {
             Sink::Receive(receive) => receive.write(at as usize, payload),
             Sink::TooLong(_, pieces) | Sink::Pool(pieces) => pieces.push(at, payload),
-            Sink::Kept(bytes, _) => {
-                payload.copy_to(&mut bytes[at as usize..][..payload.len()]);
-            }
+            Sink::Kept(store, _) => store.write(at as usize, payload),
             Sink::Nowhere(_) => {}
         }
         self.report.fifo.bytes += len;
         // A chunk consists of several packets; its last one counts.
         self.report.fifo.chunks += u64::from(ends_chunk);
         Ok(())
-    }
-
-    /// Gives up if the receive was cancelled from within recv_with: its buffer is gone.
-    fn give_up_cancelled(&mut self) {
-        if let Sink::Receive(receive) | Sink::TooLong(receive, _) | Sink::Kept(_, Some(receive)) = &self.sink
-            && receive.op.is_done()
-        {
-            self.sink = Sink::Nowhere(matches!(self.sink, Sink::TooLong(..)).then_some(self.envelope.len));
-            self.close();
-        }
     }
 
     /// Gives up, for both ends.
@@ -383,7 +323,7 @@ impl Incoming {
         let Some(source) = &self.source else { return Ok(false) };
         let base = match &mut self.sink {
             Sink::Receive(receive) => receive.ptr,
-            Sink::Kept(bytes, _) => bytes.as_mut_ptr(),
+            Sink::Kept(store, _) => store.start(),
             _ => return Ok(false),
         };
         let Some(meeting) = self.origin.meeting(self.put.ticket) else { return Ok(false) };
@@ -391,7 +331,7 @@ impl Incoming {
         let most = if self.granted { 1 } else { CHUNK_MOST / self.put.ends.chunk };
         let run = match meeting.claim(u64::from(self.put.ticket.generation), self.put.ends.chunks(), End::Last, most) {
             Claim::Chunks(run) => run,
-            Claim::Met | Claim::Over => return Ok(false),
+            Claim::Met | Claim::Over | Claim::Revoked => return Ok(false),
             Claim::Damaged => return Err("more chunks claimed than the message has"),
         };
         self.claimed += run.count;
@@ -423,16 +363,13 @@ impl Incoming {
 
     /// Fails a receive whose buffer the system can't write, after closing.
     #[cold]
-    fn fail_unwritable(&self) {
+    fn fail_unwritable(&mut self) {
         let Sink::Receive(receive) = &self.sink else { return };
-        if let Some(Remote::Private(peer, _)) = self.source.as_ref().filter(|_| self.granted) {
-            self.wait_until_let_go(Some(peer), None);
-        }
         let (len, node, at) = (self.envelope.len, self.envelope.source, receive.ptr);
         let what = format!(
             "a message of {len} bytes from node {node} can't be received at {at:p}: the system can't write to a part of that memory; receive into other memory"
         );
-        receive.op.finish(Outcome::Failed(Error::Invalid { what }));
+        self.failure = Some(Error::Invalid { what });
     }
 
     /// Looks at the receive counter: the bytes still to come. At zero the message is complete.
@@ -441,7 +378,7 @@ impl Incoming {
         let Some(meeting) = self.origin.meeting(self.put.ticket) else { return Look::GivenUp };
         let Some(progress) = meeting.progress(self.generation()) else { return Look::GivenUp };
         if progress.closed {
-            return Look::GivenUp;
+            return if self.has_let_go() { Look::GivenUp } else { Look::Underway };
         }
         if self.granted {
             let put = meeting.put();
@@ -481,69 +418,6 @@ impl Incoming {
             Sink::Kept(bytes, _) => Sink::Kept(bytes, Some(receive)),
             other => other,
         };
-    }
-
-    /// Takes its receive away. The bytes that have arrived are kept, and the buffer is not touched after this. Waits for an
-    /// origin that may be putting into it just now.
-    pub fn detach(&mut self, peer: Option<&Arc<PeerInbox>>) -> Option<RecvOp> {
-        match std::mem::replace(&mut self.sink, Sink::Nowhere(None)) {
-            Sink::Receive(receive) => {
-                if self.granted {
-                    self.close();
-                    self.wait_until_let_go(peer, None);
-                    return Some(receive);
-                }
-                let mut bytes = vec![0; self.envelope.len];
-                match &self.origin {
-                    // SAFETY: the same, and the kept buffer is dropped after the landing (tell).
-                    Origin::Apart(landing) => unsafe { landing.move_to(receive.ptr, bytes.as_mut_ptr()) },
-                    // SAFETY: the buffer is valid until this returns (RecvOp::new), and holds the message (Sink).
-                    Origin::Near(_) => unsafe {
-                        std::ptr::copy_nonoverlapping(receive.ptr, bytes.as_mut_ptr(), self.envelope.len);
-                    },
-                }
-                self.sink = Sink::Kept(bytes, None);
-                Some(receive)
-            }
-            Sink::Kept(bytes, Some(receive)) => {
-                self.sink = Sink::Kept(bytes, None);
-                Some(receive)
-            }
-            Sink::TooLong(receive, pieces) => {
-                self.sink = Sink::Pool(pieces);
-                Some(receive)
-            }
-            other => {
-                self.sink = other;
-                None
-            }
-        }
-    }
-
-    /// Waits after closing: an origin that claimed a chunk before may still be copying it. If its process is stopped, the wait
-    /// lasts until it continues or dies, because until then it may write to the buffer.
-    fn wait_until_let_go(&self, peer: Option<&Arc<PeerInbox>>, deadline: Option<Instant>) {
-        let Some(meeting) = self.meeting() else { return };
-        let began = world::now();
-        while deadline.is_none_or(|deadline| world::now() < deadline) {
-            let has_let_go = match meeting.progress(self.generation()) {
-                Some(progress) => meeting.put().chunks >= progress.last.saturating_sub(self.claimed),
-                // Another process overwrote or truncated the rendezvous block, so it will never tell.
-                None => world::since(began) >= SETTLE,
-            };
-            if has_let_go || !peer.is_some_and(|peer| peer.is_alive()) {
-                return;
-            }
-            world::sleep(Duration::from_micros(100));
-        }
-    }
-
-    /// Waits after closing for an origin that broke the rules, which may be in the middle of a copy. The wait is short, because
-    /// such an origin may never report the end.
-    pub fn settle(&self, peer: &Arc<PeerInbox>) {
-        if self.granted {
-            self.wait_until_let_go(Some(peer), Some(world::now() + SETTLE));
-        }
     }
 
     /// The bytes that have come so far.

@@ -13,10 +13,10 @@
 //! 5. Chunks are claimed from the two ends of one [rendezvous block](doorbell_shm::meeting). When the ends have met and
 //!    everything was moved, the send counter of the origin and the receive counter of the target reach zero, each once.
 //!
-//! By default memory is only *pulled*, by the target. The origin puts only if the owner of the memory is certain to wait: a
-//! receive that blocks without a deadline lets the origin put into its buffer, and does not return before the origin has let go
-//! of it or is dead. A receive that can be cancelled permits no put, so nothing can be written into a buffer that was given
-//! back.
+//! By default the origin puts only into the buffer of a call that waits without a deadline, and all other memory is *pulled*, by
+//! the target. If one end asks for puts ([`CopySide::Origin`], [`CopySide::Both`], or such a mode), the origin puts for every
+//! receive: into the buffer of an operation, or into storage of the engine if a call can return at a deadline or reads the message
+//! in place. Nothing is written into memory that a program has got back: see `incoming/grant.rs`.
 //!
 //! Between nodes that share no memory, the same descriptors take the lanes of a session, and the session stores a direct put in
 //! any order of arrival ([`apart`]). When the remote get comes, the origin puts all that is left, over one link or in parts
@@ -25,6 +25,7 @@
 pub mod apart;
 pub mod descriptor;
 pub mod incoming;
+pub mod kept;
 pub mod memory;
 pub mod outgoing;
 pub mod report;
@@ -56,7 +57,8 @@ pub enum CopySide {
     /// slow. Over a network, messages below 256 KiB take the lane.
     #[default]
     Auto,
-    /// Only the origin: memory-FIFO packets and direct puts.
+    /// Only the origin: memory-FIFO packets and direct puts. The target grants puts for every kind of receive, unless it is set
+    /// to [`Target`](Self::Target).
     Origin,
     /// Only the target, once it has matched the message. Over a network the target can't copy, so all bytes go as memory-FIFO
     /// packets.

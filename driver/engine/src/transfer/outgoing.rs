@@ -5,7 +5,7 @@ mod fifos;
 mod transfer;
 
 use super::apart::Lending;
-use super::descriptor::{CHUNK_LEAST, CHUNK_MOST, DirectPut, Over, RemoteGet, TransferId};
+use super::descriptor::{Asks, CHUNK_LEAST, CHUNK_MOST, DirectPut, Over, RemoteGet, TransferId};
 use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
 use super::slot::{Kind, message_words};
@@ -208,7 +208,13 @@ impl Outgoing {
         debug_assert_eq!(peer.is_none(), route.apart.is_some());
         let hides = route.copy == CopySide::Origin || route.apart.is_some();
         let source = if hides { Place::Nowhere } else { local.place(order.bytes, order.len) };
-        let rts = DirectPut { ticket, ends, source, apart: route.apart, beside: route.beside }.encode();
+        let asks = Asks::of(route.copy);
+        let asks = if peer.is_some() {
+            Asks { put: asks.put && route.has_engine, patient: route.patient, ..asks }
+        } else {
+            Asks::default()
+        };
+        let rts = DirectPut { ticket, ends, source, apart: route.apart, beside: route.beside, asks }.encode();
         match state.push_rts(route.by, order.tag, order.len, &rts) {
             Push::Done => {}
             failed => {

@@ -29,6 +29,8 @@ use crate::sync::baton::Token;
 use crate::sync::op::{Op, Outcome};
 use crate::sync::wait::{CHECK_EVERY, PARK_MOST};
 use crate::transfer::CopySide;
+use crate::transfer::descriptor::Asks;
+use crate::transfer::incoming::Incoming;
 use crate::transfer::memory::Local;
 use crate::transfer::outgoing::{Outgoing, TRY_AGAIN};
 use crate::turn::later::Later;
@@ -146,7 +148,7 @@ impl Engine {
         let nodes = fabric.membership().max_nodes();
         let lenders = Lenders::new(fabric.membership().clone(), regions.clone());
         Self {
-            inbound: Inbound::new(settings.pool_bytes, fabric.membership().clone(), lenders),
+            inbound: Inbound::new(settings.pool_bytes, Asks::of(settings.copy), fabric.membership().clone(), lenders),
             words: VecDeque::new(),
             later: Arc::default(),
             outgoing: Outgoing::new(nodes, settings.copy, settings.fifo_from_high, monitor.clone(), settings.modes.clone()),
@@ -364,7 +366,8 @@ impl Engine {
         // Nothing rings when a silent target is given up, or when another thread lets go of the network.
         let is_quiet = self.words.is_empty() && !self.has_left_over();
         let timeout = if is_quiet { timeout } else { timeout.min(TRY_AGAIN) };
-        Some(self.outgoing.due().map_or(timeout, |due| timeout.min(due)))
+        let due = self.inbound.incoming.iter().filter_map(Incoming::due).chain(self.outgoing.due()).min();
+        Some(due.map_or(timeout, |due| timeout.min(due)))
     }
 
     /// Called after the sleep for `op`.

@@ -24,6 +24,7 @@ impl Engine {
         self.checked = world::now();
         self.fabric.check_peers();
         self.on_changes();
+        self.inbound.sweep();
         if self.severed {
             self.resign();
         }
@@ -317,9 +318,7 @@ impl Engine {
             } else if incoming.look() == Look::Complete {
                 self.inbound.complete_transfer(at, self.by_poller);
             } else {
-                let incarnation = incoming.envelope.incarnation;
-                let origin = self.fabric.peer(node).filter(|peer| peer.incarnation() == incarnation);
-                self.inbound.give_up_transfer(at, origin);
+                self.inbound.give_up_transfer(at, true);
             }
         }
     }

@@ -8,6 +8,7 @@ use crate::message::receive::RecvOp;
 use crate::message::{Match, Message};
 use crate::sync::op::{Op, Outcome};
 use crate::transfer::incoming::Incoming;
+use crate::transfer::kept::Keepsake;
 use doorbell_fabric::Payload;
 use std::sync::Arc;
 
@@ -92,17 +93,24 @@ impl Engine {
         }
     }
 
-    /// Withdraws a posted receive. True if it was pending: then its buffer is not touched any more.
+    /// Gives the message that a receive would get storage in which both ends can copy it, if they asked to.
+    pub fn stage(&mut self, accepts: &Match) {
+        self.inbound.stage(accepts);
+    }
+
+    /// Takes over the owner of a buffer, when its receive has ended with [`Error::BufferKept`].
+    pub fn keep(&mut self, op: &Arc<Op>, owner: Keepsake) {
+        self.inbound.keep(op, owner);
+    }
+
+    /// Withdraws a posted receive. True if it was pending: then its buffer is not touched any more, unless its op has ended with
+    /// [`Error::BufferKept`].
     pub fn unpost(&mut self, op: &Arc<Op>) -> bool {
         if let Some(at) = self.inbound.posted.iter().position(|receive| Arc::ptr_eq(&receive.op, op)) {
             self.inbound.posted.remove(at);
             return true;
         }
-        let fabric = &self.fabric;
-        if self
-            .inbound
-            .detach(op, |node, incarnation| fabric.peer(node).filter(|peer| peer.incarnation() == incarnation).cloned())
-        {
+        if self.inbound.detach(op) {
             return true;
         }
         for assembly in &mut self.inbound.assemblies {

@@ -7,10 +7,10 @@ use crate::error::Error;
 use crate::message::inbound::News;
 use crate::message::outbound::Outbound;
 use crate::sync::baton::Token;
+use crate::transfer::TransferReport;
 use crate::transfer::descriptor::{Control, Over, WORD_BYTES};
 use crate::transfer::incoming::Look;
 use crate::transfer::outgoing::{Farewell, Outgoing};
-use crate::transfer::{CopySide, TransferReport};
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, Priority, Push};
 use doorbell_shm::board::{Metric, Record, RecordKind};
@@ -171,9 +171,9 @@ impl Engine {
             match look {
                 Look::Underway => at += 1,
                 Look::Complete => self.inbound.complete_transfer(at, self.by_poller),
-                Look::GivenUp => self.inbound.give_up_transfer(at, None),
+                Look::GivenUp => self.inbound.give_up_transfer(at, false),
                 Look::Broken(reason) => {
-                    self.inbound.give_up_transfer(at, self.fabric.peer(source));
+                    self.inbound.give_up_transfer(at, true);
                     self.on_broken(source, reason);
                     at = 0;
                 }
@@ -240,9 +240,7 @@ impl Engine {
                 incoming.answer_apart(self.settings.copy, |link, into| self.fabric.expect(source, incarnation, link, len, into))
             } else {
                 let peer = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation);
-                // A node without a DMA engine fetches nothing.
-                let copy = if self.settings.modes.has_engine { self.settings.copy } else { CopySide::Origin };
-                peer.and_then(|peer| incoming.answer(peer, &self.local, copy))
+                peer.and_then(|peer| incoming.answer(peer, &self.local, self.settings.copy, self.settings.modes.has_engine))
             };
             if let Some(get) = get
                 // An error means that the node is gone or can't be told anything, which is handled elsewhere.

@@ -491,7 +491,15 @@ impl Transfer {
     fn put_chunk(&mut self) -> bool {
         // If the target pulls as well, both claim one chunk at a time, so that they end together.
         let most = if self.get.is_some_and(|get| get.pulls) { 1 } else { CHUNK_MOST / self.ends.chunk };
-        let Some(run) = self.claim(End::Last, most) else { return false };
+        let generation = u64::from(self.ticket.generation);
+        let Some(claim) = self.meeting().map(|meeting| meeting.claim_put(generation, self.ends.chunks(), most)) else {
+            return false;
+        };
+        if claim == Claim::Revoked {
+            self.target = None;
+            return false;
+        }
+        let Some(run) = self.claimed(claim) else { return false };
         let Some(target) = &self.target else { return false };
         let (at, len) = self.ends.place(run);
         self.put.chunks += run.count;
@@ -527,9 +535,14 @@ impl Transfer {
     }
 
     fn claim(&mut self, end: End, most: u64) -> Option<Run> {
-        match self.meeting()?.claim(u64::from(self.ticket.generation), self.ends.chunks(), end, most) {
+        let claim = self.meeting()?.claim(u64::from(self.ticket.generation), self.ends.chunks(), end, most);
+        self.claimed(claim)
+    }
+
+    fn claimed(&mut self, claim: Claim) -> Option<Run> {
+        match claim {
             Claim::Chunks(run) => Some(run),
-            Claim::Met | Claim::Over => None,
+            Claim::Met | Claim::Over | Claim::Revoked => None,
             Claim::Damaged => {
                 self.close();
                 self.broken();

@@ -44,7 +44,7 @@ use std::time::Duration;
 ///         reactor.disarm()?;
 ///     }
 /// }
-/// assert_eq!(&receive.wait().buffer[..5], b"hello");
+/// assert_eq!(&receive.wait().buffer.unwrap()[..5], b"hello");
 /// # sender.join().unwrap()?;
 /// # Ok(())
 /// # }
