@@ -3,7 +3,7 @@
 
 use doorbell::dma::{Descriptor, InjectionFifo, ReceptionFifo};
 use doorbell::{CounterKey, KEY_BYTES, Key, Match, Metric, Node, NodeId, Progress, ReadOnly, ReadWrite};
-use doorbell_shm::board::BoardCopy;
+use doorbell_shm::board::{BoardCopy, RecordKind};
 use doorbell_shm::domain::list_domains;
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, eventually, soon, until};
@@ -199,4 +199,90 @@ fn a_process_that_overwrites_a_board_spoils_descriptors_and_nothing_else() {
     assert!(spoilt > 0, "no blow hit");
     words[0].store(1, SeqCst);
     hostile.end_well(PATIENCE);
+}
+
+/// The words of the two ends: how often each interrupt fired, and that the counter is to be given back.
+const FIRED: [usize; 2] = [0, 1];
+const SEEN: usize = 2;
+
+/// Waits for a counter, and tells how often its interrupt fired.
+fn wait_for(node: &Node, counter: &doorbell::Counter, words: &Words, at: usize) {
+    let interrupt = counter.interrupt().unwrap();
+    counter.wait_until(soon()).unwrap();
+    assert_eq!(node.counter_status()[0], 1 << counter.index());
+    let mut fired = [0; 8];
+    rustix::io::read(interrupt, &mut fired).unwrap();
+    words[at].store(u64::from_ne_bytes(fired), SeqCst);
+    eventually("somebody has seen the board", || words[SEEN].load(SeqCst) > 0);
+}
+
+fn both(id: NodeId) -> Node {
+    Node::builder(told("DOMAIN")).id(id).progress(Progress::Poller).copy(doorbell::CopySide::Both).join().unwrap()
+}
+
+/// The role: sends a message, and counts its bytes as they leave.
+pub fn counts_its_send() {
+    let (node, words) = (both(A), Words::inherited());
+    let peer = until("the target joins", || node.peer(B).ok());
+    let counter = node.counter().unwrap();
+    counter.init(BYTES as u64).unwrap();
+    let sending = counter.start_send(&peer, 1, pattern::bytes(BYTES, 9)).unwrap();
+    wait_for(&node, &counter, &words, FIRED[0]);
+    sending.wait().result.unwrap();
+    node.leave().unwrap();
+}
+
+/// The role: receives it, and counts the bytes as they arrive.
+pub fn counts_its_receive() {
+    let (node, words) = (both(B), Words::inherited());
+    let counter = node.counter().unwrap();
+    counter.init(BYTES as u64).unwrap();
+    let receiving = counter.start_recv(Match::any().tag(1), vec![0; BYTES]).unwrap();
+    wait_for(&node, &counter, &words, FIRED[1]);
+    pattern::check(&receiving.wait().buffer.unwrap(), 9);
+    node.leave().unwrap();
+}
+
+#[test]
+fn another_process_sees_both_counters_of_a_message_fall() {
+    let _turn = Turn::take();
+    let (domain, words) = (Domain::new("falls"), Words::new(3));
+    // Slow enough to be watched.
+    let start = |role: &str| {
+        let process = Process::start(role).words(&words).tell("DOMAIN", domain.name());
+        process.tell("DOORBELL_FAULT", "meeting.claimed:all:delay=1").go()
+    };
+    let (target, origin) = (start("counts its receive"), start("counts its send"));
+    let shown = |id: NodeId| -> Option<(u64, BoardCopy)> {
+        let status = list_domains(domain.space()).ok()?.into_iter().find(|status| status.name == domain.name())?;
+        let board = status.nodes.into_iter().find(|node| node.id == id)?.board?;
+        let [counter] = board.board().counters()[..] else { return None };
+        Some((counter.value, board))
+    };
+    let (mut values, mut halfway) = ([Vec::new(), Vec::new()], 0);
+    let is_over = || FIRED.iter().all(|at| words[*at].load(SeqCst) > 0);
+    until("both counters come to zero", || {
+        let Some([(left, at_origin), (missing, _)]) = shown(A).zip(shown(B)).map(|(a, b)| [a, b]) else { return None };
+        for (values, value) in values.iter_mut().zip([left, missing]) {
+            assert!(values.last().is_none_or(|last| value <= *last), "a counter rose from {:?} to {value}", values.last());
+            values.push(value);
+        }
+        let records = at_origin.board().records();
+        let has = |kind: RecordKind| records.iter().any(|recorded| recorded.record.kind == kind);
+        let is_halfway = [left, missing].iter().all(|value| (1..BYTES as u64).contains(value));
+        halfway += u32::from(is_halfway && has(RecordKind::MemoryFifo) && has(RecordKind::DirectPut));
+        is_over().then_some(())
+    });
+    assert!(halfway > 0, "both counters were never seen on their way while memory FIFO and direct put had moved bytes");
+    for (id, fired) in [A, B].into_iter().zip(FIRED) {
+        let (value, board) = shown(id).unwrap();
+        assert_eq!((value, board.board().counter_status()[0], words[fired].load(SeqCst)), (0, 1, 1), "node {id}");
+    }
+    for values in &mut values {
+        values.dedup();
+        assert!(values.len() > 10, "only {} values were seen", values.len());
+    }
+    words[SEEN].store(1, SeqCst);
+    origin.end_well(PATIENCE);
+    target.end_well(PATIENCE);
 }

@@ -20,6 +20,8 @@ doorbell_tests::roles! {
     "sends what nobody else may read" => transfers::sends_what_nobody_else_may_read,
     "has the bytes" => dma::has_the_bytes,
     "wants the bytes" => dma::wants_the_bytes,
+    "counts its send" => dma::counts_its_send,
+    "counts its receive" => dma::counts_its_receive,
     "overwrites a board" => dma::overwrites_a_board,
     "sends by each mode" => grants::sends_by_each_mode,
     "stops in a put" => grants::stops_in_a_put,
