@@ -28,7 +28,7 @@ pub struct Direct(Arc<Shared>);
 struct Shared {
     made: Made,
     /// The ring by which datagrams move. Without one they move by plain calls.
-    moves: Option<Moves>,
+    moves: Option<Box<Moves>>,
     /// Whether the kernel cuts runs. Becomes false if an interface turns out to be unable to.
     gso: AtomicBool,
     /// The local address that each peer wrote to, if the socket is bound to all addresses.
@@ -105,11 +105,11 @@ impl Direct {
     /// `by_ring`: datagrams move by io_uring.
     pub(super) fn new(made: Made, by_ring: bool) -> Result<Self, UringError> {
         let moves = by_ring.then(Moves::new).transpose()?;
-        Ok(Self::over(made, moves, false))
+        Ok(Self::over(made, moves.map(Box::new), false))
     }
 
     /// `connected`: it is a twin.
-    fn over(made: Made, moves: Option<Moves>, connected: bool) -> Self {
+    fn over(made: Made, moves: Option<Box<Moves>>, connected: bool) -> Self {
         let (gso, sources) = (AtomicBool::new(made.gso), made.local.ip().is_unspecified().then(Sources::new));
         let (troubled, full, counts, twin) = Default::default();
         Self(Arc::new(Shared { made, moves, gso, sources, troubled, full, counts, connected, twin }))
@@ -138,7 +138,7 @@ impl Direct {
                 // Until the twin is connected, datagrams of others arrive there as well. So a twin that cannot be connected must
                 // not stay.
                 made.socket.connect(&peer.into())?;
-                shared.twin.get_or_init(|| Self::over(made, moves, true));
+                shared.twin.get_or_init(|| Self::over(made, moves.map(Box::new), true));
                 return Ok(());
             }
         };
@@ -212,6 +212,7 @@ impl Direct {
     }
 
     /// Takes one run, or up to `most` if there may be several. Returns their number, and why there were no more.
+    #[inline]
     fn take<F: FnMut(Run<'_>) + ?Sized>(
         &self,
         peer: Option<SocketAddr>,
@@ -404,6 +405,7 @@ impl Direct {
 
     /// Sends messages of datagrams of `segment` bytes until one fails, and returns how many were sent. It never reports as sent what
     /// was not sent.
+    #[inline]
     fn send_parts(&self, messages: &[Message<'_>], segment: usize) -> (usize, io::Result<()>) {
         let (mut sent, mut tries) = (0, 0);
         while sent < messages.len() {
@@ -435,6 +437,7 @@ impl Direct {
     }
 
     /// Sends the first message, or as many as go in one call on the ring.
+    #[inline]
     fn send_some(&self, messages: &[Message<'_>]) -> (usize, io::Result<()>) {
         let counts = &self.0.counts.sent;
         if let Some(moves) = &self.0.moves
