@@ -9,7 +9,7 @@
 //! descriptor is written last and has the number of the **lap** through the ring, so that the engine finds a new descriptor in
 //! the cache line that holds it.
 
-use super::{Board, Home};
+use super::{Board, Home, Slots};
 use crate::layout::{BOARD_BYTES, FIFO_BYTES, FIFO_HEAD_BYTES, FIFO_SLOTS as SLOTS, random};
 use crossbeam_utils::CachePadded;
 use doorbell_fabric::Priority;
@@ -55,8 +55,8 @@ impl SealedWords {
     }
 }
 
-/// The key of all seals of this process. The last word makes a seal differ from place to place.
-static KEY: LazyLock<[u64; DESCRIPTOR_WORDS + 1]> = LazyLock::new(|| std::array::from_fn(|_| random() | 1));
+/// The key of all seals of this process.
+static KEY: LazyLock<DescriptorWords> = LazyLock::new(|| std::array::from_fn(|_| random() | 1));
 
 /// Who injects descriptors into a FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromRepr)]
@@ -109,9 +109,9 @@ pub struct Fifo {
     tail: CachePadded<[AtomicU64; 2]>,
     /// The oldest slot that is not over. The engine writes it.
     head: CachePadded<AtomicU64>,
-    /// The offset of the first slot on the board, and what the place of a descriptor adds to its seal: for each position, and once.
-    ring: usize,
-    place: [u64; 2],
+    slots: Slots,
+    /// What each position adds to the seal of a descriptor: random, so that no place has the seals of another.
+    place: u64,
     /// Bits of the slots that are over before older ones. Only the engine uses it and the two below.
     over: AtomicU64,
     faults: AtomicU64,
@@ -159,10 +159,10 @@ impl Fifo {
         let word = u64::from(facts.injector as u8) | (facts.priority.index() as u64) << 8;
         // Release: a reader that sees an open FIFO sees its name.
         board.word(offset(number) + FACTS).store(word, Ordering::Release);
-        let (ring, place) = (slot_offset(number, 0), [KEY[DESCRIPTOR_WORDS], random()]);
+        let (slots, place) = (home.slots(slot_offset(number, 0)), random() | 1);
         let [over, faults, bytes] = [const { AtomicU64::new(0) }; 3];
         let (tail, head) = (CachePadded::default(), CachePadded::default());
-        Some(Arc::new(Self { home, number, facts, tail, head, ring, place, over, faults, bytes }))
+        Some(Arc::new(Self { home, number, facts, tail, head, slots, place, over, faults, bytes }))
     }
 
     /// Its number among the FIFOs of the node.
@@ -177,13 +177,12 @@ impl Fifo {
 
     #[inline(always)]
     fn seal(&self, position: u64, hash: u64) -> u64 {
-        let [each, once] = self.place;
-        hash.wrapping_add(position.wrapping_mul(each)).wrapping_add(once) & SEAL_MASK
+        hash.wrapping_add(self.place.wrapping_mul(position + 1)) & SEAL_MASK
     }
 
     #[inline(always)]
     fn slot(&self, position: u64) -> &[AtomicU64; DESCRIPTOR_WORDS] {
-        self.home.board().words(self.ring + (position as usize % SLOTS) * DESCRIPTOR_WORDS * 8)
+        &self.slots.get()[position as usize % SLOTS]
     }
 
     /// For the producer: injects descriptors, all or none. False if they find no room.
@@ -208,7 +207,7 @@ impl Fifo {
             // Release: the engine that sees the lap sees the other words.
             slot[0].store(words[0] | lap(position), Ordering::Release);
         }
-        self.home.board().word(self.ring - FIFO_HEAD_BYTES + INJECTED).store(end, Ordering::Relaxed);
+        self.slots.head()[INJECTED / 8].store(end, Ordering::Relaxed);
         // Release: the engine that sees the position sees the descriptors.
         tail.store(end, Ordering::Release);
         fault_point!("fifo.injected");

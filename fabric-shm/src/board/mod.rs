@@ -53,6 +53,8 @@ pub use modes::{
 pub use recorder::{RECORDS, Record, RecordKind, Recorded, Recorder, thread};
 
 #[cfg(not(loom))]
+use home::Slots;
+#[cfg(not(loom))]
 pub use home::{Board, Home};
 
 #[cfg(not(loom))]
@@ -60,11 +62,12 @@ mod home {
     use super::{COUNTERS, CounterShown, Counters, Latencies, LatencyHistogram, Metrics, ModeFigures, Status};
     use crate::domain::Membership;
     use crate::layout::{
-        BOARD_BYTES, COUNTER_STATUS_OFFSET, COUNTERS_OFFSET, COUNTERS_USED_OFFSET, FIFO_BYTES, FIFOS_MAX, FIGURES_OFFSET,
-        LATENCIES_OFFSET, MODES_OFFSET,
+        BOARD_BYTES, COUNTER_STATUS_OFFSET, COUNTERS_OFFSET, COUNTERS_USED_OFFSET, FIFO_BYTES, FIFO_HEAD_BYTES, FIFO_SLOTS,
+        FIFOS_MAX, FIGURES_OFFSET, LATENCIES_OFFSET, MODES_OFFSET,
     };
     use doorbell_fabric::sync::{AtomicU64, Ordering};
     use std::marker::PhantomData;
+    use std::ptr::NonNull;
     use std::sync::Arc;
 
     /// The memory of a board, valid for `'a`.
@@ -95,14 +98,6 @@ mod home {
         #[inline]
         pub(super) fn word(self, offset: usize) -> &'a AtomicU64 {
             debug_assert!(offset.is_multiple_of(8) && offset < BOARD_BYTES + self.fifos * FIFO_BYTES);
-            // SAFETY: inside the board and aligned (`at`); atomics allow other writers.
-            unsafe { &*self.ptr.add(offset).cast() }
-        }
-
-        /// Eight words at an offset: as [`word`](Self::word).
-        #[inline(always)]
-        pub(super) fn words(self, offset: usize) -> &'a [AtomicU64; 8] {
-            debug_assert!(offset.is_multiple_of(64) && offset + 64 <= BOARD_BYTES + self.fifos * FIFO_BYTES);
             // SAFETY: inside the board and aligned (`at`); atomics allow other writers.
             unsafe { &*self.ptr.add(offset).cast() }
         }
@@ -190,7 +185,39 @@ mod home {
     // SAFETY: as above.
     unsafe impl Sync for Home {}
 
+    /// The slots of an injection FIFO, at an address of their own: a thread that injects looks for nothing else.
+    #[derive(Debug)]
+    pub(super) struct Slots(NonNull<[[AtomicU64; 8]; FIFO_SLOTS]>);
+
+    // SAFETY: the address of memory that is accessed through atomics only and that the `Home` of its owner keeps mapped.
+    unsafe impl Send for Slots {}
+    // SAFETY: as above.
+    unsafe impl Sync for Slots {}
+
+    impl Slots {
+        #[inline(always)]
+        pub fn get(&self) -> &[[AtomicU64; 8]; FIFO_SLOTS] {
+            // SAFETY: within the board (`Home::slots`), which the owner of this value keeps mapped; atomics allow other writers.
+            unsafe { self.0.as_ref() }
+        }
+
+        /// The words of the FIFO's head, which lies before the slots.
+        #[inline(always)]
+        pub fn head(&self) -> &[AtomicU64; FIFO_HEAD_BYTES / 8] {
+            // SAFETY: as above.
+            unsafe { &*self.0.as_ptr().byte_sub(FIFO_HEAD_BYTES).cast() }
+        }
+    }
+
     impl Home {
+        /// The slots of the injection FIFO that begin at an offset. The result must not outlive the home.
+        pub(super) fn slots(&self, offset: usize) -> Slots {
+            assert!(offset.is_multiple_of(64) && offset + FIFO_BYTES - FIFO_HEAD_BYTES <= self.len);
+            // SAFETY: inside the board.
+            let slots = unsafe { self.ptr.add(offset) };
+            Slots(NonNull::new(slots.cast()).unwrap_or(NonNull::dangling()))
+        }
+
         /// The board of a node that has joined.
         pub fn new(membership: &Arc<Membership>) -> Self {
             let board = membership.board();

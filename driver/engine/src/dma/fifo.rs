@@ -177,8 +177,8 @@ impl InjectionFifo {
     #[inline]
     pub fn inject(&self, descriptor: &Descriptor) -> Result<bool> {
         self.node.shared().usable()?;
-        if descriptor.home != self.homes[0] && descriptor.home != self.homes[1] {
-            return Err(self.refused(descriptor));
+        if descriptor.home != self.homes[0] {
+            self.check_home(descriptor)?;
         }
         if !descriptor.push_to(&self.fifo) {
             return Ok(false);
@@ -200,12 +200,17 @@ impl InjectionFifo {
         Ok(descriptors.len())
     }
 
+    /// Whether a descriptor whose source is elsewhere may be injected.
     #[cold]
-    fn refused(&self, descriptor: &Descriptor) -> Error {
-        if self.shared.fifo.facts().injector == Injector::Program {
-            return Error::Key { operation: "inject", node: Some(descriptor.owner.node), why: KeyFault::OtherNode };
+    fn check_home(&self, descriptor: &Descriptor) -> Result<()> {
+        if descriptor.home == self.homes[1] {
+            return Ok(());
         }
-        Error::Invalid { what: "only other nodes inject into this FIFO, by remote gets; open one without for_peers".into() }
+        if self.shared.fifo.facts().injector == Injector::Program {
+            return Err(Error::Key { operation: "inject", node: Some(descriptor.owner.node), why: KeyFault::OtherNode });
+        }
+        let what = "only other nodes inject into this FIFO, by remote gets; open one without for_peers".into();
+        Err(Error::Invalid { what })
     }
 
     /// The number of descriptors that are not over; a remote get counts twice.
