@@ -234,6 +234,12 @@ impl Fifo {
         self.head.load(Ordering::Relaxed)..self.tail[0].load(Ordering::Acquire)
     }
 
+    /// For the engine: the oldest slot that is not over.
+    #[inline]
+    pub fn oldest(&self) -> u64 {
+        self.head.load(Ordering::Relaxed)
+    }
+
     /// The number of slots in use.
     #[inline]
     pub fn depth(&self) -> usize {
@@ -252,8 +258,13 @@ impl Fifo {
     /// in the engine's cache.
     #[inline]
     pub fn has(&self, position: u64) -> bool {
-        let word = self.slot(position)[0].load(Ordering::Relaxed);
-        word & LAP_MASK == lap(position) || position < self.tail[0].load(Ordering::Relaxed)
+        self.shows(position) || position < self.tail[0].load(Ordering::Relaxed)
+    }
+
+    /// For the engine: whether a slot looks as if it had a descriptor. Reads its cache line alone.
+    #[inline]
+    pub fn shows(&self, position: u64) -> bool {
+        self.slot(position)[0].load(Ordering::Relaxed) & LAP_MASK == lap(position)
     }
 
     /// For the engine: what is in a slot that is not over.
@@ -285,13 +296,13 @@ impl Fifo {
     /// descriptor failed.
     pub fn end(&self, position: u64, count: usize, bytes: u64, faulty: bool) {
         fault_point!("fifo.executed");
-        let Range { start, end } = self.pending();
+        let mut head = self.head.load(Ordering::Relaxed);
         let mut over = self.over.load(Ordering::Relaxed);
         for position in position..position + count as u64 {
             over |= 1 << (position as usize % SLOTS);
         }
-        let mut head = start;
-        while head < end && over >> (head as usize % SLOTS) & 1 != 0 {
+        // A bit is cleared when the head passes it, so this ends.
+        while over >> (head as usize % SLOTS) & 1 != 0 {
             over &= !(1 << (head as usize % SLOTS));
             head += 1;
         }

@@ -303,13 +303,26 @@ impl Open {
     fn has_new(&self) -> bool {
         match self.shared.fifo.facts().injector {
             Injector::Peers => self.origins.back().is_some_and(|(position, ..)| *position >= self.loaded),
-            _ => self.loaded < self.shared.fifo.pending().end,
+            _ => self.shared.fifo.has(self.loaded),
         }
     }
 
     /// Whether there may be something to do.
     fn is_busy(&self) -> bool {
         !self.running.is_empty() || self.shared.fifo.has(self.loaded)
+    }
+
+    fn wants(&self) -> Wants {
+        if self.busy || self.has_new() {
+            Wants::Soon
+        } else if !self.running.is_empty() {
+            Wants::Turns
+        } else if self.shared.fifo.facts().injector == Injector::Program {
+            // A thread that injects only writes the descriptor.
+            Wants::Look
+        } else {
+            Wants::Nothing
+        }
     }
 
     /// Ends a descriptor that failed: tells the program, or the node that injected it.
@@ -339,6 +352,8 @@ impl Open {
     /// Makes new descriptors run.
     fn load(&mut self, core: &Core, replies: &mut Vec<Reply>) -> u64 {
         let mut faults = 0;
+        // The transfers end descriptors in the FIFO of remote gets that this service has not looked at.
+        self.loaded = self.loaded.max(self.shared.fifo.oldest());
         loop {
             let position = self.loaded;
             let words = match self.shared.fifo.read(position) {
@@ -356,14 +371,19 @@ impl Open {
                 self.loaded += 1;
                 continue;
             }
-            let body = match self.shared.fifo.read(position + 1) {
-                Next::Descriptor(body) => Some(body),
+            let is_get = Kind::from_repr(words[0] as u8) == Some(Kind::RemoteGet);
+            let body = match is_get.then(|| self.shared.fifo.read(position + 1)) {
+                Some(Next::Descriptor(body)) => Some(body),
                 _ => None,
             };
             match Running::new(core, position, &words, body) {
                 Ok(running) => {
                     self.loaded += running.slots() as u64;
                     self.running.push_back(running);
+                    // What the tail says can wait: its cache line is on its way from the thread that injects.
+                    if !self.shared.fifo.shows(self.loaded) {
+                        return faults;
+                    }
                 }
                 Err(status) => {
                     self.loaded += 1;
@@ -448,15 +468,18 @@ impl Service for Dma {
             self.core.lately.forget_withdrawn();
         }
         let mut work = self.send_replies(out);
+        if !self.fifos.iter().flatten().any(Open::is_busy) {
+            return work;
+        }
         let mut budget = TURN_BYTES;
         let mut replies = Vec::new();
         let lowest_first = self.turns.is_multiple_of(LEAST_SHARE);
-        let count = self.fifos.len();
+        let (count, first) = (self.fifos.len(), self.turns as usize % self.fifos.len());
         for rank in 0..Priority::ALL.len() {
             let priority = Priority::ALL[if lowest_first { Priority::ALL.len() - 1 - rank } else { rank }];
-            for offset in 0..count {
-                // FIFOs of one priority take turns.
-                let Some(open) = &mut self.fifos[(self.turns as usize + offset) % count] else { continue };
+            // FIFOs of one priority take turns.
+            for at in (first..count).chain(0..first) {
+                let Some(open) = &mut self.fifos[at] else { continue };
                 if open.shared.fifo.facts().priority != priority || !open.is_busy() {
                     continue;
                 }
@@ -472,18 +495,10 @@ impl Service for Dma {
     }
 
     fn wants(&self) -> Wants {
-        let fifos = || self.fifos.iter().flatten();
-        let is_new = |open: &Open| open.busy || open.has_new();
-        if !self.replies.is_empty() || fifos().any(is_new) {
-            Wants::Soon
-        } else if fifos().any(|open| !open.running.is_empty()) {
-            Wants::Turns
-        } else if fifos().any(|open| open.shared.fifo.facts().injector == Injector::Program) {
-            // A thread that injects only writes the descriptor.
-            Wants::Look
-        } else {
-            Wants::Nothing
+        if !self.replies.is_empty() {
+            return Wants::Soon;
         }
+        self.fifos.iter().flatten().map(Open::wants).max().unwrap_or_default()
     }
 
     fn is_hurried(&self) -> bool {

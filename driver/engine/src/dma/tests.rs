@@ -304,3 +304,33 @@ fn with_a_poller_it_copies_what_threads_put_and_get() {
     a.leave().unwrap();
     assert!(matches!(peer.put(&numbers, region.key()), Err(Error::Closed)));
 }
+
+#[test]
+fn messages_and_remote_gets_share_a_fifo() {
+    let [a, b] = nodes("shared");
+    let fifo = InjectionFifo::builder(&b).open().unwrap();
+    let (at_a, at_b) = (filled(&a, 1000, 1), filled(&b, 1000, 2));
+    let peer = a.peer(b.id()).unwrap();
+    // More direct puts than the FIFO has slots, each of a message that is moved from both ends.
+    for round in 0..150_u8 {
+        let message = vec![round; 100_000];
+        let receiving = b.start_recv(crate::Match::any(), vec![0; 100_000]).unwrap();
+        let sending = peer.start_send_as(1, message, "shm/put".parse().unwrap()).unwrap();
+        while !(sending.test() && receiving.test()) {}
+        sending.wait().result.unwrap();
+        assert!(receiving.wait().buffer.unwrap().iter().all(|byte| *byte == round));
+        if round % 50 == 49 {
+            at_b.fill(0).unwrap();
+            let put = Descriptor::put(at_a.read_key(), at_b.key()).unwrap();
+            fifo.inject(&Descriptor::remote_get(a.remote_get_fifo(), put).unwrap()).unwrap();
+            while bytes(&at_b) != bytes(&at_a) {
+                a.poll_once();
+                b.poll_once();
+            }
+        }
+    }
+    let fifos = a.shared().monitor().home().board().fifos();
+    // The memory FIFO may have moved some messages before the remote get came.
+    assert_eq!((fifos[0].faults, fifos[0].pending.len(), fifos[2].injected), (0, 0, 150));
+    assert!((100..=153).contains(&fifos[0].injected) && fifos[0].bytes > 0, "{}", fifos[0].injected);
+}
