@@ -210,3 +210,28 @@ fn links_and_modes_are_listed() {
     assert!(table.contains(&format!("'{name}': 2 nodes; 1 shm link, mean depth ")), "{table}");
     assert_eq!(ended(&["ls", "--modes", "--locks"]).code, Some(2));
 }
+
+#[test]
+fn injection_fifos_are_listed_with_what_is_left_in_them() {
+    use doorbell::dma::{Descriptor, InjectionFifo};
+    let name = domain("fifos");
+    let node = Node::builder(&name).progress(doorbell::Progress::Inline).join().unwrap();
+    let region = node.region::<u8>(100).unwrap();
+    let fifo = InjectionFifo::builder(&node).name("halo").priority(doorbell::Priority::Low).open().unwrap();
+    let put = Descriptor::put(region.key().range(..40), region.key().at(50)).unwrap();
+    // No call of the node executes them before they are looked at.
+    assert_eq!(fifo.inject_all(&[put, put]).unwrap(), 2);
+    let table = ended(&["ls", &name, "--fifos"]).stdout;
+    let row: Vec<&str> = table.lines().find(|line| line.contains("halo")).unwrap().split_whitespace().collect();
+    assert_eq!(row[3..9], ["halo", "low", "program", "2", "2", "0"], "{table}");
+    assert!(table.contains("direct-put of 40 B to node 0"), "{table}");
+    let autopsy = ended(&["autopsy", "0", "--domain", &name]).stdout;
+    assert!(autopsy.contains("'halo', low: 2 of 2 descriptors left"), "{autopsy}");
+    fifo.wait().unwrap();
+    let json: Value = serde_json::from_str(&ended(&["ls", &name, "--fifos", "--format", "json"]).stdout).unwrap();
+    let fifos = json["fifos"][0]["fifos"].as_array().unwrap();
+    let halo = fifos.iter().find(|fifo| fifo["name"] == "halo").unwrap();
+    assert_eq!((&halo["executed"], &halo["bytes"], &halo["pending"]), (&json!(2), &json!(80), &json!([])));
+    drop(fifo);
+    node.leave().unwrap();
+}

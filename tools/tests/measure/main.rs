@@ -40,7 +40,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
 
 #[test]
 fn mistakes_get_one_line_with_a_hint() {
-    let cases: [(&[&str], &str); 44] = [
+    let cases: [(&[&str], &str); 46] = [
         (&["latency", "--sizes", "8,4kib"], "units are B, KiB"),
         (&["latency", "--sizes", "big"], "sizes look like"),
         (&["latency", "--wait", "sleep"], "it can be auto, spin, yield, park"),
@@ -78,6 +78,8 @@ fn mistakes_get_one_line_with_a_hint() {
         (&["collective", "--sync", "never"], "it can be background, foreground, both"),
         (&["collective", "--compute", "50"], "times look like"),
         (&["collective", "--pin", "9999"], "this process may run on"),
+        (&["dma", "--iterations", "0"], "0 is not in 1..=1000000"),
+        (&["dma", "--pin", "9999"], "this process may run on"),
         (&["device", "--threads", "17"], "17 is not in 1..=16"),
         (&["device", "--mode", "dual", "--threads", "1"], "--threads 2 at least"),
         (&["device", "--size", "8,17MiB"], "messages have 16 MiB at most"),
@@ -93,6 +95,22 @@ fn mistakes_get_one_line_with_a_hint() {
         assert!(error.starts_with("doorbell: error: ") && error.lines().count() == 1, "{args:?}: {error}");
         assert!(error.contains(hint), "{args:?}: {error}");
         assert!(output.stdout.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn dma_tells_all_in_json() {
+    let output = run(&["dma", "--sizes", "8,64KiB", "--iterations", "50", "--format", "json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let rows: Vec<Value> = text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.iter().map(|row| row["size_bytes"].as_u64().unwrap()).collect::<Vec<_>>(), [8, 65_536]);
+    for row in rows {
+        let figure = |name: &str| row[name].as_f64().unwrap();
+        assert!(
+            figure("inject_ns") > 0.0 && figure("inject_ns") <= figure("p50_ns") && figure("p50_ns") <= figure("p99_ns"),
+            "{row}"
+        );
+        assert!(figure("round_trip_ns") > 0.0 && (0.0..=1.0).contains(&figure("overlap")), "{row}");
     }
 }
 
