@@ -217,6 +217,19 @@ impl<T: Default> Counters<T> {
         Lowered::Zero { excess: left }
     }
 
+    /// Adds bytes again that were counted too early. A use that has reached zero, or has ended, stays as it is.
+    pub fn give_back_bytes(&self, index: usize, generation: u32, bytes: u64) {
+        let Some(slot) = self.slots.get(index) else { return };
+        let add = |word: u64| {
+            let value = word & VALUE_MASK;
+            let is_its = word == pack(generation, value) && slot.generation.load(Ordering::Relaxed) == generation;
+            (is_its && value > 0).then(|| pack(generation, (value + bytes).min(VALUE_MASK)))
+        };
+        if slot.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, add).is_ok() {
+            self.show_value(index, slot);
+        }
+    }
+
     /// Runs `look` on a counter and the owner's data while its use can neither begin nor end. `None` if there is no such counter.
     pub fn with<R>(&self, index: usize, look: impl FnOnce(&mut T, Standing) -> R) -> Option<R> {
         let slot = self.slots.get(index)?;

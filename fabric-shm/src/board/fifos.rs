@@ -2,8 +2,8 @@
 //!
 //! The descriptors lie on the board, where the engine reads them, and tools do while the node lives and after its death. Each
 //! carries a **seal**: a hash of its words and its place with a private key of the process. The engine executes no descriptor whose seal is
-//! wrong, and keeps all positions in private memory. So a process that overwrites a board spoils a descriptor, and can't invent
-//! one.
+//! wrong, and keeps all positions in private memory. So a process that overwrites a board spoils a descriptor. The hash
+//! keeps out stray words, copies and guesses; it is no cryptography.
 //!
 //! A FIFO has one producer at a time and one consumer, the engine. Positions count slots and never wrap. The first word of a
 //! descriptor is written last and has the number of the **lap** through the ring, so that the engine finds a new descriptor in
@@ -243,9 +243,9 @@ impl Fifo {
     /// The number of slots in use.
     #[inline]
     pub fn depth(&self) -> usize {
-        // The head first: the tail is not behind a head that was read earlier.
+        // The engine may have executed a descriptor whose producer has not moved the tail yet.
         let head = self.head.load(Ordering::Acquire);
-        self.tail[0].load(Ordering::Acquire).wrapping_sub(head).min(SLOTS as u64) as usize
+        self.tail[0].load(Ordering::Acquire).saturating_sub(head).min(SLOTS as u64) as usize
     }
 
     /// The position of the next descriptor.

@@ -262,7 +262,7 @@ fn another_process_sees_both_counters_of_a_message_fall() {
     let (mut values, mut halfway) = ([Vec::new(), Vec::new()], 0);
     let is_over = || FIRED.iter().all(|at| words[*at].load(SeqCst) > 0);
     until("both counters come to zero", || {
-        let Some([(left, at_origin), (missing, _)]) = shown(A).zip(shown(B)).map(|(a, b)| [a, b]) else { return None };
+        let [(left, at_origin), (missing, _)] = shown(A).zip(shown(B)).map(|(a, b)| [a, b])?;
         for (values, value) in values.iter_mut().zip([left, missing]) {
             assert!(values.last().is_none_or(|last| value <= *last), "a counter rose from {:?} to {value}", values.last());
             values.push(value);

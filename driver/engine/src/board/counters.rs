@@ -37,14 +37,15 @@ impl Counting {
         Arc::new(Self { file: file.clone(), index, generation, counted: AtomicU64::new(0) })
     }
 
-    /// Counts the bytes of the operation that have moved since the last call, given all that have moved. One thread at a time
-    /// moves the bytes of an operation.
+    /// Counts the bytes of the operation that have moved since the last call, given all that have moved. Fewer than before: a
+    /// message was given up, and the receive waits for another. One thread at a time moves the bytes of an operation.
     pub(crate) fn moved(&self, bytes: u64) {
-        let counted = self.counted.load(Ordering::Relaxed);
+        let counted = self.counted.swap(bytes, Ordering::Relaxed);
         if bytes > counted {
-            self.counted.store(bytes, Ordering::Relaxed);
             // A use that has ended meanwhile is not counted.
             let _ = self.file.lower(self.index, self.generation, bytes - counted);
+        } else if bytes < counted {
+            self.file.counters.give_back_bytes(self.index, self.generation, counted - bytes);
         }
     }
 }

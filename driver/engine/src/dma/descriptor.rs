@@ -117,7 +117,11 @@ impl Descriptor {
         head[2] = u64::from(fifo.number) << OFFSET_BITS;
         head[5] = put.source_secret;
         head[6] = put.send_secret;
-        Ok(Self { two: true, home: ANYWHERE, ..put }.edit(|slots| *slots = [head, slots[0]]))
+        Ok(Self { two: true, home: ANYWHERE, ..put }.edit(|slots| {
+            let mut body = slots[0];
+            body[0] = body[0] & !0xff | Kind::Body as u64;
+            *slots = [head, body];
+        }))
     }
 
     /// The same descriptor, lowering this counter as bytes leave the source. The counter belongs to the node whose engine
@@ -178,7 +182,10 @@ impl Descriptor {
     /// Encodes a descriptor for a message. A **request to send** is a packet or message with a direct put: its receiver
     /// [writes the storage location](Self::into_target) into it, and returns it by a [remote get](Self::remote_get).
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
-        let put = *self.slots[usize::from(self.two)].words();
+        let mut put = *self.slots[usize::from(self.two)].words();
+        if self.two {
+            put[0] = put[0] & !0xff | Kind::DirectPut as u64;
+        }
         let owner = u64::from(self.owner.node.0) | u64::from(self.owner.incarnation.0) << 32;
         let words = put.into_iter().chain([owner, self.source_secret, self.send_secret, MAGIC]);
         let mut bytes = [0; Self::BYTES];
@@ -186,14 +193,17 @@ impl Descriptor {
         bytes
     }
 
-    /// Decodes a direct put from a message. `None` if the bytes are none. The engine that executes it checks its contents.
+    /// Decodes a direct put from a message. `None` if the bytes are none. Its keys are checked when it is injected, or by the
+    /// node of a remote get.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * at + byte]));
         let owner = PeerId { node: NodeId(word(8) as u16), incarnation: Incarnation((word(8) >> 32) as u32) };
         let words: DescriptorWords = std::array::from_fn(word);
         let is_put = Kind::from_repr(words[0] as u8) == Some(Kind::DirectPut) && SealedWords::are_free(&words);
-        (word(11) == MAGIC && is_put).then(|| Self::new(words, owner, word(9), word(10)))
+        // The engine trusts the descriptors of its own program; this one's keys are checked when it is injected.
+        let put = || Self { home: UNCHECKED, ..Self::new(words, owner, word(9), word(10)) };
+        (word(11) == MAGIC && is_put).then(put)
     }
 
     fn of<T: Plain, A: Access>(kind: Kind, to: PeerId, source: Key<T, A>) -> Result<Self> {
@@ -225,12 +235,26 @@ impl Descriptor {
         Kind::from_repr(self.slots[0].words()[0] as u8)
     }
 
+    /// The number of its source's region, the offset and the length there, and the secret that its sender knew.
+    pub(super) fn source(&self) -> (u32, u64, u64, u64) {
+        let words = self.slots[0].words();
+        ((words[1] >> 32) as u32, words[2] & OFFSET_MASK, words[3] & LEN_MASK, self.source_secret)
+    }
+
+    /// The index of its send counter and the secret that its sender knew.
+    pub(super) fn counted(&self) -> Option<(u16, u64)> {
+        Some((((self.slots[0].words()[0] >> 32) as u16).checked_sub(1)?, self.send_secret))
+    }
+
     /// Injects it into a FIFO. False if that is full.
     #[inline(always)]
     pub(super) fn push_to(&self, fifo: &Fifo) -> bool {
         if self.two { fifo.push(&self.slots) } else { fifo.push(std::slice::from_ref(&self.slots[0])) }
     }
 }
+
+/// It came in a message: its keys must be checked. No node has this home.
+pub(super) const UNCHECKED: u64 = u64::MAX - 2;
 
 /// Any node may inject it. No node has this home.
 pub(super) const ANYWHERE: u64 = u64::MAX;
@@ -290,9 +314,4 @@ impl Task {
         let (index, secret) = self.receive?;
         Some(CounterKey { node: self.to.node, incarnation: self.to.incarnation, index, secret })
     }
-}
-
-/// The node whose FIFO or region a slot names: the sender of a reply about it.
-pub(super) fn target_of(words: &DescriptorWords) -> NodeId {
-    NodeId((words[0] >> 16) as u16)
 }

@@ -1,6 +1,7 @@
 //! Injection FIFOs of a program, and the builder of all FIFOs.
 
-use super::descriptor::{ANYWHERE, Descriptor, FifoKey, home_of};
+use super::descriptor::{ANYWHERE, Descriptor, FifoKey, UNCHECKED, home_of};
+use super::near::Span;
 use super::reception::ReceptionFifo;
 use super::service::Dma;
 use crate::error::{Error, KeyFault, Result};
@@ -13,6 +14,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -27,12 +29,19 @@ const CHOSEN: u16 = 0x8000;
 /// An injection FIFO as its handle and the engine share it.
 pub(super) struct Injection {
     pub fifo: Arc<Fifo>,
+    /// The number of descriptors that are not over and have no slot any more.
+    pub detached: AtomicUsize,
     faults: Mutex<VecDeque<(u64, Error)>>,
 }
 
 impl Injection {
     pub fn new(fifo: Arc<Fifo>) -> Self {
-        Self { fifo, faults: Mutex::default() }
+        Self { fifo, detached: AtomicUsize::new(0), faults: Mutex::default() }
+    }
+
+    /// The number of slots and descriptors that are not over.
+    pub fn depth(&self) -> usize {
+        self.detached.load(Ordering::Relaxed) + self.fifo.depth()
     }
 
     /// Keeps a fault for the program. Beyond the limit, the oldest is dropped; the board counts all.
@@ -206,6 +215,9 @@ impl InjectionFifo {
         if descriptor.home == self.homes[1] {
             return Ok(());
         }
+        if descriptor.home == UNCHECKED && home_of(descriptor.owner) == self.homes[0] {
+            return self.check_keys(descriptor);
+        }
         if self.shared.fifo.facts().injector == Injector::Program {
             return Err(Error::Key { operation: "inject", node: Some(descriptor.owner.node), why: KeyFault::OtherNode });
         }
@@ -213,9 +225,24 @@ impl InjectionFifo {
         Err(Error::Invalid { what })
     }
 
+    /// Whether the sender of a descriptor that came in a message had the keys of this node's memory and counter.
+    fn check_keys(&self, descriptor: &Descriptor) -> Result<()> {
+        let shared = self.node.shared();
+        let (number, at, len, secret) = descriptor.source();
+        if let Err(status) = Span::own(shared.regions(), number, at, len, Some((secret, false))) {
+            return Err(status.error("inject", self.me, 0));
+        }
+        match descriptor.counted() {
+            Some((index, secret)) if shared.monitor().counters.register().named(index.into(), secret).is_none() => {
+                Err(Error::Key { operation: "inject", node: Some(self.me.node), why: KeyFault::Forged })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The number of descriptors that are not over; a remote get counts twice.
     pub fn depth(&self) -> usize {
-        self.shared.fifo.depth()
+        self.shared.depth()
     }
 
     /// The position of the next descriptor: the number of places that were ever used.
@@ -229,7 +256,9 @@ impl InjectionFifo {
         self.shared.next_fault()
     }
 
-    /// Waits until all that was injected is over. The thread turns the engine meanwhile.
+    /// Waits until all that was injected is over: the bytes of a put are in place, packets and remote gets are on their way, or the
+    /// descriptor failed. Look for faults afterwards ([`next_fault`](Self::next_fault)): a counter of a descriptor that failed
+    /// does not come to zero. The thread turns the engine meanwhile.
     ///
     /// # Errors
     /// [`Error::Closed`] if the node leaves; [`Error::Reentrant`] from within a callback; [`Error::Forked`].

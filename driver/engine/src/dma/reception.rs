@@ -191,7 +191,11 @@ impl ReceptionFifo {
     }
 
     fn wait_at_most<R>(&self, deadline: Option<Instant>, read: impl FnOnce(&Envelope, u64, Payload<'_>) -> R) -> Result<R> {
-        let found = self.node.shared().wait_for_service(OPERATION, deadline, |_: &mut Dma| self.fifo.take())?;
+        let take = |dma: &mut Dma| match self.fifo.take() {
+            Some(packet) => Some(Ok(packet)),
+            None => dma.closed.map(|why| Err(why.error())),
+        };
+        let found = self.node.shared().wait_for_service(OPERATION, deadline, take)?.transpose()?;
         self.look_again(Token::current());
         let Held { envelope, at, bytes } = found.ok_or(Error::Timeout { operation: OPERATION, node: None })?;
         Ok(read(&envelope, at, Payload::private(&bytes)))

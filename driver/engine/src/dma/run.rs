@@ -53,6 +53,8 @@ pub struct Running {
     /// Bytes that were not reported to the receive counter yet.
     owed: u64,
     far: bool,
+    /// It goes on without a slot, because the ring was full behind it.
+    pub released: bool,
 }
 
 /// The state of a descriptor after some work on it.
@@ -74,9 +76,12 @@ impl Running {
     pub fn new(core: &Core, position: u64, words: &DescriptorWords, body: Option<DescriptorWords>) -> Result<Self, Status> {
         let mut task = Task::decode(words)?;
         let secrets = [words[5], words[6]];
+        if task.kind == Kind::Body {
+            return Err(Status::Malformed);
+        }
         if task.kind == Kind::RemoteGet {
             let put = Task::decode(&body.ok_or(Status::Malformed)?)?;
-            if put.kind != Kind::DirectPut {
+            if put.kind != Kind::Body {
                 return Err(Status::Malformed);
             }
             (task.send, task.receive, task.len) = (None, None, 0);
@@ -86,7 +91,20 @@ impl Running {
         let send = task.send.and_then(|(index, low)| Some((index.into(), counters.with_low(index.into(), low.into())?)));
         let body = body.filter(|_| task.kind == Kind::RemoteGet);
         let (source, target) = (None, None);
-        Ok(Self { position, task, body, secrets, source, target, send, moved: 0, stored: 0, owed: 0, far: false })
+        Ok(Self {
+            position,
+            task,
+            body,
+            secrets,
+            source,
+            target,
+            send,
+            moved: 0,
+            stored: 0,
+            owed: 0,
+            far: false,
+            released: false,
+        })
     }
 
     /// The number of its slots.
@@ -113,7 +131,7 @@ impl Running {
             Kind::DirectPut => self.step_put(core, out, priority, name, budget),
             Kind::Packet => self.step_packet(core, out, priority, name, budget),
             Kind::RemoteGet => self.step_remote_get(core, out, priority, name),
-            Kind::Rts | Kind::Rendezvous => Err(Status::Malformed.into()),
+            Kind::Rts | Kind::Rendezvous | Kind::Body => Err(Status::Malformed.into()),
         };
         done.unwrap_or_else(Look::Failed)
     }
@@ -275,7 +293,8 @@ impl Running {
     }
 
     fn step_remote_get(&mut self, core: &mut Core, out: &mut Outbox<'_>, priority: Priority, name: Name) -> Result<Look, Fault> {
-        let Some(body) = self.body else { return Err(Status::Malformed.into()) };
+        let Some(mut body) = self.body else { return Err(Status::Malformed.into()) };
+        body[0] = body[0] & !0xff | Kind::DirectPut as u64;
         core.room.clear();
         put(&mut core.room, &body);
         put(&mut core.room, &self.secrets);

@@ -1,6 +1,6 @@
 //! The DMA engine as a service: it executes descriptors, and serves those of other nodes.
 
-use super::descriptor::{Kind, target_of};
+use super::descriptor::Kind;
 use super::fifo::Injection;
 use super::near::{Fault, Lately, Span};
 use super::reception::Reception;
@@ -13,6 +13,7 @@ use doorbell_fabric::{PacketKind, Payload, Priority, Verdict};
 use doorbell_shm::board::{DescriptorWords, FIFO_SLOTS, Fifo, FifoFacts, Injector, Metric, Metrics, Next, SealedWords};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// The most bytes that are moved in one turn.
 const TURN_BYTES: u64 = 128 << 10;
@@ -20,6 +21,8 @@ const TURN_BYTES: u64 = 128 << 10;
 const GETS_MAX: usize = FIFO_SLOTS / 8;
 /// The most replies that wait for one node. It gets no more packets through meanwhile.
 const REPLIES_MAX: usize = 256;
+/// The most descriptors that are remembered after they were sent.
+const SENT_MAX: usize = 4 * FIFO_SLOTS;
 /// In one of this many turns, withdrawn regions are forgotten.
 const FORGET_EVERY: u32 = 64;
 /// In one of this many turns, the lowest priority comes first.
@@ -47,6 +50,8 @@ pub(super) struct Dma {
     turns: u32,
     executed: u64,
     faults: u64,
+    /// Why the node has ended, if it has.
+    pub closed: Option<CloseReason>,
 }
 
 /// An open injection FIFO.
@@ -57,10 +62,22 @@ struct Open {
     running: VecDeque<Running>,
     /// The positions that other nodes injected, and the names of the descriptors there.
     origins: VecDeque<(u64, PeerId, Name)>,
+    /// Packets and remote gets that were sent, the oldest first. Their targets may still refuse them.
+    sent: VecDeque<Sent>,
     /// It closes when it is empty.
     closing: bool,
     /// Something of it could not be done for lack of room, or is not done yet.
     busy: bool,
+}
+
+/// A descriptor that is over here, and perhaps not there.
+struct Sent {
+    position: u64,
+    to: PeerId,
+    /// A remote get, which is answered in any case.
+    is_get: bool,
+    /// The FIFO that it names.
+    fifo: u16,
 }
 
 /// A packet that another node waits for.
@@ -79,11 +96,12 @@ impl Dma {
         // The transfers execute these.
         fifos.extend(messages.iter().map(|_| None));
         let (receptions, replies) = (BTreeMap::new(), VecDeque::new());
-        Self { core, fifos, receptions, replies, turns: 0, executed: 0, faults: 0 }
+        Self { core, fifos, receptions, replies, turns: 0, executed: 0, faults: 0, closed: None }
     }
 
     /// Opens a FIFO for the program. `None`: the board has no room for another.
     pub fn open(&mut self, facts: FifoFacts) -> Option<Arc<Injection>> {
+        self.close_empty();
         let built_in = self.core.monitor.fifos.len();
         let number = (built_in..self.fifos.len()).find(|at| self.fifos[*at].is_none()).unwrap_or(self.fifos.len());
         let fifo = Fifo::open(self.core.monitor.home().clone(), number, facts)?;
@@ -106,7 +124,7 @@ impl Dma {
 
     fn close_empty(&mut self) {
         for place in &mut self.fifos {
-            if let Some(open) = place.take_if(|open| open.closing && open.shared.fifo.depth() == 0) {
+            if let Some(open) = place.take_if(|open| open.closing && open.shared.depth() == 0) {
                 open.shared.fifo.close();
             }
         }
@@ -259,35 +277,34 @@ impl Dma {
         let Some(([bytes, status], _)) = split::<2>(payload) else { return Verdict::Broken("a reply without words") };
         let Some(status) = Status::from_repr(status as u8) else { return Verdict::Broken("a reply of unknown kind") };
         let Some(open) = self.fifos.get_mut(usize::from(name.fifo)).and_then(Option::as_mut) else { return Verdict::Taken };
-        let is_it = |running: &&mut Running| Name::new(0, running.position).position == name.position && running.task.to == from;
-        match open.running.iter_mut().find(is_it) {
-            Some(running) if status == Status::Fine => {
-                running.stored = running.stored.saturating_add(bytes);
+        let is_it = |running: &&Running| Name::new(0, running.position).position == name.position && running.task.to == from;
+        let mut replies = Vec::new();
+        match open.running.iter().position(|running| is_it(&running)) {
+            Some(at) if status == Status::Fine => {
+                let running = &mut open.running[at];
+                running.stored = running.stored.saturating_add(bytes).min(running.task.len);
                 open.busy = true;
             }
-            Some(running) => {
-                let error = status.error("put", from, running.task.fifo);
-                let (position, slots, moved) = (running.position, running.slots(), running.moved);
-                open.running.retain(|running| running.position != position);
-                open.shared.fifo.end(position, slots, moved, true);
-                open.shared.fault(position, error);
-                self.faults += 1;
-            }
-            // A packet or a remote get is over when it was sent.
-            None if status != Status::Fine => {
-                let last = open.shared.fifo.next_position();
-                let mut latest = last.saturating_sub(FIFO_SLOTS as u64)..last;
-                let position = latest.find(|position| Name::new(0, *position).position == name.position);
-                if let Some(position) = position
-                    && let Next::Descriptor(words) = open.shared.fifo.read(position)
-                    && target_of(&words) == from.node
-                {
-                    open.shared.fault(position, status.error("remote get or packet", from, (words[2] >> 48) as u16));
+            Some(at) => {
+                if let Some(running) = open.running.remove(at) {
+                    open.fail(&running, status.into(), &mut replies);
                     self.faults += 1;
                 }
             }
-            None => {}
+            None => {
+                let is_sent = |sent: &Sent| Name::new(0, sent.position).position == name.position && sent.to == from;
+                if let Some(sent) = open.sent.iter().position(is_sent).and_then(|at| open.sent.remove(at))
+                    && status != Status::Fine
+                {
+                    let operation = if sent.is_get { "remote get" } else { "packet" };
+                    open.shared.fifo.end(sent.position, 0, 0, true);
+                    open.shared.fault(sent.position, status.error(operation, from, sent.fifo));
+                    self.faults += 1;
+                }
+            }
         }
+        replies.into_iter().for_each(|reply| self.reply(reply.to, reply.priority, reply.name, 0, reply.status));
+        self.close_empty();
         Verdict::Taken
     }
 }
@@ -296,14 +313,14 @@ impl Open {
     fn new(fifo: Arc<Fifo>) -> Self {
         let loaded = fifo.pending().start;
         let shared = Arc::new(Injection::new(fifo));
-        Self { shared, loaded, running: VecDeque::new(), origins: VecDeque::new(), closing: false, busy: false }
-    }
-
-    /// Whether there are descriptors that do not run yet. The transfers inject into the FIFO of remote gets as well.
-    fn has_new(&self) -> bool {
-        match self.shared.fifo.facts().injector {
-            Injector::Peers => self.origins.back().is_some_and(|(position, ..)| *position >= self.loaded),
-            _ => self.shared.fifo.has(self.loaded),
+        Self {
+            shared,
+            loaded,
+            running: VecDeque::new(),
+            origins: VecDeque::new(),
+            sent: VecDeque::new(),
+            closing: false,
+            busy: false,
         }
     }
 
@@ -313,7 +330,7 @@ impl Open {
     }
 
     fn wants(&self) -> Wants {
-        if self.busy || self.has_new() {
+        if self.busy || self.shared.fifo.has(self.loaded) {
             Wants::Soon
         } else if !self.running.is_empty() {
             Wants::Turns
@@ -326,22 +343,57 @@ impl Open {
     }
 
     /// Ends a descriptor that failed: tells the program, or the node that injected it.
-    fn fail(&mut self, position: u64, slots: usize, moved: u64, to: PeerId, fault: Fault, replies: &mut Vec<Reply>) {
-        self.shared.fifo.end(position, slots, moved, true);
-        let from = self.take_origin(position);
+    fn fail(&mut self, running: &Running, fault: Fault, replies: &mut Vec<Reply>) {
+        self.end(running, true);
+        self.fault(running.position, running.task.to, fault, replies);
+    }
+
+    /// The same for a slot that holds no descriptor.
+    fn fail_slot(&mut self, position: u64, me: PeerId, status: Status, replies: &mut Vec<Reply>) {
+        self.shared.fifo.end(position, 1, 0, true);
+        self.fault(position, me, status.into(), replies);
+    }
+
+    fn fault(&mut self, position: u64, to: PeerId, fault: Fault, replies: &mut Vec<Reply>) {
         let status = match &fault {
             Fault::Status(status) => *status,
             Fault::Error(_) => Status::Unreachable,
         };
-        if let Some((to, name)) = from {
-            replies.push(Reply { to, priority: self.shared.fifo.facts().priority, name, bytes: 0, status });
-        }
+        self.tell_origin(position, status, replies);
         let error = match fault {
             Fault::Status(status) => status.error("put", to, 0),
             Fault::Error(error) => error,
         };
         tracing::debug!(fifo = self.shared.fifo.number(), position, %error, "a descriptor failed");
         self.shared.fault(position, error);
+    }
+
+    /// Tells the node that injected a descriptor how it ended.
+    fn tell_origin(&mut self, position: u64, status: Status, replies: &mut Vec<Reply>) {
+        if let Some((to, name)) = self.take_origin(position) {
+            replies.push(Reply { to, priority: self.shared.fifo.facts().priority, name, bytes: 0, status });
+        }
+    }
+
+    /// A descriptor is over.
+    fn end(&mut self, running: &Running, faulty: bool) {
+        let slots = if running.released { 0 } else { running.slots() };
+        self.shared.detached.fetch_sub(usize::from(running.released), Ordering::Relaxed);
+        self.shared.fifo.end(running.position, slots, running.moved, faulty);
+    }
+
+    /// Frees the oldest slots of a full ring. Their descriptors go on without, so that one that waits for its target holds up no
+    /// other.
+    fn release_oldest(&mut self) {
+        while self.shared.fifo.depth() == FIFO_SLOTS && self.running.len() < 2 * FIFO_SLOTS {
+            let oldest = self.shared.fifo.oldest();
+            let Some(running) = self.running.iter_mut().find(|running| running.position == oldest && !running.released) else {
+                return;
+            };
+            running.released = true;
+            self.shared.detached.fetch_add(1, Ordering::Relaxed);
+            self.shared.fifo.end(oldest, running.slots(), 0, false);
+        }
     }
 
     fn take_origin(&mut self, position: u64) -> Option<(PeerId, Name)> {
@@ -352,8 +404,6 @@ impl Open {
     /// Makes new descriptors run.
     fn load(&mut self, core: &Core, replies: &mut Vec<Reply>) -> u64 {
         let mut faults = 0;
-        // The transfers end descriptors in the FIFO of remote gets that this service has not looked at.
-        self.loaded = self.loaded.max(self.shared.fifo.oldest());
         loop {
             let position = self.loaded;
             let words = match self.shared.fifo.read(position) {
@@ -362,15 +412,10 @@ impl Open {
                 Next::Overwritten => {
                     self.loaded += 1;
                     faults += 1;
-                    self.fail(position, 1, 0, core.me, Status::Overwritten.into(), replies);
+                    self.fail_slot(position, core.me, Status::Overwritten, replies);
                     continue;
                 }
             };
-            if Kind::from_repr(words[0] as u8) == Some(Kind::Rendezvous) {
-                // The transfers execute it.
-                self.loaded += 1;
-                continue;
-            }
             let is_get = Kind::from_repr(words[0] as u8) == Some(Kind::RemoteGet);
             let body = match is_get.then(|| self.shared.fifo.read(position + 1)) {
                 Some(Next::Descriptor(body)) => Some(body),
@@ -388,7 +433,7 @@ impl Open {
                 Err(status) => {
                     self.loaded += 1;
                     faults += 1;
-                    self.fail(position, 1, 0, core.me, status.into(), replies);
+                    self.fail_slot(position, core.me, status, replies);
                 }
             }
         }
@@ -413,8 +458,7 @@ impl Open {
             }
             let (before, position) = (running.moved, running.position);
             let look = running.step(core, out, priority, Name::new(number, position), budget);
-            let (slots, moved) = (running.slots(), running.moved);
-            work += usize::from(moved > before);
+            work += usize::from(running.moved > before);
             match look {
                 Look::More => self.busy = true,
                 Look::Waiting => at += 1,
@@ -424,18 +468,26 @@ impl Open {
                     at += 1;
                 }
                 Look::Over => {
-                    self.running.remove(at);
-                    self.take_origin(position);
-                    self.shared.fifo.end(position, slots, moved, false);
+                    let Some(running) = self.running.remove(at) else { continue };
+                    self.end(&running, false);
+                    self.tell_origin(position, Status::Fine, replies);
+                    if running.task.kind != Kind::DirectPut {
+                        let is_get = running.task.kind == Kind::RemoteGet;
+                        self.sent.push_back(Sent { position, to, is_get, fifo: running.task.fifo });
+                        if self.sent.len() > SENT_MAX {
+                            self.sent.pop_front();
+                        }
+                    }
                     (work, executed) = (work + 1, executed + 1);
                 }
                 Look::Failed(fault) => {
-                    self.running.remove(at);
-                    self.fail(position, slots, moved, to, fault, replies);
+                    let Some(running) = self.running.remove(at) else { continue };
+                    self.fail(&running, fault, replies);
                     (work, faults) = (work + 1, faults + 1);
                 }
             }
         }
+        self.release_oldest();
         (work, executed, faults)
     }
 }
@@ -468,7 +520,7 @@ impl Service for Dma {
             self.core.lately.forget_withdrawn();
         }
         let mut work = self.send_replies(out);
-        if !self.fifos.iter().flatten().any(Open::is_busy) {
+        if !self.fifos.iter().flatten().any(|open| open.is_busy() || open.closing) {
             return work;
         }
         let mut budget = TURN_BYTES;
@@ -506,7 +558,7 @@ impl Service for Dma {
     }
 
     fn is_flushing(&self) -> bool {
-        self.fifos.iter().flatten().any(|open| !open.running.is_empty() || open.has_new())
+        self.fifos.iter().flatten().any(|open| !open.running.is_empty() || open.shared.fifo.has(open.loaded))
     }
 
     fn peer_gone(&mut self, peer: PeerId, why: Gone) {
@@ -514,26 +566,45 @@ impl Service for Dma {
         self.replies.retain(|reply| reply.to != peer);
         let mut replies = Vec::new();
         for open in self.fifos.iter_mut().flatten() {
-            let gone: Vec<_> = open.running.iter().filter(|running| running.task.to == peer).collect();
-            let gone: Vec<_> = gone.into_iter().map(|running| (running.position, running.slots(), running.moved)).collect();
-            open.running.retain(|running| running.task.to != peer);
+            let (gone, left): (VecDeque<_>, _) =
+                std::mem::take(&mut open.running).into_iter().partition(|running| running.task.to == peer);
+            open.running = left;
             self.faults += gone.len() as u64;
-            for (position, slots, moved) in gone {
-                open.fail(position, slots, moved, peer, Fault::Error(why.error(peer)), &mut replies);
+            for running in gone {
+                open.fail(&running, Fault::Error(why.error(peer)), &mut replies);
+            }
+            let sent = std::mem::take(&mut open.sent);
+            for sent in sent {
+                match sent.to == peer {
+                    // It may have been executed.
+                    true if sent.is_get => {
+                        self.faults += 1;
+                        open.shared.fault(sent.position, why.error(peer));
+                    }
+                    true => {}
+                    false => open.sent.push_back(sent),
+                }
             }
         }
+        self.close_empty();
         replies.retain(|reply| reply.to != peer);
         replies.into_iter().for_each(|reply| self.reply(reply.to, reply.priority, reply.name, 0, reply.status));
     }
 
     fn close(&mut self, why: CloseReason) {
+        self.closed = Some(why);
         self.replies.clear();
         for open in self.fifos.iter_mut().flatten() {
             for running in std::mem::take(&mut open.running) {
-                open.shared.fifo.end(running.position, running.slots(), running.moved, true);
+                open.end(&running, true);
                 open.shared.fault(running.position, why.error());
             }
-            open.loaded = open.shared.fifo.pending().end;
+            let end = open.shared.fifo.pending().end;
+            for position in open.loaded..end {
+                open.shared.fifo.end(position, 1, 0, true);
+                open.shared.fault(position, why.error());
+            }
+            open.loaded = end;
         }
     }
 

@@ -311,7 +311,8 @@ impl<D: Direct> Dispatch<'_, D> {
             Into::Nowhere => {}
             Into::Buffer(receive) => {
                 receive.write(active.received, payload);
-                receive.op.moved((active.received + payload.len()) as u64);
+                // The last byte counts when the message is certain.
+                receive.op.moved((active.received + payload.len()).min(active.envelope.len - 1) as u64);
             }
             Into::TooLong(_, bytes) | Into::Pool(bytes) => payload.append_to(bytes),
         }
@@ -325,6 +326,7 @@ impl<D: Direct> Dispatch<'_, D> {
                 Into::Nowhere => {}
                 Into::Buffer(receive) => {
                     self.inbound.turned_away = false;
+                    receive.op.moved(envelope.len as u64);
                     receive.op.finish(Outcome::Received(envelope));
                     return self.received();
                 }

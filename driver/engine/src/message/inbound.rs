@@ -352,6 +352,11 @@ impl Inbound {
 
     /// Takes over the owner of a buffer that a receive left here. If its origin has let go of it since, drops it.
     pub fn keep(&mut self, op: &Arc<Op>, owner: Keepsake) {
+        // A receive that was cancelled within a callback has not left its buffer to the transfer yet.
+        let is_its = |incoming: &&mut Incoming| incoming.receive().is_some_and(|receive| Arc::ptr_eq(&receive.op, op));
+        if let Some(incoming) = self.incoming.iter_mut().find(is_its) {
+            incoming.give_up_cancelled();
+        }
         let mut all = self.incoming.iter_mut().chain(&mut self.left);
         drop(all.try_fold(owner, |owner, incoming| incoming.keep(op, owner).ok_or(())));
     }
@@ -367,6 +372,8 @@ impl Inbound {
             return;
         }
         receive.op.set_granted(None);
+        // The bytes of that message do not count.
+        receive.op.moved(0);
         match self.pool.take(&receive.accepts) {
             Some(Pooled::Whole(message)) => receive.complete(message.envelope, Payload::private(&message.bytes)),
             Some(Pooled::Lent(envelope, lent)) => receive.complete_loan(envelope, &lent),

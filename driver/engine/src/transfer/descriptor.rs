@@ -167,8 +167,8 @@ impl DirectPut {
 }
 
 /// The acknowledgement of an RTS. The remote get brings the direct-put descriptor back to the origin, with the storage location
-/// filled in. It travels on the lane of high priority. At the origin the direct put enters the injection FIFO of remote
-/// gets, which has high priority whatever the priority of the message.
+/// filled in. It travels on the lane of high priority. At the origin the direct put enters the engine's injection FIFO of
+/// high priority, whatever the priority of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteGet {
     /// The id of the transfer.

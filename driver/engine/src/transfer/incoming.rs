@@ -393,13 +393,17 @@ impl Incoming {
         }
         let moved = self.report.fifo.bytes + self.report.pulled.bytes + self.report.put.bytes;
         if let Sink::Receive(receive) = &self.sink {
-            receive.op.moved(moved.min(self.put.ends.len));
+            // The last byte counts when the message is certain.
+            receive.op.moved(moved.min(self.put.ends.len - 1));
         }
         match moved.cmp(&self.put.ends.len) {
             std::cmp::Ordering::Less => Look::Underway,
             std::cmp::Ordering::Greater => Look::Broken("more bytes than the message has"),
             std::cmp::Ordering::Equal if meeting.finish(self.generation()) => {
                 self.report.zeroes += 1;
+                if let Sink::Receive(receive) = &self.sink {
+                    receive.op.moved(self.put.ends.len);
+                }
                 Look::Complete
             }
             std::cmp::Ordering::Equal => Look::GivenUp,

@@ -337,7 +337,7 @@ impl Outgoing {
                 let at = (self.turns as usize + offset) % count;
                 let next = &self.transfers[at];
                 // A waker of another transfer may have cancelled this one since it was looked at.
-                if next.rank() != Some(priority) || next.drained || next.op.is_done() || self.is_in_line(at) {
+                if next.rank() != priority || next.drained || next.op.is_done() || self.is_in_line(at) {
                     continue;
                 }
                 let transfer = &mut self.transfers[at];

@@ -20,6 +20,8 @@ pub enum Kind {
     RemoteGet = 4,
     /// The direct put of a message of the engine.
     Rendezvous = 5,
+    /// The put of the remote get in the slot before.
+    Body = 6,
 }
 
 /// A descriptor as a tool shows it.

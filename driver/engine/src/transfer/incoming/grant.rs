@@ -170,7 +170,7 @@ impl Incoming {
     }
 
     /// Gives up if the receive was cancelled from within recv_with: its buffer is gone, or the engine keeps it.
-    pub(super) fn give_up_cancelled(&mut self) {
+    pub fn give_up_cancelled(&mut self) {
         if !self.receive().is_some_and(|receive| receive.op.is_done()) {
             return;
         }

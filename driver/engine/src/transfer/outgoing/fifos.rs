@@ -1,5 +1,5 @@
-//! The descriptors of a message in the injection FIFOs of this node: one in the FIFO of its priority, and its direct put in the
-//! FIFO of remote gets.
+//! The descriptors of a message in the injection FIFOs of this node: one in the FIFO of its priority, and its direct put in that
+//! of high priority. A FIFO without room shows a descriptor later, and holds up no transfer.
 
 use super::transfer::Transfer;
 use crate::transfer::slot::{Kind, message_words};
@@ -27,14 +27,13 @@ impl Transfer {
             self.fifo_slot = self.monitor.fifos[1 + self.out.priority.index()].inject(words(Kind::Rts));
         }
         if self.put_slot.is_none() && self.has_put() {
-            self.put_slot = self.monitor.fifos[0].inject(words(Kind::Rendezvous));
+            self.put_slot = self.monitor.fifos[1 + Priority::High.index()].inject(words(Kind::Rendezvous));
         }
     }
 
-    /// The priority at which it is executed: that of the FIFO with its direct put, if there is one. `None`: it is in no FIFO.
-    pub(super) fn rank(&self) -> Option<usize> {
-        let priority = if self.put_slot.is_some() { Priority::High } else { self.out.priority };
-        (self.fifo_slot.is_some() || self.put_slot.is_some()).then_some(priority.index())
+    /// The priority at which it is executed: a direct put that a remote get brought is urgent.
+    pub(super) fn rank(&self) -> usize {
+        if self.get.is_some() && self.has_put() { Priority::High.index() } else { self.out.priority.index() }
     }
 
     /// Its descriptors are over.
@@ -44,7 +43,7 @@ impl Transfer {
             fifos[1 + self.out.priority.index()].end(position, 1, self.report.fifo.bytes, false);
         }
         if let Some(position) = self.put_slot {
-            fifos[0].end(position, 1, self.report.put.bytes, false);
+            fifos[1 + Priority::High.index()].end(position, 1, self.report.put.bytes, false);
         }
     }
 }

@@ -62,7 +62,7 @@ pub(super) struct Transfer {
     pub(super) partner: Partner,
     /// The position of its descriptor in the injection FIFO of its priority, once it found room there.
     pub(super) fifo_slot: Option<u64>,
-    /// The position of its direct put in the FIFO of remote gets, once the target has answered.
+    /// The position of its direct put in the FIFO of high priority, once the target has answered.
     pub(super) put_slot: Option<u64>,
     pub(super) ticket: TransferId,
     pub(super) ends: Ends,
