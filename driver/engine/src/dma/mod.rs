@@ -63,6 +63,7 @@
 pub(crate) mod descriptor;
 mod fifo;
 mod near;
+mod open;
 mod reception;
 mod run;
 mod service;

@@ -3,17 +3,17 @@
 use super::descriptor::Kind;
 use super::fifo::Injection;
 use super::near::{Fault, Lately, Span};
+use super::open::{Open, Reply, Sent};
 use super::reception::Reception;
-use super::run::{Core, Look, PACKET_WORDS, PUT_WORDS, Running};
+use super::run::{Core, PACKET_WORDS, PUT_WORDS, Running};
 use super::wire::{Name, Status, Step, parse, put, split, tag};
 use crate::board::CounterKey;
 use crate::drive::install::Install;
 use crate::message::service::{Class, CloseReason, Gone, Outbox, PeerId, Pushed, Service, Wants};
 use doorbell_fabric::{PacketKind, Payload, Priority, Verdict};
-use doorbell_shm::board::{DescriptorWords, FIFO_SLOTS, Fifo, FifoFacts, Injector, Metric, Metrics, Next, SealedWords};
+use doorbell_shm::board::{DescriptorWords, FIFO_SLOTS, Fifo, FifoFacts, Injector, Metric, Metrics, SealedWords};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// The most bytes that are moved in one turn.
 const TURN_BYTES: u64 = 128 << 10;
@@ -21,8 +21,6 @@ const TURN_BYTES: u64 = 128 << 10;
 const GETS_MAX: usize = FIFO_SLOTS / 8;
 /// The most replies that wait for one node. It gets no more packets through meanwhile.
 const REPLIES_MAX: usize = 256;
-/// The most descriptors that are remembered after they were sent.
-const SENT_MAX: usize = 4 * FIFO_SLOTS;
 /// In one of this many turns, withdrawn regions are forgotten.
 const FORGET_EVERY: u32 = 64;
 /// In one of this many turns, the lowest priority comes first.
@@ -52,41 +50,6 @@ pub(super) struct Dma {
     faults: u64,
     /// Why the node has ended, if it has.
     pub closed: Option<CloseReason>,
-}
-
-/// An open injection FIFO.
-struct Open {
-    shared: Arc<Injection>,
-    /// The position of the next descriptor that is not running yet.
-    loaded: u64,
-    running: VecDeque<Running>,
-    /// The positions that other nodes injected, and the names of the descriptors there.
-    origins: VecDeque<(u64, PeerId, Name)>,
-    /// Packets and remote gets that were sent, the oldest first. Their targets may still refuse them.
-    sent: VecDeque<Sent>,
-    /// It closes when it is empty.
-    closing: bool,
-    /// Something of it could not be done for lack of room, or is not done yet.
-    busy: bool,
-}
-
-/// A descriptor that is over here, and perhaps not there.
-struct Sent {
-    position: u64,
-    to: PeerId,
-    /// A remote get, which is answered in any case.
-    is_get: bool,
-    /// The FIFO that it names.
-    fifo: u16,
-}
-
-/// A packet that another node waits for.
-struct Reply {
-    to: PeerId,
-    priority: Priority,
-    name: Name,
-    bytes: u64,
-    status: Status,
 }
 
 impl Dma {
@@ -306,189 +269,6 @@ impl Dma {
         replies.into_iter().for_each(|reply| self.reply(reply.to, reply.priority, reply.name, 0, reply.status));
         self.close_empty();
         Verdict::Taken
-    }
-}
-
-impl Open {
-    fn new(fifo: Arc<Fifo>) -> Self {
-        let loaded = fifo.pending().start;
-        let shared = Arc::new(Injection::new(fifo));
-        Self {
-            shared,
-            loaded,
-            running: VecDeque::new(),
-            origins: VecDeque::new(),
-            sent: VecDeque::new(),
-            closing: false,
-            busy: false,
-        }
-    }
-
-    /// Whether there may be something to do.
-    fn is_busy(&self) -> bool {
-        !self.running.is_empty() || self.shared.fifo.has(self.loaded)
-    }
-
-    fn wants(&self) -> Wants {
-        if self.busy || self.shared.fifo.has(self.loaded) {
-            Wants::Soon
-        } else if !self.running.is_empty() {
-            Wants::Turns
-        } else if self.shared.fifo.facts().injector == Injector::Program {
-            // A thread that injects only writes the descriptor.
-            Wants::Look
-        } else {
-            Wants::Nothing
-        }
-    }
-
-    /// Ends a descriptor that failed: tells the program, or the node that injected it.
-    fn fail(&mut self, running: &Running, fault: Fault, replies: &mut Vec<Reply>) {
-        self.end(running, true);
-        self.fault(running.position, running.task.to, fault, replies);
-    }
-
-    /// The same for a slot that holds no descriptor.
-    fn fail_slot(&mut self, position: u64, me: PeerId, status: Status, replies: &mut Vec<Reply>) {
-        self.shared.fifo.end(position, 1, 0, true);
-        self.fault(position, me, status.into(), replies);
-    }
-
-    fn fault(&mut self, position: u64, to: PeerId, fault: Fault, replies: &mut Vec<Reply>) {
-        let status = match &fault {
-            Fault::Status(status) => *status,
-            Fault::Error(_) => Status::Unreachable,
-        };
-        self.tell_origin(position, status, replies);
-        let error = match fault {
-            Fault::Status(status) => status.error("put", to, 0),
-            Fault::Error(error) => error,
-        };
-        tracing::debug!(fifo = self.shared.fifo.number(), position, %error, "a descriptor failed");
-        self.shared.fault(position, error);
-    }
-
-    /// Tells the node that injected a descriptor how it ended.
-    fn tell_origin(&mut self, position: u64, status: Status, replies: &mut Vec<Reply>) {
-        if let Some((to, name)) = self.take_origin(position) {
-            replies.push(Reply { to, priority: self.shared.fifo.facts().priority, name, bytes: 0, status });
-        }
-    }
-
-    /// A descriptor is over.
-    fn end(&mut self, running: &Running, faulty: bool) {
-        let slots = if running.released { 0 } else { running.slots() };
-        self.shared.detached.fetch_sub(usize::from(running.released), Ordering::Relaxed);
-        self.shared.fifo.end(running.position, slots, running.moved, faulty);
-    }
-
-    /// Frees the oldest slots of a full ring. Their descriptors go on without, so that one that waits for its target holds up no
-    /// other.
-    fn release_oldest(&mut self) {
-        while self.shared.fifo.depth() == FIFO_SLOTS && self.running.len() < 2 * FIFO_SLOTS {
-            let oldest = self.shared.fifo.oldest();
-            let Some(running) = self.running.iter_mut().find(|running| running.position == oldest && !running.released) else {
-                return;
-            };
-            running.released = true;
-            self.shared.detached.fetch_add(1, Ordering::Relaxed);
-            self.shared.fifo.end(oldest, running.slots(), 0, false);
-        }
-    }
-
-    fn take_origin(&mut self, position: u64) -> Option<(PeerId, Name)> {
-        let at = self.origins.iter().position(|(of, ..)| *of == position)?;
-        self.origins.remove(at).map(|(_, from, name)| (from, name))
-    }
-
-    /// Makes new descriptors run.
-    fn load(&mut self, core: &Core, replies: &mut Vec<Reply>) -> u64 {
-        let mut faults = 0;
-        loop {
-            let position = self.loaded;
-            let words = match self.shared.fifo.read(position) {
-                Next::Nothing => return faults,
-                Next::Descriptor(words) => words,
-                Next::Overwritten => {
-                    self.loaded += 1;
-                    faults += 1;
-                    self.fail_slot(position, core.me, Status::Overwritten, replies);
-                    continue;
-                }
-            };
-            let is_get = Kind::from_repr(words[0] as u8) == Some(Kind::RemoteGet);
-            let body = match is_get.then(|| self.shared.fifo.read(position + 1)) {
-                Some(Next::Descriptor(body)) => Some(body),
-                _ => None,
-            };
-            match Running::new(core, position, &words, body) {
-                Ok(running) => {
-                    self.loaded += running.slots() as u64;
-                    self.running.push_back(running);
-                    // What the tail says can wait: its cache line is on its way from the thread that injects.
-                    if !self.shared.fifo.shows(self.loaded) {
-                        return faults;
-                    }
-                }
-                Err(status) => {
-                    self.loaded += 1;
-                    faults += 1;
-                    self.fail_slot(position, core.me, status, replies);
-                }
-            }
-        }
-    }
-
-    /// Executes descriptors. Returns the work done, and how many were executed and failed.
-    fn run(&mut self, core: &mut Core, out: &mut Outbox<'_>, budget: &mut u64, replies: &mut Vec<Reply>) -> (usize, u64, u64) {
-        let (mut work, mut executed) = (0, 0);
-        let mut faults = self.load(core, replies);
-        work += faults as usize;
-        let (priority, number) = (self.shared.fifo.facts().priority, self.shared.fifo.number());
-        let mut behind: Vec<PeerId> = Vec::new();
-        let mut at = 0;
-        self.busy = false;
-        while let Some(running) = self.running.get_mut(at) {
-            let to = running.task.to;
-            // Order is kept for each target.
-            if *budget == 0 || behind.contains(&to) {
-                self.busy = true;
-                at += 1;
-                continue;
-            }
-            let (before, position) = (running.moved, running.position);
-            let look = running.step(core, out, priority, Name::new(number, position), budget);
-            work += usize::from(running.moved > before);
-            match look {
-                Look::More => self.busy = true,
-                Look::Waiting => at += 1,
-                Look::Blocked => {
-                    self.busy = true;
-                    behind.push(to);
-                    at += 1;
-                }
-                Look::Over => {
-                    let Some(running) = self.running.remove(at) else { continue };
-                    self.end(&running, false);
-                    self.tell_origin(position, Status::Fine, replies);
-                    if running.task.kind != Kind::DirectPut {
-                        let is_get = running.task.kind == Kind::RemoteGet;
-                        self.sent.push_back(Sent { position, to, is_get, fifo: running.task.fifo });
-                        if self.sent.len() > SENT_MAX {
-                            self.sent.pop_front();
-                        }
-                    }
-                    (work, executed) = (work + 1, executed + 1);
-                }
-                Look::Failed(fault) => {
-                    let Some(running) = self.running.remove(at) else { continue };
-                    self.fail(&running, fault, replies);
-                    (work, faults) = (work + 1, faults + 1);
-                }
-            }
-        }
-        self.release_oldest();
-        (work, executed, faults)
     }
 }
 
