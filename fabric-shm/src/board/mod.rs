@@ -13,7 +13,7 @@
 //! - [`LinkRow`]: the links that the node sends by, and their backlog. [`ModeFigures`]: the modes that its messages took, and
 //!   why. [`DecisionRing`]: the latest decisions that differ from the request.
 //! - [`Recorder`]: the latest steps of the engine.
-//! - [`Fifo`]: the injection FIFOs. The engine executes the descriptors that lie here, after a comparison with private copies.
+//! - [`Fifo`]: the injection FIFOs. The engine executes the descriptors that lie here, if their seals are right.
 //!
 //! A reader may see words of different moments, but never a torn word. It skips a record that is being written.
 
