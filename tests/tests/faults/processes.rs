@@ -370,8 +370,9 @@ fn the_death_of_a_parent_is_noticed_though_its_child_sleeps_on() {
         assert!(matches!(completion.result, Err(Error::PeerDied { node, .. }) if node == envelope.source));
         assert!(orphan.is_there(), "the child does not sleep any more");
         if how == "fork" {
-            // A bare clone keeps its parent's lock, so there the id is free only when it ends.
-            let heir = Node::builder(domain.name()).id(1).join().unwrap();
+            // A bare clone keeps its parent's lock, so there the id is free only when it ends. A forked child lets go of the lock when
+            // it runs for the first time, which may be after the death of its parent.
+            let heir = until("its id is free", || Node::builder(domain.name()).id(1).join().ok());
             heir.send_until(node.id(), 2, b"heir", soon()).unwrap();
             assert_eq!(node.recv_until(Match::from(heir.id()), &mut [0; 8], soon()).unwrap().incarnation, heir.incarnation());
         }
