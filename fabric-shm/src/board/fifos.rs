@@ -441,10 +441,10 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 128 }, failure_persistence: None, ..Default::default() })]
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 128 }, failure_persistence: None, ..Default::default() })]
 
         #[test]
-        fn each_descriptor_is_read_once_however_they_end(order in proptest::collection::vec((1_usize..5, any::<u64>()), 1..120)) {
+        fn each_descriptor_is_read_once_however_they_end(order in proptest::collection::vec((1_usize..5, any::<u64>()), 1..if cfg!(miri) { 8 } else { 120 })) {
             let room = HeapBoard::new();
             let fifo = Fifo::open(room.home.clone(), 1, facts()).unwrap();
             let (mut pushed, mut live) = (0_u64, Vec::new());

@@ -33,6 +33,7 @@ fn counter(node: &Node, bytes: u64) -> Counter {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too many bytes for Miri")]
 fn a_put_lowers_both_counters_and_moves_the_bytes() {
     let [a, b] = nodes("puts");
     for len in [1, 8, 4096, 300_000] {
@@ -60,6 +61,7 @@ fn a_put_into_the_node_itself_moves_the_bytes() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too many bytes for Miri")]
 fn one_node_has_another_put_into_a_third() {
     let [a, b, c] = nodes("three");
     let (at_b, at_c) = (filled(&b, 200_000, 1), filled(&c, 200_000, 2));
@@ -90,6 +92,7 @@ fn one_node_has_another_put_into_a_third() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too many bytes for Miri")]
 fn packets_arrive_in_order_and_a_full_fifo_holds_back_its_sender_alone() {
     let [a, b, c] = nodes("packets");
     let packets = ReceptionFifo::builder(&b).number(3).capacity(20_000).open().unwrap();
@@ -169,6 +172,7 @@ fn a_descriptor_from_a_message_needs_the_keys_of_its_source_and_counter() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too many bytes for Miri")]
 fn a_descriptor_that_waits_holds_up_no_other() {
     let [a, b, c] = nodes("stuck");
     let (source, at_b, at_c) = (filled(&a, 8, 1), filled(&b, 8, 2), filled(&c, 8, 3));
@@ -276,6 +280,7 @@ fn a_peer_says_what_is_wrong_with_a_remote_get_or_a_packet() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too many bytes for Miri")]
 fn a_fifo_takes_so_many_descriptors_and_finishes_them_after_it_was_dropped() {
     let [a, b] = nodes("full");
     let (source, target, arrived) = (filled(&a, 8, 1), filled(&b, 8, 2), counter(&b, 8 * InjectionFifo::SLOTS as u64));
@@ -382,6 +387,7 @@ fn with_a_poller_it_copies_what_threads_put_and_get() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too many bytes for Miri")]
 fn messages_and_remote_gets_have_their_fifos() {
     let [a, b] = nodes("their-fifos");
     let fifo = InjectionFifo::builder(&b).open().unwrap();
