@@ -4,8 +4,8 @@ use super::wire::Status;
 use crate::error::{Error, KeyFault};
 use crate::memory::cache::{PUT, locate};
 use crate::memory::copy;
-use crate::memory::key::{Place, read_secret};
-use crate::memory::table::{Miss, RegionTable};
+use crate::memory::key::Place;
+use crate::memory::table::{Miss, PartFault, RegionTable, within};
 use crate::message::service::PeerId;
 use doorbell_fabric::Payload;
 use doorbell_shm::domain::Membership;
@@ -25,6 +25,17 @@ pub enum Fault {
 impl From<Status> for Fault {
     fn from(status: Status) -> Self {
         Fault::Status(status)
+    }
+}
+
+impl From<PartFault> for Status {
+    fn from(fault: PartFault) -> Self {
+        match fault {
+            PartFault::Stale => Status::Stale,
+            PartFault::Forged => Status::Forged,
+            PartFault::OutOfRange => Status::OutOfRange,
+            PartFault::Cut => Status::Cut,
+        }
     }
 }
 
@@ -61,7 +72,7 @@ impl Lately {
             && *own == number
             && memory.is_live()
         {
-            return Span::within(memory.clone(), at, len);
+            return Ok(Span::Own(within(memory.clone(), at, len)?, at as usize));
         }
         let span = Span::own(regions, number, at, len, None)?;
         if let Span::Own(memory, _) = &span {
@@ -87,22 +98,13 @@ impl Lately {
 }
 
 impl Span {
-    /// `len` bytes of a region of this node. A `secret` must be the region's, or if it only reads the one derived from it.
+    /// `len` bytes of a region of this node. A `secret` must be that of a key, which writes or only reads.
     pub fn own(regions: &RegionTable, number: u32, at: u64, len: u64, secret: Option<(u64, bool)>) -> Result<Self, Status> {
-        let memory = regions.memory(number).filter(|memory| memory.is_live()).ok_or(Status::Stale)?;
-        if let Some((secret, writes)) = secret
-            && secret != if writes { memory.secret() } else { read_secret(memory.secret()) }
-        {
-            return Err(Status::Forged);
-        }
-        Self::within(memory, at, len)
-    }
-
-    fn within(memory: RegionMemory, at: u64, len: u64) -> Result<Self, Status> {
-        if at.checked_add(len).is_none_or(|end| end > memory.len() as u64) {
-            return Err(Status::OutOfRange);
-        }
-        if memory.is_cut() { Err(Status::Cut) } else { Ok(Self::Own(memory, at as usize)) }
+        let memory = match secret {
+            Some((secret, writes)) => regions.part(number, at, len, secret, writes)?,
+            None => within(regions.memory(number).filter(RegionMemory::is_live).ok_or(Status::Stale)?, at, len)?,
+        };
+        Ok(Self::Own(memory, at as usize))
     }
 
     /// The bytes of a region of a peer that a key for writing names.

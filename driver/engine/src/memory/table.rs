@@ -1,5 +1,6 @@
 //! The regions of a node, and the mapped regions of its peers.
 
+use super::key::read_secret;
 use doorbell_fabric::{Incarnation, NodeId};
 use doorbell_shm::domain::{Membership, PeerInbox};
 use doorbell_shm::doorbell::Bell;
@@ -27,6 +28,19 @@ pub enum Miss {
     Withdrawn,
     /// Something else.
     Shm(ShmError),
+}
+
+/// Why another node may not use a part of a region of this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartFault {
+    /// The region was withdrawn, or never existed.
+    Stale,
+    /// The secret is not that of a key.
+    Forged,
+    /// The part reaches beyond the region.
+    OutOfRange,
+    /// The region was truncated.
+    Cut,
 }
 
 /// Part of a node's `Shared`. Thread-safe.
@@ -107,6 +121,23 @@ impl RegionTable {
     /// The memory of a region of this node for which others may have keys. It stays mapped as long as the result is kept.
     pub fn memory(&self, number: u32) -> Option<RegionMemory> {
         self.memories.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+    }
+
+    /// A region of this node, if a key with this secret names `bytes` bytes there. A key that `writes` has the secret of the
+    /// region, and another the one derived from it.
+    pub(crate) fn part(
+        &self,
+        number: u32,
+        offset: u64,
+        bytes: u64,
+        secret: u64,
+        writes: bool,
+    ) -> Result<RegionMemory, PartFault> {
+        let memory = self.memory(number).filter(RegionMemory::is_live).ok_or(PartFault::Stale)?;
+        if secret != if writes { memory.secret() } else { read_secret(memory.secret()) } {
+            return Err(PartFault::Forged);
+        }
+        within(memory, offset, bytes)
     }
 
     /// The region of this node that contains these bytes, and their offset in it; `None` if they are private. The answer is
@@ -220,6 +251,14 @@ impl RegionTable {
             }
         }
     }
+}
+
+/// A region, if it has these bytes and was not truncated.
+pub(crate) fn within(memory: RegionMemory, offset: u64, bytes: u64) -> Result<RegionMemory, PartFault> {
+    if offset.checked_add(bytes).is_none_or(|end| end > memory.len() as u64) {
+        return Err(PartFault::OutOfRange);
+    }
+    if memory.is_cut() { Err(PartFault::Cut) } else { Ok(memory) }
 }
 
 #[cfg(test)]

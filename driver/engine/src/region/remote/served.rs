@@ -3,8 +3,7 @@
 use super::update::{UPDATE_BYTES, Updates};
 use super::wire::{OLD_BYTES, Request, Status, Step, Word};
 use crate::memory::copy;
-use crate::memory::key::read_secret;
-use crate::memory::table::RegionTable;
+use crate::memory::table::{PartFault, RegionTable};
 use crate::transfer::Place;
 use doorbell_fabric::sync::{Ordering, fence};
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Verdict};
@@ -178,20 +177,16 @@ impl Served {
 
     /// The part of a region that a request names, if its key is valid.
     fn check(&self, request: &Request, writes: bool) -> Result<Part, Status> {
-        let memory =
-            self.regions.memory(request.number).filter(|memory| request.incarnation == self.incarnation && memory.is_live());
-        let memory = memory.ok_or(Status::Stale)?;
-        let secret = if writes { memory.secret() } else { read_secret(memory.secret()) };
-        if request.secret != secret {
-            return Err(Status::Forged);
+        if request.incarnation != self.incarnation {
+            return Err(Status::Stale);
         }
-        let fits = request.offset.checked_add(request.bytes).is_some_and(|end| end <= memory.len() as u64);
-        if !fits {
-            return Err(Status::OutOfRange);
-        }
-        if memory.is_cut() {
-            return Err(Status::Cut);
-        }
+        let Request { number, offset, bytes, secret, .. } = *request;
+        let memory = self.regions.part(number, offset, bytes, secret, writes).map_err(|fault| match fault {
+            PartFault::Stale => Status::Stale,
+            PartFault::Forged => Status::Forged,
+            PartFault::OutOfRange => Status::OutOfRange,
+            PartFault::Cut => Status::Cut,
+        })?;
         Ok(Part { memory, at: request.offset as usize, left: request.bytes as usize })
     }
 
