@@ -62,10 +62,16 @@ impl Bell {
         if fenced {
             fence(Ordering::SeqCst);
         }
-        light_barrier();
-        if self.armed.load(Ordering::Relaxed) != 0 {
+        if self.is_to_be_woken() {
             self.wake();
         }
+    }
+
+    /// Producer, after publishing: whether to [wake](Self::wake) the consumer. Only where heavy barriers reach both processes.
+    #[inline(always)]
+    pub fn is_to_be_woken(&self) -> bool {
+        light_barrier();
+        self.armed.load(Ordering::Relaxed) != 0
     }
 
     /// Wakes the consumer if it is armed. For the rare callers that changed something other than a lane.

@@ -29,6 +29,15 @@ pub const COUNTER_BYTES_MAX: u64 = VALUE_MASK;
 /// The counter status register: bit `index % 64` of word `index / 64` is set once that counter has reached zero.
 pub type Status = [u64; COUNTERS / 64];
 
+/// How a caller that lowers a counter names its use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// By its generation.
+    Of(u32),
+    /// By the last bits of its secret, which are those of its generation. For the owner's own use of a key: it checks less.
+    EndsIn(u32),
+}
+
 /// The result of lowering a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -177,23 +186,36 @@ impl<T: Default> Counters<T> {
         self.show_value(index, slot);
     }
 
-    /// Subtracts moved bytes from a use of a counter, down to zero at most. `index` and `generation` may come from outside.
+    /// Subtracts moved bytes from a use of a counter, down to zero at most. All arguments may come from outside.
     ///
     /// The call that brings it to zero sets the status bit and runs `zero` with the owner's data, unless another use has begun by
     /// then. Acquire and release: a thread that sees zero also sees everything that the lowering threads did before.
-    pub fn lower(&self, index: usize, generation: u32, bytes: u64, zero: impl FnOnce(&mut T, Standing)) -> Lowered {
+    pub fn lower(&self, index: usize, which: Use, bytes: u64, zero: impl FnOnce(&mut T, Standing)) -> Lowered {
         let Some(slot) = self.slots.get(index) else { return Lowered::Stale };
-        let mut word = slot.word.load(Ordering::Acquire);
+        let (mut word, low) = match which {
+            Use::Of(generation) => (slot.word.load(Ordering::Acquire), generation),
+            // A guess that is often right. A thread that waits for zero keeps reading the word, so a load before the
+            // compare-and-swap would fetch the cache line twice.
+            Use::EndsIn(low) => (pack(low, bytes.clamp(1, VALUE_MASK)), low),
+        };
+        let is_current = || {
+            let generation = slot.generation.load(Ordering::Relaxed);
+            match which {
+                Use::Of(of) => generation == of,
+                Use::EndsIn(low) => (generation ^ low) & GENERATION_MASK == 0,
+            }
+        };
+        let is_whole = matches!(which, Use::Of(_));
         let left = loop {
             let value = word & VALUE_MASK;
-            if word != pack(generation, value) || slot.generation.load(Ordering::Relaxed) != generation {
+            if word != pack(low, value) || is_whole && !is_current() {
                 return Lowered::Stale;
             }
             if value == 0 {
                 return Lowered::Already;
             }
             let left = value.saturating_sub(bytes);
-            match slot.word.compare_exchange_weak(word, pack(generation, left), Ordering::AcqRel, Ordering::Acquire) {
+            match slot.word.compare_exchange(word, pack(low, left), Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) if left == 0 => {
                     fault_point!("counter.lowered");
                     break bytes - value;
@@ -207,10 +229,11 @@ impl<T: Default> Counters<T> {
         };
         let mut life = lock(&slot.life);
         // Otherwise the owner has seen zero and begun another use already.
-        if slot.generation.load(Ordering::Relaxed) == generation {
+        if is_current() {
             self.show_value(index, slot);
             life.counting = false;
             self.mark(index, true);
+            let generation = slot.generation.load(Ordering::Relaxed);
             let standing = Standing { generation, secret: life.secret, size: life.size, zero: true, set: true };
             zero(&mut life.kept, standing);
         }
@@ -243,14 +266,6 @@ impl<T: Default> Counters<T> {
     pub fn named(&self, index: usize, secret: u64) -> Option<u32> {
         // If another use begins meanwhile, the returned generation makes `lower` reject the call.
         self.with(index, |_, standing| (standing.secret == secret).then_some(standing.generation)).flatten()
-    }
-
-    /// The generation of the current use if its secret ends like `low`, as the secret of each use does. For the owner's
-    /// own use of a key: it takes no lock, and checks less.
-    #[inline]
-    pub fn with_low(&self, index: usize, low: u64) -> Option<u32> {
-        let generation = self.slots.get(index)?.generation.load(Ordering::Relaxed);
-        (u64::from(generation & GENERATION_MASK) == low & u64::from(GENERATION_MASK)).then_some(generation)
     }
 
     /// Bytes still to move. Acquire: a thread that reads zero sees everything that the lowering threads did before.
@@ -338,7 +353,7 @@ mod tests {
     }
 
     fn lower(counters: &Counters<()>, index: usize, generation: u32, bytes: u64) -> Lowered {
-        counters.lower(index, generation, bytes, |_, _| {})
+        counters.lower(index, Use::Of(generation), bytes, |_, _| {})
     }
 
     #[test]

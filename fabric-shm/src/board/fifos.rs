@@ -107,11 +107,17 @@ pub struct Fifo {
     facts: FifoFacts,
     /// The next free slot, and the head as the producer last saw it. The producer writes both.
     tail: CachePadded<[AtomicU64; 2]>,
-    /// The oldest slot that is not over. The engine writes it.
-    head: CachePadded<AtomicU64>,
+    executed: CachePadded<Executed>,
     slots: Slots,
     /// What each position adds to the seal of a descriptor: random, so that no place has the seals of another.
     place: u64,
+}
+
+/// What the engine writes of a FIFO.
+#[derive(Debug, Default)]
+struct Executed {
+    /// The oldest slot that is not over.
+    head: AtomicU64,
     /// Bits of the slots that are over before older ones. Only the engine uses it and the two below.
     over: AtomicU64,
     faults: AtomicU64,
@@ -160,9 +166,8 @@ impl Fifo {
         // Release: a reader that sees an open FIFO sees its name.
         board.word(offset(number) + FACTS).store(word, Ordering::Release);
         let (slots, place) = (home.slots(slot_offset(number, 0)), random() | 1);
-        let [over, faults, bytes] = [const { AtomicU64::new(0) }; 3];
-        let (tail, head) = (CachePadded::default(), CachePadded::default());
-        Some(Arc::new(Self { home, number, facts, tail, head, slots, place, over, faults, bytes }))
+        let (tail, executed) = (CachePadded::default(), CachePadded::default());
+        Some(Arc::new(Self { home, number, facts, tail, executed, slots, place }))
     }
 
     /// Its number among the FIFOs of the node.
@@ -195,29 +200,51 @@ impl Fifo {
             return false;
         }
         // The first descriptor last: the engine finds all of them.
-        for (ahead, SealedWords { words, hash }) in descriptors.iter().enumerate().rev() {
-            let position = position + ahead as u64;
-            let slot = self.slot(position);
-            let seal = self.seal(position, *hash);
-            for word in (1..DESCRIPTOR_WORDS).filter(|word| *word != SEALED) {
-                slot[word].store(words[word], Ordering::Relaxed);
-            }
-            slot[SEALED].store(words[SEALED] | seal, Ordering::Relaxed);
-            fault_point!("fifo.written");
-            // Release: the engine that sees the lap sees the other words.
-            slot[0].store(words[0] | lap(position), Ordering::Release);
+        for (ahead, descriptor) in descriptors.iter().enumerate().rev() {
+            self.write(position + ahead as u64, descriptor);
         }
+        self.show_injected(end);
+        true
+    }
+
+    /// As [`push`](Self::push) of one descriptor, except that it does not ask the engine for room.
+    #[inline(always)]
+    pub fn push_if_room_is_known(&self, descriptor: &SealedWords) -> bool {
+        let [tail, seen] = &*self.tail;
+        let position = tail.load(Ordering::Relaxed);
+        if position - seen.load(Ordering::Relaxed) >= SLOTS as u64 {
+            return false;
+        }
+        self.write(position, descriptor);
+        self.show_injected(position + 1);
+        true
+    }
+
+    #[inline(always)]
+    fn write(&self, position: u64, SealedWords { words, hash }: &SealedWords) {
+        let slot = self.slot(position);
+        let seal = self.seal(position, *hash);
+        for word in (1..DESCRIPTOR_WORDS).filter(|word| *word != SEALED) {
+            slot[word].store(words[word], Ordering::Relaxed);
+        }
+        slot[SEALED].store(words[SEALED] | seal, Ordering::Relaxed);
+        fault_point!("fifo.written");
+        // Release: the engine that sees the lap sees the other words.
+        slot[0].store(words[0] | lap(position), Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn show_injected(&self, end: u64) {
         self.slots.head()[INJECTED / 8].store(end, Ordering::Relaxed);
         // Release: the engine that sees the position sees the descriptors.
-        tail.store(end, Ordering::Release);
+        self.tail[0].store(end, Ordering::Release);
         fault_point!("fifo.injected");
-        true
     }
 
     #[cold]
     fn look_for_room(&self, end: u64) -> bool {
         // Acquire: the engine has read the slots that it gave back.
-        let head = self.head.load(Ordering::Acquire);
+        let head = self.executed.head.load(Ordering::Acquire);
         self.tail[1].store(head, Ordering::Relaxed);
         end - head <= SLOTS as u64
     }
@@ -231,20 +258,20 @@ impl Fifo {
     /// The slots with descriptors that are not over, and perhaps some that are. Acquire: pairs with `push`.
     #[inline]
     pub fn pending(&self) -> Range<u64> {
-        self.head.load(Ordering::Relaxed)..self.tail[0].load(Ordering::Acquire)
+        self.executed.head.load(Ordering::Relaxed)..self.tail[0].load(Ordering::Acquire)
     }
 
     /// For the engine: the oldest slot that is not over.
     #[inline]
     pub fn oldest(&self) -> u64 {
-        self.head.load(Ordering::Relaxed)
+        self.executed.head.load(Ordering::Relaxed)
     }
 
     /// The number of slots in use.
     #[inline]
     pub fn depth(&self) -> usize {
         // The engine may have executed a descriptor whose producer has not moved the tail yet.
-        let head = self.head.load(Ordering::Acquire);
+        let head = self.executed.head.load(Ordering::Acquire);
         self.tail[0].load(Ordering::Acquire).saturating_sub(head).min(SLOTS as u64) as usize
     }
 
@@ -296,8 +323,9 @@ impl Fifo {
     /// descriptor failed.
     pub fn end(&self, position: u64, count: usize, bytes: u64, faulty: bool) {
         fault_point!("fifo.executed");
-        let mut head = self.head.load(Ordering::Relaxed);
-        let mut over = self.over.load(Ordering::Relaxed);
+        let Executed { head: oldest, over: bits, faults: failed, bytes: moved } = &*self.executed;
+        let mut head = oldest.load(Ordering::Relaxed);
+        let mut over = bits.load(Ordering::Relaxed);
         for position in position..position + count as u64 {
             over |= 1 << (position as usize % SLOTS);
         }
@@ -306,16 +334,16 @@ impl Fifo {
             over &= !(1 << (head as usize % SLOTS));
             head += 1;
         }
-        let faults = self.faults.load(Ordering::Relaxed) + u64::from(faulty);
-        let bytes = self.bytes.load(Ordering::Relaxed) + bytes;
+        let faults = failed.load(Ordering::Relaxed) + u64::from(faulty);
+        let bytes = moved.load(Ordering::Relaxed) + bytes;
         let (board, at) = (self.home.board(), offset(self.number));
-        for (word, own, value) in [(OVER, &self.over, over), (FAULTS, &self.faults, faults), (BYTES, &self.bytes, bytes)] {
+        for (word, own, value) in [(OVER, bits, over), (FAULTS, failed, faults), (BYTES, moved, bytes)] {
             own.store(value, Ordering::Relaxed);
             board.word(at + word).store(value, Ordering::Relaxed);
         }
         board.word(at + EXECUTED).store(head, Ordering::Relaxed);
         // Release: the producer overwrites slots only after they were read.
-        self.head.store(head, Ordering::Release);
+        oldest.store(head, Ordering::Release);
     }
 
     /// Closes it: it is not shown any more, and its number may be used again.

@@ -34,7 +34,7 @@ mod recorder;
 #[cfg(not(loom))]
 pub use copy::{BoardCopy, CounterShown};
 #[cfg(not(loom))]
-pub use counters::{COUNTER_BYTES_MAX, COUNTERS, Counters, Lowered, Standing, Status};
+pub use counters::{COUNTER_BYTES_MAX, COUNTERS, Counters, Lowered, Standing, Status, Use};
 #[cfg(not(loom))]
 pub use fifos::{
     DESCRIPTOR_WORDS, DescriptorWords, FIFO_NAME_BYTES, FIFO_SLOTS, Fifo, FifoFacts, FifoShown, Injector, Next, SealedWords,

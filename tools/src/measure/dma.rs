@@ -17,6 +17,7 @@ use doorbell::{KEY_BYTES, Key, LaneGeometry, Match, Node, NodeId, Progress, Read
 use doorbell_benches::{Clock, Samples, ticks};
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
+use std::sync::atomic::{Ordering, fence};
 
 /// Measure transfers that the DMA engine executes while the program computes
 ///
@@ -61,9 +62,8 @@ struct OfSize {
     inject: Samples,
     /// Ticks from the beginning of that call to a counter at zero.
     transfer: Samples,
-    /// The same while the thread computes, and how much it computed.
-    busy_ticks: u64,
-    computed_ticks: f64,
+    /// The share of each transfer in which the thread computed.
+    overlap: Vec<f64>,
 }
 
 /// The figures of one size.
@@ -86,11 +86,11 @@ const TAG: u64 = 1;
 const WARMUP: usize = 2000;
 const ROUND_TRIPS: usize = 20_000;
 /// Steps of a unit of computing.
-const UNIT: u32 = 256;
+const UNIT: u64 = 32;
 /// The thread looks for a fault once in so many looks at the counter.
 const FAULT_LOOK: u32 = 1 << 16;
 /// Units by which the time of one is found.
-const UNITS: u32 = 20_000;
+const UNITS: u32 = 100_000;
 
 impl Experiment for Plan {
     const NAME: &'static str = "dma";
@@ -124,7 +124,7 @@ impl Experiment for Plan {
         let round_trip_ns = found.round_trip.as_ref().map_or(f64::NAN, |samples| summary(samples).p50);
         let row = |(bytes, of): (&usize, &OfSize)| {
             let transfer = summary(&of.transfer);
-            let overlap = (of.computed_ticks / of.busy_ticks.max(1) as f64).min(1.0);
+            let overlap = median(&mut of.overlap.clone());
             let (p50_ns, p99_ns) = (transfer.p50, transfer.p99);
             Row { bytes: *bytes, inject_ns: summary(&of.inject).p50, p50_ns, p99_ns, round_trip_ns, overlap }
         };
@@ -162,10 +162,12 @@ impl Row {
     }
 }
 
-/// Computes for a while. Returns a value, so that the compiler keeps it.
+/// Computes so many units.
 #[inline(never)]
-fn compute(seed: u64) -> u64 {
-    (0..UNIT).fold(seed | 1, |x, _| (x ^ (x << 13) ^ (x >> 7)).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+fn compute(units: u32) {
+    // The compiler may not know what is computed: it would move the call out of what is measured.
+    let (seed, steps) = black_box((1, u64::from(units) * UNIT));
+    black_box((0..steps).fold(seed, |x: u64, _| (x ^ (x << 13) ^ (x >> 7)).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
 }
 
 impl Plan {
@@ -226,67 +228,77 @@ impl Plan {
         let source = node.region::<u8>(target.len())?;
         source.fill(1)?;
         let (fifo, sent) = (InjectionFifo::builder(node).name("dma").open()?, node.counter()?);
-        let bit = 1 << sent.index();
+        let put = |size: usize| -> Result<u64, Trouble> {
+            sent.init(size as u64)?;
+            let put = Descriptor::put(source.key().range(..size), target.range(..size))?.send_counter(sent.key());
+            // What this thread has written before must not count.
+            fence(Ordering::SeqCst);
+            let began = ticks();
+            if !fifo.inject(&put)? {
+                return Err(Trouble::wrong("the FIFO is full, although each put before was complete"));
+            }
+            Ok(began)
+        };
+        let wait = || -> Result<u64, Trouble> {
+            let mut looks = 0_u32;
+            while !sent.is_zero() {
+                std::hint::spin_loop();
+                looks = looks.wrapping_add(1);
+                if looks.is_multiple_of(FAULT_LOOK)
+                    && let Some((_, error)) = fifo.next_fault()
+                {
+                    return Err(error.into());
+                }
+            }
+            Ok(ticks())
+        };
         let unit_ticks = self.unit(place)?;
+        let warmup = self.iterations / 10;
         self.sizes
             .iter()
             .map(|size| {
-                let mut of = OfSize { inject: Samples::new(), transfer: Samples::new(), busy_ticks: 0, computed_ticks: 0.0 };
-                // A tenth does not count.
-                for turn in 0..self.iterations + self.iterations / 10 {
+                let mut of = OfSize { inject: Samples::new(), transfer: Samples::new(), overlap: Vec::new() };
+                for turn in 0..warmup + self.iterations {
                     unless_stopped(&place.patience)?;
-                    let computes = turn % 2 == 0;
-                    sent.init(*size as u64)?;
-                    let put = Descriptor::put(source.key().range(..*size), target.range(..*size))?.send_counter(sent.key());
-                    let (mut units, mut seed, mut looks) = (0_u64, u64::from(turn), 0_u32);
-                    let began = ticks();
-                    if !fifo.inject(&put)? {
-                        return Err(Trouble::wrong("the FIFO is full, although each put before was complete"));
-                    }
+                    let began = put(*size)?;
                     let injected = ticks();
-                    // The status register changes once, and the counter with each chunk.
-                    while if computes { node.counter_status()[0] & bit == 0 } else { !sent.is_zero() } {
-                        if computes {
-                            seed = black_box(compute(seed));
-                            units += 1;
-                        } else {
-                            std::hint::spin_loop();
-                        }
-                        looks += 1;
-                        if looks % FAULT_LOOK == 0
-                            && let Some((_, error)) = fifo.next_fault()
-                        {
-                            return Err(error.into());
-                        }
-                    }
-                    let over = ticks();
-                    if turn < self.iterations / 10 {
-                        continue;
-                    }
-                    if computes {
-                        of.busy_ticks += over - began;
-                        of.computed_ticks += units as f64 * unit_ticks;
-                    } else {
+                    let over = wait()?;
+                    if turn >= warmup {
                         of.inject.record(injected - began);
                         of.transfer.record(over - began);
                     }
+                }
+                let transfer = of.transfer.summary(1.0).p50;
+                let units = (transfer / unit_ticks).ceil() as u32;
+                for _ in 0..self.iterations {
+                    unless_stopped(&place.patience)?;
+                    let began = put(*size)?;
+                    compute(units);
+                    let over = wait()?;
+                    let alone = ticks();
+                    compute(units);
+                    let computed = ticks() - alone;
+                    of.overlap.push((1.0 - ((over - began) as f64 - computed as f64) / transfer).clamp(0.0, 1.0));
                 }
                 Ok(of)
             })
             .collect()
     }
 
-    /// The ticks of a unit of computing while nothing is transferred.
+    /// The ticks of a unit of computing while nothing is transferred: the shortest of some.
     fn unit(&self, place: &Place) -> Result<f64, Trouble> {
         let mut best = f64::INFINITY;
         for _ in 0..8 {
             unless_stopped(&place.patience)?;
             let began = ticks();
-            for seed in 0..UNITS {
-                black_box(compute(seed.into()));
-            }
+            compute(UNITS);
             best = best.min((ticks() - began) as f64 / f64::from(UNITS));
         }
         Ok(best)
     }
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::sync::op::{Op, Outcome};
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, NodeId};
-use doorbell_shm::board::{COUNTERS, Counters, Home, Lowered, Metric, Record, RecordKind, Recorder, Standing, Tallies};
+use doorbell_shm::board::{COUNTERS, Counters, Home, Lowered, Metric, Record, RecordKind, Recorder, Standing, Tallies, Use};
 use rustix::event::EventfdFlags;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -43,7 +43,7 @@ impl Counting {
         let counted = self.counted.swap(bytes, Ordering::Relaxed);
         if bytes > counted {
             // A use that has ended meanwhile is not counted.
-            let _ = self.file.lower(self.index, self.generation, bytes - counted);
+            let _ = self.file.lower(self.index, Use::Of(self.generation), bytes - counted);
         } else if bytes < counted {
             self.file.counters.give_back_bytes(self.index, self.generation, counted - bytes);
         }
@@ -113,16 +113,12 @@ impl CounterFile {
     }
 
     /// Lowers a use of a counter by `bytes` bytes that were moved. The holder of the baton needs nothing else: at the end of
-    /// its turn it wakes the thread that sleeps on the bell. Other threads call `Shared::lower_counter`. `index` and
-    /// `generation` may come from outside.
-    pub(crate) fn lower(&self, index: usize, generation: u32, bytes: u64) -> Lowered {
-        let mut waits = Vec::new();
-        let mut size = 0;
-        let lowered = self.counters.lower(index, generation, bytes, |told, standing| {
-            size = standing.size;
-            waits = told.zero();
-        });
-        if lowered.reached_zero() {
+    /// its turn it wakes the thread that sleeps on the bell. Other threads call `Shared::lower_counter`. All arguments may come
+    /// from outside.
+    pub(crate) fn lower(&self, index: usize, which: Use, bytes: u64) -> Lowered {
+        let mut zero = None;
+        let lowered = self.counters.lower(index, which, bytes, |told, standing| zero = Some((told.zero(), standing)));
+        if let Some((waits, Standing { generation, size, .. })) = zero {
             let record = Record::new(RecordKind::CounterZero).transfer(index as u64).at(u64::from(generation)).bytes(size);
             self.recorder.record(&record);
             self.tallies.add(Metric::CounterZeros, 1);
@@ -136,7 +132,7 @@ impl CounterFile {
     pub(crate) fn lower_by_key(&self, key: &CounterKey, bytes: u64) -> Lowered {
         let is_ours = (key.node, key.incarnation) == self.me;
         match self.counters.named(key.index.into(), key.secret).filter(|_| is_ours) {
-            Some(generation) => self.lower(key.index.into(), generation, bytes),
+            Some(generation) => self.lower(key.index.into(), Use::Of(generation), bytes),
             None => Lowered::Stale,
         }
     }

@@ -22,6 +22,7 @@ use crate::error::Error;
 use crate::node::Node;
 use crate::sync::baton::Token;
 use crate::sync::op::Outcome;
+use doorbell_shm::board::Use;
 pub use doorbell_shm::board::{COUNTER_BYTES_MAX, COUNTERS, Lowered, Status};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
@@ -110,7 +111,7 @@ impl Counter {
     /// [`Error::Forked`], [`Error::Closed`].
     pub fn lower(&self, bytes: u64) -> Result<Lowered> {
         let me = self.shared().check()?;
-        Ok(self.shared().lower_counter(me, |file| file.lower(self.index, file.generation(self.index), bytes)))
+        Ok(self.shared().lower_counter(me, |file| file.lower(self.index, Use::Of(file.generation(self.index)), bytes)))
     }
 
     /// Waits until the counter is at zero. The thread turns the node's engine meanwhile.

@@ -54,8 +54,7 @@ const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 #[must_use = "a descriptor does nothing until it is injected"]
 pub struct Descriptor {
     slots: [SealedWords; 2],
-    two: bool,
-    /// The node whose program may inject it, as [`home_of`]; [`ANYWHERE`] for a remote get.
+    /// The node whose program may inject it, as [`home_of`]; [`ANYWHERE`] for a remote get, which alone has two slots.
     pub(super) home: u64,
     /// The owner of its source.
     pub(super) owner: PeerId,
@@ -106,7 +105,7 @@ impl Descriptor {
     /// # Errors
     /// [`Error::Invalid`] if `put` is no direct put, or its source is not in the node of `fifo`.
     pub fn remote_get(fifo: FifoKey, put: Descriptor) -> Result<Self> {
-        if put.two || put.kind() != Some(Kind::DirectPut) || put.owner != fifo.peer() {
+        if put.is_two() || put.kind() != Some(Kind::DirectPut) || put.owner != fifo.peer() {
             let what =
                 format!("a remote get to node {} needs a direct put whose source is in that node; this is a {put:?}", fifo.node);
             return Err(Error::Invalid { what });
@@ -117,7 +116,7 @@ impl Descriptor {
         head[2] = u64::from(fifo.number) << OFFSET_BITS;
         head[5] = put.source_secret;
         head[6] = put.send_secret;
-        Ok(Self { two: true, home: ANYWHERE, ..put }.edit(|slots| {
+        Ok(Self { home: ANYWHERE, ..put }.edit(|slots| {
             let mut body = slots[0];
             body[0] = body[0] & !0xff | Kind::Body as u64;
             *slots = [head, body];
@@ -128,7 +127,7 @@ impl Descriptor {
     /// executes the descriptor: this node, or for a remote get the node of its FIFO. It counts for the present use of the
     /// counter; a later [`init`](crate::Counter::init) needs a new descriptor.
     pub fn send_counter(self, counter: CounterKey) -> Self {
-        let two = self.two;
+        let two = self.is_two();
         Self { send_secret: counter.secret, ..self }.edit(|slots| {
             let put = &mut slots[usize::from(two)];
             put[0] = put[0] & !(0xffff << 32) | (u64::from(counter.index) + 1) << 32;
@@ -141,7 +140,7 @@ impl Descriptor {
 
     /// The same descriptor, lowering this counter as bytes arrive. The counter belongs to the node of the target.
     pub fn receive_counter(self, counter: CounterKey) -> Self {
-        let two = self.two;
+        let two = self.is_two();
         self.edit(|slots| {
             let put = &mut slots[usize::from(two)];
             put[0] = put[0] & !(0xffff << 48) | (u64::from(counter.index) + 1) << 48;
@@ -156,7 +155,7 @@ impl Descriptor {
     /// [`Error::Key`] if `target` has too few bytes; [`Error::Invalid`] if this is no direct put.
     pub fn into_target<T: Plain>(self, target: Key<T, ReadWrite>) -> Result<Self> {
         let to = target.place;
-        if self.two || self.kind() != Some(Kind::DirectPut) {
+        if self.is_two() || self.kind() != Some(Kind::DirectPut) {
             return Err(Error::Invalid { what: format!("only a direct put has a storage location; this is a {self:?}") });
         }
         if self.len() > to.bytes {
@@ -171,7 +170,7 @@ impl Descriptor {
 
     /// The number of bytes that it moves.
     pub fn len(&self) -> u64 {
-        self.slots[usize::from(self.two)].words()[3] & LEN_MASK
+        self.slots[usize::from(self.is_two())].words()[3] & LEN_MASK
     }
 
     /// Whether it moves nothing.
@@ -182,8 +181,8 @@ impl Descriptor {
     /// Encodes a descriptor for a message. A **request to send** is a packet or message with a direct put: its receiver
     /// [writes the storage location](Self::into_target) into it, and returns it by a [remote get](Self::remote_get).
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
-        let mut put = *self.slots[usize::from(self.two)].words();
-        if self.two {
+        let mut put = *self.slots[usize::from(self.is_two())].words();
+        if self.is_two() {
             put[0] = put[0] & !0xff | Kind::DirectPut as u64;
         }
         let owner = u64::from(self.owner.node.0) | u64::from(self.owner.incarnation.0) << 32;
@@ -222,13 +221,17 @@ impl Descriptor {
 
     fn new(words: DescriptorWords, owner: PeerId, source_secret: u64, send_secret: u64) -> Self {
         let slots = [words, [0; 8]].map(SealedWords::new);
-        Self { slots, two: false, home: home_of(owner), owner, source_secret, send_secret }
+        Self { slots, home: home_of(owner), owner, source_secret, send_secret }
     }
 
     fn edit(self, change: impl FnOnce(&mut [DescriptorWords; 2])) -> Self {
         let mut slots = self.slots.map(|slot| *slot.words());
         change(&mut slots);
         Self { slots: slots.map(SealedWords::new), ..self }
+    }
+
+    fn is_two(&self) -> bool {
+        self.home == ANYWHERE
     }
 
     fn kind(&self) -> Option<Kind> {
@@ -249,7 +252,13 @@ impl Descriptor {
     /// Injects it into a FIFO. False if that is full.
     #[inline(always)]
     pub(super) fn push_to(&self, fifo: &Fifo) -> bool {
-        if self.two { fifo.push(&self.slots) } else { fifo.push(std::slice::from_ref(&self.slots[0])) }
+        if self.is_two() { fifo.push(&self.slots) } else { fifo.push(std::slice::from_ref(&self.slots[0])) }
+    }
+
+    /// The slot of a descriptor that has one.
+    #[inline(always)]
+    pub(super) fn first(&self) -> &SealedWords {
+        &self.slots[0]
     }
 }
 

@@ -185,6 +185,18 @@ impl InjectionFifo {
     /// [`Error::Closed`], [`Error::Forked`].
     #[inline]
     pub fn inject(&self, descriptor: &Descriptor) -> Result<bool> {
+        let shared = self.node.shared();
+        let is_plain = descriptor.home == self.homes[0] && shared.is_usable();
+        // Whatever is not plain comes out of line, so that the common case needs no stack.
+        if !is_plain || !self.fifo.push_if_room_is_known(descriptor.first()) {
+            return self.inject_any(descriptor);
+        }
+        shared.injected(Dma::CLASS);
+        Ok(true)
+    }
+
+    #[cold]
+    fn inject_any(&self, descriptor: &Descriptor) -> Result<bool> {
         self.node.shared().usable()?;
         if descriptor.home != self.homes[0] {
             self.check_home(descriptor)?;
@@ -210,7 +222,6 @@ impl InjectionFifo {
     }
 
     /// Whether a descriptor whose source is elsewhere may be injected.
-    #[cold]
     fn check_home(&self, descriptor: &Descriptor) -> Result<()> {
         if descriptor.home == self.homes[1] {
             return Ok(());

@@ -3,7 +3,7 @@
 use super::descriptor::Kind;
 use super::fifo::Injection;
 use super::near::Fault;
-use super::run::{Core, Look, Running};
+use super::run::{Core, Look, Running, Work};
 use super::wire::{Name, Status};
 use crate::message::service::{Outbox, PeerId, Wants};
 use doorbell_fabric::Priority;
@@ -162,7 +162,7 @@ impl Open {
                 Some(Next::Descriptor(body)) => Some(body),
                 _ => None,
             };
-            match Running::new(core, position, &words, body) {
+            match Running::new(position, &words, body) {
                 Ok(running) => {
                     self.loaded += running.slots() as u64;
                     self.running.push_back(running);
@@ -204,7 +204,8 @@ impl Open {
                 continue;
             }
             let (before, position) = (running.moved, running.position);
-            let look = running.step(core, out, priority, Name::new(number, position), budget);
+            let name = Name::new(number, position);
+            let look = running.step(&mut Work { core, out, priority, name, budget });
             work += usize::from(running.moved > before);
             match look {
                 Look::More => self.busy = true,

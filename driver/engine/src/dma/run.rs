@@ -7,9 +7,9 @@ use crate::board::CounterKey;
 use crate::board::monitor::Monitor;
 use crate::memory::key::Place;
 use crate::memory::table::RegionTable;
-use crate::message::service::{Outbox, PeerId, Pushed, Route};
+use crate::message::service::{Outbox, PeerId, Pushed};
 use doorbell_fabric::Priority;
-use doorbell_shm::board::{DescriptorWords, Metric, Record, RecordKind};
+use doorbell_shm::board::{DescriptorWords, Metric, Record, RecordKind, Use};
 use doorbell_shm::domain::Membership;
 use std::sync::Arc;
 
@@ -33,6 +33,18 @@ pub struct Core {
     pub room: Vec<u8>,
 }
 
+/// What a descriptor gets when it is worked on.
+pub struct Work<'a, 'o> {
+    pub core: &'a mut Core,
+    pub out: &'a mut Outbox<'o>,
+    /// The priority of its FIFO.
+    pub priority: Priority,
+    /// Its name in packets.
+    pub name: Name,
+    /// Bytes that may still be moved in this turn.
+    pub budget: &'a mut u64,
+}
+
 /// A descriptor that is being executed.
 pub struct Running {
     /// Its position in the FIFO.
@@ -44,8 +56,6 @@ pub struct Running {
     secrets: [u64; 2],
     source: Option<Span>,
     target: Option<Span>,
-    /// The index of its send counter, and the generation.
-    send: Option<(usize, u32)>,
     /// Bytes that have left the source.
     pub moved: u64,
     /// Bytes that a target without shared memory has reported to be in place.
@@ -73,7 +83,7 @@ pub enum Look {
 
 impl Running {
     /// Decodes a descriptor. `body`: the slot behind it, which a remote get needs.
-    pub fn new(core: &Core, position: u64, words: &DescriptorWords, body: Option<DescriptorWords>) -> Result<Self, Status> {
+    pub fn new(position: u64, words: &DescriptorWords, body: Option<DescriptorWords>) -> Result<Self, Status> {
         let mut task = Task::decode(words)?;
         let secrets = [words[5], words[6]];
         if task.kind == Kind::Body {
@@ -86,25 +96,9 @@ impl Running {
             }
             (task.send, task.receive, task.len) = (None, None, 0);
         }
-        let counters = core.monitor.counters.register();
-        // A use that has ended is not counted.
-        let send = task.send.and_then(|(index, low)| Some((index.into(), counters.with_low(index.into(), low.into())?)));
         let body = body.filter(|_| task.kind == Kind::RemoteGet);
         let (source, target) = (None, None);
-        Ok(Self {
-            position,
-            task,
-            body,
-            secrets,
-            source,
-            target,
-            send,
-            moved: 0,
-            stored: 0,
-            owed: 0,
-            far: false,
-            released: false,
-        })
+        Ok(Self { position, task, body, secrets, source, target, moved: 0, stored: 0, owed: 0, far: false, released: false })
     }
 
     /// The number of its slots.
@@ -119,18 +113,18 @@ impl Running {
     /// Notes bytes that have left the source.
     fn count(&mut self, core: &Core, bytes: u64) {
         self.moved += bytes;
-        if let Some((index, generation)) = self.send {
+        if let Some((index, low)) = self.task.send.filter(|_| bytes > 0) {
             // A use that has ended meanwhile is not counted.
-            let _ = core.monitor.counters.lower(index, generation, bytes);
+            let _ = core.monitor.counters.lower(index.into(), Use::EndsIn(low), bytes);
         }
     }
 
-    /// Does some of it: at most `budget` bytes, which are subtracted.
-    pub fn step(&mut self, core: &mut Core, out: &mut Outbox<'_>, priority: Priority, name: Name, budget: &mut u64) -> Look {
+    /// Does some of it, within the budget.
+    pub fn step(&mut self, work: &mut Work<'_, '_>) -> Look {
         let done = match self.task.kind {
-            Kind::DirectPut => self.step_put(core, out, priority, name, budget),
-            Kind::Packet => self.step_packet(core, out, priority, name, budget),
-            Kind::RemoteGet => self.step_remote_get(core, out, priority, name),
+            Kind::DirectPut => self.step_put(work),
+            Kind::Packet => self.step_packet(work),
+            Kind::RemoteGet => self.step_remote_get(work),
             Kind::Rts | Kind::Rendezvous | Kind::Body => Err(Status::Malformed.into()),
         };
         done.unwrap_or_else(Look::Failed)
@@ -144,14 +138,8 @@ impl Running {
         Ok(())
     }
 
-    fn step_put(
-        &mut self,
-        core: &mut Core,
-        out: &mut Outbox<'_>,
-        priority: Priority,
-        name: Name,
-        budget: &mut u64,
-    ) -> Result<Look, Fault> {
+    fn step_put(&mut self, work: &mut Work<'_, '_>) -> Result<Look, Fault> {
+        let Work { core, out, budget, name, .. } = &mut *work;
         let to = self.task.to;
         self.open_source(core)?;
         if self.target.is_none() && !self.far {
@@ -167,26 +155,26 @@ impl Running {
             }
         }
         if self.far {
-            return self.step_far_put(core, out, priority, name, budget);
+            return self.step_far_put(work);
         }
         let (Some(source), Some(target)) = (&self.source, &self.target) else { return Err(Status::Malformed.into()) };
         if self.left() > 0 {
             if !target.is_live() {
                 return Err(Status::Stale.into());
             }
-            let len = self.left().min(CHUNK).min((*budget).max(1));
+            let len = self.left().min(CHUNK).min((**budget).max(1));
             // SAFETY: both were made with the whole length, and `moved + len` is at most that.
             unsafe { source.copy_to(target, self.moved, len) };
             if source.is_cut() || target.is_cut() {
                 return Err(Status::Cut.into());
             }
-            *budget = budget.saturating_sub(len);
+            **budget = budget.saturating_sub(len);
             self.count(core, len);
             self.owed += len;
-            core.note(RecordKind::DirectPut, to, name, self.moved - len, len);
+            core.note(RecordKind::DirectPut, to, *name, self.moved - len, len);
             core.monitor.tallies.add(Metric::BytesPut, len);
         }
-        let is_told = self.pay(core, out, priority)?;
+        let is_told = self.pay(work)?;
         Ok(match self.left() {
             0 if is_told => Look::Over,
             0 => Look::Blocked,
@@ -195,9 +183,9 @@ impl Running {
     }
 
     /// Reports moved bytes to the receive counter. False if there is no room.
-    fn pay(&mut self, core: &mut Core, out: &mut Outbox<'_>, priority: Priority) -> Result<bool, Fault> {
+    fn pay(&mut self, work: &mut Work<'_, '_>) -> Result<bool, Fault> {
         let Some(key) = self.task.receive_key().filter(|_| self.owed > 0) else { return Ok(true) };
-        if !core.lower(out, priority, key, self.owed)? {
+        if !work.core.lower(work.out, work.priority, key, self.owed)? {
             return Ok(false);
         }
         self.owed = 0;
@@ -205,21 +193,15 @@ impl Running {
     }
 
     /// A put into a node that shares no memory with this one: in packets, each with the key. The target replies to each.
-    fn step_far_put(
-        &mut self,
-        core: &mut Core,
-        out: &mut Outbox<'_>,
-        priority: Priority,
-        name: Name,
-        budget: &mut u64,
-    ) -> Result<Look, Fault> {
+    fn step_far_put(&mut self, work: &mut Work<'_, '_>) -> Result<Look, Fault> {
         let (number, offset, secret) = self.task.target;
         let (index, receive_secret) = self.task.receive.map_or((0, 0), |(index, secret)| (u64::from(index) + 1, secret));
-        while self.left() > 0 && *budget > 0 {
+        while self.left() > 0 && *work.budget > 0 {
             let at = self.moved;
             let words = [u64::from(number) | index << 32, offset.wrapping_add(at), secret, receive_secret];
-            let Some(len) = self.push_bytes(core, out, priority, tag(Step::Put, name), &words)? else { return Ok(Look::Blocked) };
-            *budget = budget.saturating_sub(len);
+            if !self.push_bytes(work, Step::Put, &words)? {
+                return Ok(Look::Blocked);
+            }
         }
         Ok(match self.left() {
             0 if self.stored >= self.task.len => Look::Over,
@@ -229,53 +211,39 @@ impl Running {
     }
 
     /// Packets for a reception FIFO.
-    fn step_packet(
-        &mut self,
-        core: &mut Core,
-        out: &mut Outbox<'_>,
-        priority: Priority,
-        name: Name,
-        budget: &mut u64,
-    ) -> Result<Look, Fault> {
-        self.open_source(core)?;
+    fn step_packet(&mut self, work: &mut Work<'_, '_>) -> Result<Look, Fault> {
+        self.open_source(work.core)?;
         let (index, secret) = self.task.receive.map_or((0, 0), |(index, secret)| (u64::from(index) + 1, secret));
         let fifo = u64::from(self.task.fifo) | index << 16;
         loop {
             let words = [self.task.target.1, self.moved, self.task.len, fifo, secret];
-            let Some(len) = self.push_bytes(core, out, priority, tag(Step::Packet, name), &words)? else {
+            if !self.push_bytes(work, Step::Packet, &words)? {
                 return Ok(Look::Blocked);
-            };
-            *budget = budget.saturating_sub(len);
+            }
             if self.left() == 0 {
                 return Ok(Look::Over);
             }
-            if *budget == 0 {
+            if *work.budget == 0 {
                 return Ok(Look::More);
             }
         }
     }
 
-    /// Sends one packet with the next bytes of the source. Returns their number, or `None` if there is no room.
-    fn push_bytes(
-        &mut self,
-        core: &mut Core,
-        out: &mut Outbox<'_>,
-        priority: Priority,
-        tag: u64,
-        words: &[u64],
-    ) -> Result<Option<u64>, Fault> {
-        let to = self.task.to;
+    /// Sends one packet with the next bytes of the source. False if there is no room.
+    fn push_bytes(&mut self, work: &mut Work<'_, '_>, step: Step, words: &[u64]) -> Result<bool, Fault> {
+        let Work { core, out, priority, name, budget } = work;
+        let (to, priority) = (self.task.to, *priority);
         let most = match out.packet_bytes(to, priority) {
             Ok(most) => most.saturating_sub(8 * words.len()) as u64,
             Err(Pushed::Gone) => return Err(Fault::Error(out.why_gone())),
-            Err(_) => return Ok(None),
+            Err(_) => return Ok(false),
         };
         let len = self.left().min(most);
         // Asked first, so that nothing is copied in vain.
         if len == 0 && self.left() > 0 || !out.has_room(to, priority, 8 * words.len() + len as usize) {
-            return Ok(None);
+            return Ok(false);
         }
-        let Some(source) = &self.source else { return Ok(None) };
+        let Some(source) = &self.source else { return Ok(false) };
         core.room.clear();
         put(&mut core.room, words);
         // SAFETY: the source was made with the whole length, and `moved + len` is at most that.
@@ -283,25 +251,27 @@ impl Running {
         if source.is_cut() {
             return Err(Status::Cut.into());
         }
-        match out.push_by(to, priority, Route::default(), tag, &core.room) {
+        match out.push(to, priority, tag(step, *name), &core.room) {
             Pushed::Done => {}
             Pushed::Gone => return Err(Fault::Error(out.why_gone())),
-            Pushed::Full | Pushed::TooLong => return Ok(None),
+            Pushed::Full | Pushed::TooLong => return Ok(false),
         }
         self.count(core, len);
-        Ok(Some(len))
+        **budget = budget.saturating_sub(len);
+        Ok(true)
     }
 
-    fn step_remote_get(&mut self, core: &mut Core, out: &mut Outbox<'_>, priority: Priority, name: Name) -> Result<Look, Fault> {
+    fn step_remote_get(&mut self, work: &mut Work<'_, '_>) -> Result<Look, Fault> {
+        let Work { core, out, priority, name, .. } = work;
         let Some(mut body) = self.body else { return Err(Status::Malformed.into()) };
         body[0] = body[0] & !0xff | Kind::DirectPut as u64;
         core.room.clear();
         put(&mut core.room, &body);
         put(&mut core.room, &self.secrets);
         put(&mut core.room, &[u64::from(self.task.fifo)]);
-        match out.push(self.task.to, priority, tag(Step::RemoteGet, name), &core.room) {
+        match out.push(self.task.to, *priority, tag(Step::RemoteGet, *name), &core.room) {
             Pushed::Done => {
-                core.note(RecordKind::RemoteGet, self.task.to, name, 0, Task::decode(&body).map_or(0, |put| put.len));
+                core.note(RecordKind::RemoteGet, self.task.to, *name, 0, Task::decode(&body).map_or(0, |put| put.len));
                 core.monitor.tallies.add(Metric::RemoteGets, 1);
                 Ok(Look::Over)
             }

@@ -300,7 +300,11 @@ impl Service for Dma {
             self.core.lately.forget_withdrawn();
         }
         let mut work = self.send_replies(out);
-        if !self.fifos.iter().flatten().any(|open| open.is_busy() || open.closing) {
+        // One look at each FIFO: bits of the priorities of those with something to do, and a bit for those that close.
+        let look =
+            |open: &Open| u8::from(open.is_busy()) << open.shared.fifo.facts().priority.index() | u8::from(open.closing) << 7;
+        let busy = self.fifos.iter().flatten().fold(0, |busy, open| busy | look(open));
+        if busy == 0 {
             return work;
         }
         let mut budget = TURN_BYTES;
@@ -309,6 +313,9 @@ impl Service for Dma {
         let (count, first) = (self.fifos.len(), self.turns as usize % self.fifos.len());
         for rank in 0..Priority::ALL.len() {
             let priority = Priority::ALL[if lowest_first { Priority::ALL.len() - 1 - rank } else { rank }];
+            if busy >> priority.index() & 1 == 0 {
+                continue;
+            }
             // FIFOs of one priority take turns.
             for at in (first..count).chain(0..first) {
                 let Some(open) = &mut self.fifos[at] else { continue };
@@ -334,7 +341,7 @@ impl Service for Dma {
     }
 
     fn is_hurried(&self) -> bool {
-        self.wants() == Wants::Soon
+        !self.replies.is_empty() || self.fifos.iter().flatten().any(|open| open.busy)
     }
 
     fn is_flushing(&self) -> bool {

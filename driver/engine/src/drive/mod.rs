@@ -55,7 +55,8 @@ const LOOK_AROUND: Duration = Duration::from_millis(10);
 
 /// The state that the handles of a node share.
 pub struct Shared {
-    baton: Baton<Engine>,
+    /// In cache lines of its own: the thread that turns the engine writes there all the time, and others read what follows.
+    baton: CachePadded<Baton<Engine>>,
     later: Arc<Later>,
     parking: Parking,
     poller: PollerWord,
@@ -66,6 +67,8 @@ pub struct Shared {
     progress: Progress,
     /// Whether threads of this node must fence before they look whether the bell is armed.
     fenced: bool,
+    /// A thread that gives services work need only ring the bell.
+    rings: bool,
     closed: AtomicBool,
     /// The number of threads that may hold the lock of a value.
     updating: AtomicUsize,
@@ -102,8 +105,9 @@ impl Shared {
         let modes = settings.modes.clone();
         let engine = Engine::new(fabric, ways.clone(), turns.clone(), monitor.clone(), regions.clone(), lender.clone(), settings);
         let later = engine.later().clone();
+        let fenced = !Barriers::join().machine;
         Self {
-            baton: Baton::new(engine),
+            baton: CachePadded::new(Baton::new(engine)),
             later,
             parking: Parking::default(),
             poller: PollerWord::default(),
@@ -112,7 +116,8 @@ impl Shared {
             monitor,
             wait,
             progress,
-            fenced: !Barriers::join().machine,
+            fenced,
+            rings: !fenced && progress != Progress::Adaptive,
             closed: AtomicBool::new(false),
             updating: AtomicUsize::new(0),
             works: Mutex::default(),
@@ -272,6 +277,12 @@ impl Shared {
     #[inline(always)]
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Whether this process may use the node.
+    #[inline(always)]
+    pub fn is_usable(&self) -> bool {
+        !doorbell_shm::space::forked() && !self.closed.load(Ordering::Relaxed)
     }
 
     /// Checks that this process may use the node.

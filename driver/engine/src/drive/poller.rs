@@ -45,6 +45,11 @@ const YIELD_TURNS: u32 = 8;
 /// it.
 pub const NOTHING_PENDING: Duration = Duration::from_secs(1);
 
+/// How long the poller of `Progress::Poller` spins before it yields for the first time. A yield takes some tenth of that, and the
+/// poller sees nothing meanwhile.
+const SPIN_MOST: Duration = Duration::from_micros(5);
+/// Looks of that poller between two looks at the clock, which take as long as a look.
+const LOOKS_PER_CLOCK: u32 = 4;
 /// How often it checks whether an awake event loop still turns its reactor.
 const STALLED: Duration = Duration::from_millis(250);
 
@@ -191,7 +196,8 @@ pub fn run(shared: Arc<Shared>) {
     let (mut seen, mut gathered) = (shared.turns(), 0);
     // In adaptive mode no thread depends on the poller's speed, so it goes to sleep at once.
     let wait = if shared.progress() == Progress::Poller { shared.wait() } else { Wait::Park };
-    let mut backoff = Backoff::new(wait, None);
+    let mut backoff = Backoff::new(wait, None).spinning_for(SPIN_MOST);
+    let looks = if wait == Wait::Park { 1 } else { LOOKS_PER_CLOCK };
     // ... except while a put or get of another node is half answered, because that node waits for each part of it.
     let mut hasty = Backoff::new(Wait::Auto, None);
     let mut driven = 0_u32;
@@ -218,7 +224,14 @@ pub fn run(shared: Arc<Shared>) {
                 continue;
             }
         }
-        let Turned { work, is_news, serves } = shared.turn_poller(me);
+        let mut turned = Turned::default();
+        for _ in 0..looks {
+            turned = shared.turn_poller(me);
+            if turned.work > 0 {
+                break;
+            }
+        }
+        let Turned { work, is_news, serves } = turned;
         seen = shared.turns();
         if word.left.load(Ordering::Relaxed) {
             // Before the look: work left over after the look sets it again.

@@ -79,6 +79,15 @@ impl Shared {
     /// with `Progress::Inline`. Never waits.
     #[inline]
     pub(crate) fn injected(&self, class: PacketKind) {
+        if !self.rings {
+            self.injected_apart(class);
+        } else if self.bell().is_to_be_woken() {
+            self.wake_bell();
+        }
+    }
+
+    #[inline(never)]
+    fn injected_apart(&self, class: PacketKind) {
         if self.progress != Progress::Adaptive {
             // The thread that sleeps on the bell looks once more after it armed the bell.
             return self.bell().ring(self.fenced);
@@ -87,6 +96,11 @@ impl Shared {
         if self.later.poke(class) {
             self.done_within(true);
         }
+    }
+
+    #[cold]
+    fn wake_bell(&self) {
+        self.bell().wake();
     }
 
     /// Defers an operation to the engine's next turn, and makes sure that there is one.
