@@ -32,7 +32,10 @@ pub type DescriptorWords = [u64; DESCRIPTOR_WORDS];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SealedWords {
     words: DescriptorWords,
-    hash: u64,
+    /// The first word as it is in the first lap.
+    first: u64,
+    /// The word that gets the seal, with the hash in the bits of the seal.
+    sealed: u64,
 }
 
 impl SealedWords {
@@ -46,7 +49,7 @@ impl SealedWords {
         debug_assert!(Self::are_free(&words));
         let mixed = |at: usize| words[at].wrapping_add(KEY[at]);
         let hash = (0..4).fold(0_u64, |sum, pair| sum.wrapping_add(mixed(2 * pair).wrapping_mul(mixed(2 * pair + 1))));
-        Self { words, hash }
+        Self { words, first: words[0] | lap(0), sealed: words[SEALED] | hash & SEAL_MASK }
     }
 
     /// The words.
@@ -137,14 +140,15 @@ pub enum Next {
 
 // A descriptor leaves these bits free: those of the lap in its first word, and those of the seal in its fifth.
 const LAP_MASK: u64 = 0xff << 8;
+const LAP_SHIFT: u32 = 3;
+const _: () = assert!((SLOTS as u64) << LAP_SHIFT == 1 << 9);
 const SEALED: usize = 4;
 const SEAL_MASK: u64 = 0xffff_ffff << 32;
 
 /// The number of a lap through the ring, never zero.
 #[inline(always)]
 fn lap(position: u64) -> u64 {
-    const { assert!(SLOTS == 1 << 6) };
-    (position << 3 | 1 << 8) & LAP_MASK
+    position << LAP_SHIFT & LAP_MASK | 1 << 8
 }
 
 impl Fifo {
@@ -165,7 +169,7 @@ impl Fifo {
         let word = u64::from(facts.injector as u8) | (facts.priority.index() as u64) << 8;
         // Release: a reader that sees an open FIFO sees its name.
         board.word(offset(number) + FACTS).store(word, Ordering::Release);
-        let (slots, place) = (home.slots(slot_offset(number, 0)), random() | 1);
+        let (slots, place) = (home.slots(slot_offset(number, 0)), random() & SEAL_MASK | 1 << 32);
         let (tail, executed) = (CachePadded::default(), CachePadded::default());
         Some(Arc::new(Self { home, number, facts, tail, executed, slots, place }))
     }
@@ -180,9 +184,10 @@ impl Fifo {
         &self.facts
     }
 
+    /// The word with the seal for a position. What is added has the bits of the seal alone.
     #[inline(always)]
-    fn seal(&self, position: u64, hash: u64) -> u64 {
-        hash.wrapping_add(self.place.wrapping_mul(position + 1)) & SEAL_MASK
+    fn seal(&self, position: u64, sealed: u64) -> u64 {
+        sealed.wrapping_add(self.place.wrapping_mul(position + 1))
     }
 
     #[inline(always)]
@@ -201,9 +206,9 @@ impl Fifo {
         }
         // The first descriptor last: the engine finds all of them.
         for (ahead, descriptor) in descriptors.iter().enumerate().rev() {
-            self.write(position + ahead as u64, descriptor);
+            self.write(self.slots, position + ahead as u64, descriptor);
         }
-        self.show_injected(end);
+        self.show_injected(self.slots, end);
         true
     }
 
@@ -215,27 +220,27 @@ impl Fifo {
         if position - seen.load(Ordering::Relaxed) >= SLOTS as u64 {
             return false;
         }
-        self.write(position, descriptor);
-        self.show_injected(position + 1);
+        let slots = self.slots;
+        self.write(slots, position, descriptor);
+        self.show_injected(slots, position + 1);
         true
     }
 
     #[inline(always)]
-    fn write(&self, position: u64, SealedWords { words, hash }: &SealedWords) {
-        let slot = self.slot(position);
-        let seal = self.seal(position, *hash);
+    fn write(&self, slots: Slots, position: u64, SealedWords { words, first, sealed }: &SealedWords) {
+        let slot = &slots.get()[position as usize % SLOTS];
         for word in (1..DESCRIPTOR_WORDS).filter(|word| *word != SEALED) {
             slot[word].store(words[word], Ordering::Relaxed);
         }
-        slot[SEALED].store(words[SEALED] | seal, Ordering::Relaxed);
+        slot[SEALED].store(self.seal(position, *sealed), Ordering::Relaxed);
         fault_point!("fifo.written");
         // Release: the engine that sees the lap sees the other words.
-        slot[0].store(words[0] | lap(position), Ordering::Release);
+        slot[0].store(first | position << LAP_SHIFT & LAP_MASK, Ordering::Release);
     }
 
     #[inline(always)]
-    fn show_injected(&self, end: u64) {
-        self.slots.head()[INJECTED / 8].store(end, Ordering::Relaxed);
+    fn show_injected(&self, slots: Slots, end: u64) {
+        slots.head()[INJECTED / 8].store(end, Ordering::Relaxed);
         // Release: the engine that sees the position sees the descriptors.
         self.tail[0].store(end, Ordering::Release);
         fault_point!("fifo.injected");
@@ -314,9 +319,9 @@ impl Fifo {
             return None;
         }
         let mut words: DescriptorWords = std::array::from_fn(|word| slot[word].load(Ordering::Relaxed));
-        let seal = words[SEALED] & SEAL_MASK;
-        (words[0], words[SEALED]) = (first & !LAP_MASK, words[SEALED] & !SEAL_MASK);
-        (seal == self.seal(position, SealedWords::new(words).hash)).then_some(words)
+        let found = words[SEALED];
+        (words[0], words[SEALED]) = (first & !LAP_MASK, found & !SEAL_MASK);
+        (found == self.seal(position, SealedWords::new(words).sealed)).then_some(words)
     }
 
     /// For the engine: `count` slots from `position` on are over, after `bytes` bytes were moved for them. `faulty` if the

@@ -186,7 +186,7 @@ mod home {
     unsafe impl Sync for Home {}
 
     /// The slots of an injection FIFO, at an address of their own: a thread that injects looks for nothing else.
-    #[derive(Debug)]
+    #[derive(Clone, Copy, Debug)]
     pub(super) struct Slots(NonNull<[[AtomicU64; 8]; FIFO_SLOTS]>);
 
     // SAFETY: the address of memory that is accessed through atomics only and that the `Home` of its owner keeps mapped.

@@ -186,16 +186,16 @@ impl InjectionFifo {
     #[inline]
     pub fn inject(&self, descriptor: &Descriptor) -> Result<bool> {
         let shared = self.node.shared();
-        let is_plain = descriptor.home == self.homes[0] && shared.is_usable();
+        let is_plain = descriptor.home == self.homes[0] && shared.only_rings();
         // Whatever is not plain comes out of line, so that the common case needs no stack.
         if !is_plain || !self.fifo.push_if_room_is_known(descriptor.first()) {
             return self.inject_any(descriptor);
         }
-        shared.injected(Dma::CLASS);
+        shared.ring_for_injected();
         Ok(true)
     }
 
-    #[cold]
+    #[inline(never)]
     fn inject_any(&self, descriptor: &Descriptor) -> Result<bool> {
         self.node.shared().usable()?;
         if descriptor.home != self.homes[0] {

@@ -67,8 +67,8 @@ pub struct Shared {
     progress: Progress,
     /// Whether threads of this node must fence before they look whether the bell is armed.
     fenced: bool,
-    /// A thread that gives services work need only ring the bell.
-    rings: bool,
+    /// A thread that gives services work need only ring the bell. Not once the node is closed.
+    rings: AtomicBool,
     closed: AtomicBool,
     /// The number of threads that may hold the lock of a value.
     updating: AtomicUsize,
@@ -117,7 +117,7 @@ impl Shared {
             wait,
             progress,
             fenced,
-            rings: !fenced && progress != Progress::Adaptive,
+            rings: AtomicBool::new(!fenced && progress != Progress::Adaptive),
             closed: AtomicBool::new(false),
             updating: AtomicUsize::new(0),
             works: Mutex::default(),
@@ -277,12 +277,6 @@ impl Shared {
     #[inline(always)]
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
-    }
-
-    /// Whether this process may use the node.
-    #[inline(always)]
-    pub fn is_usable(&self) -> bool {
-        !doorbell_shm::space::forked() && !self.closed.load(Ordering::Relaxed)
     }
 
     /// Checks that this process may use the node.
@@ -494,6 +488,7 @@ impl Shared {
 
     /// Ends everything that is pending. The first half of leaving.
     pub(crate) fn close(&self, in_good_order: bool) {
+        self.rings.store(false, Ordering::Relaxed);
         self.closed.store(true, Ordering::SeqCst);
         self.poller.stop();
         if doorbell_shm::space::forked() {

@@ -11,6 +11,7 @@ use crate::sync::reactor::{ReactorWord, wake_all};
 use crate::sync::wait::PARK_MOST;
 use crate::turn::Engine;
 use crate::turn::later::Deed;
+use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{PacketKind, world};
 use doorbell_shm::board::Metric;
 use std::io;
@@ -77,17 +78,7 @@ impl Shared {
 
     /// Work for a service that looks for it at each turn was published. Makes sure that there is a turn: the poller's, unless
     /// with `Progress::Inline`. Never waits.
-    #[inline]
     pub(crate) fn injected(&self, class: PacketKind) {
-        if !self.rings {
-            self.injected_apart(class);
-        } else if self.bell().is_to_be_woken() {
-            self.wake_bell();
-        }
-    }
-
-    #[inline(never)]
-    fn injected_apart(&self, class: PacketKind) {
         if self.progress != Progress::Adaptive {
             // The thread that sleeps on the bell looks once more after it armed the bell.
             return self.bell().ring(self.fenced);
@@ -95,6 +86,21 @@ impl Shared {
         // The poller may sleep elsewhere, because nothing is pending.
         if self.later.poke(class) {
             self.done_within(true);
+        }
+    }
+
+    /// Whether this process may use the node, and [`ring_for_injected`](Self::ring_for_injected) does for
+    /// [`injected`](Self::injected).
+    #[inline(always)]
+    pub(crate) fn only_rings(&self) -> bool {
+        self.rings.load(Ordering::Relaxed) && !doorbell_shm::space::forked()
+    }
+
+    /// The common case of [`injected`](Self::injected).
+    #[inline(always)]
+    pub(crate) fn ring_for_injected(&self) {
+        if self.bell().is_to_be_woken() {
+            self.wake_bell();
         }
     }
 
