@@ -24,8 +24,8 @@ fn played(progress: &str) -> String {
         "both counters reached zero once",
         "node 0 had all of it after",
         "on node 0's board: ",
-        "remote-get     4 MiB",
-        "packet         8 KiB",
+        "remote-get    4 MiB",
+        "packet        8 KiB",
         "node 2 has every byte, ",
         "'walk' is node 0's",
         "shm/get asked for, shm/0/get taken (as asked)",
@@ -117,7 +117,10 @@ fn its_timeline_shows_chunks_of_both_ends_at_both_nodes() {
 
     // Each descriptor that the story lists is in the track of its FIFO, with its counters.
     let told: Vec<Told> = ended.stdout.lines().filter_map(Told::read).collect();
-    assert_eq!(told.iter().map(|told| told.kind).collect::<Vec<_>>(), [&["remote-get"; 4][..], &["direct-put", "packet"]].concat());
+    assert_eq!(
+        told.iter().map(|told| told.kind).collect::<Vec<_>>(),
+        [&["remote-get"; 4][..], &["direct-put", "packet"]].concat()
+    );
     let track = |node: u16, name: &str| {
         let is_it = |event: &&Value| event["name"] == "thread_name" && event["args"]["name"] == name && event["pid"] == row(node);
         events.iter().find(is_it).unwrap_or_else(|| panic!("no track '{name}'"))["tid"].clone()

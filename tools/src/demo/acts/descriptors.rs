@@ -86,7 +86,9 @@ pub fn descriptors(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.done(fifo.wait_until(patience()))?;
     stage.note();
 
-    stage.line(format_args!("node 0: InjectionFifo::builder(&node).name(\"{NAME}\").priority(Priority::High).open(), and injects:"));
+    stage.line(format_args!(
+        "node 0: InjectionFifo::builder(&node).name(\"{NAME}\").priority(Priority::High).open(), and injects:"
+    ));
     let mut table = Table::new(&["descriptor", ">bytes", ">from node", ">to node", "send counter", "receive counter"]);
     for (descriptor, from, send) in &all {
         let kind = format!("{descriptor:?}");
@@ -105,7 +107,10 @@ pub fn descriptors(stage: &mut Stage<'_>) -> Result<(), Failure> {
         return Err(unlike(format_args!("descriptor {position} failed: {fault}")));
     }
     if !is_right || !sent.is_zero() {
-        return Err(unlike(format_args!("all counters but one are at zero, which is at {}, and bytes are missing", sent.value())));
+        return Err(unlike(format_args!(
+            "all counters but one are at zero, which is at {}, and bytes are missing",
+            sent.value()
+        )));
     }
     let early = if zero < woke { "before node 1's application woke" } else { "when node 1's application was awake again" };
     let mover = match stage.cast.progress {
@@ -189,7 +194,8 @@ fn show(stage: &Stage<'_>, values: &[Sample]) {
     let mut at: Vec<usize> = (0..SHOWN).map(|step| step * last / (SHOWN - 1)).collect();
     at.dedup();
     for (time, [left, missing]) in at.into_iter().map(|at| values[at]) {
-        table.row([told(time), bytes(left), bytes(missing)]);
+        let after = if time.is_zero() { "0".into() } else { told(time) };
+        table.row([after, bytes(left), bytes(missing)]);
     }
     stage.say.table(&table);
 }

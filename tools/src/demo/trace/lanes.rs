@@ -65,7 +65,8 @@ impl Life {
             let facts = self.fifos.get(&fifo);
             if !free.contains_key(&fifo) {
                 let args = json!({ "name": track_name(fifo, facts) });
-                events.push(json!({ "name": "thread_name", "ph": "M", "ts": 0, "pid": self.process, "tid": track, "args": args }));
+                events
+                    .push(json!({ "name": "thread_name", "ph": "M", "ts": 0, "pid": self.process, "tid": track, "args": args }));
             }
             // Slices of a track may not overlap, and the descriptors for several nodes may.
             let begin = began.max(free.get(&fifo).copied().unwrap_or_default());
@@ -174,7 +175,8 @@ mod tests {
     #[test]
     fn each_fifo_has_a_track_and_its_slices_never_overlap() {
         let part = Record::new(RecordKind::DirectPut).peer(NodeId(2)).placed(4, 1).bytes(4096);
-        let get = Record::new(RecordKind::DmaRemoteGet).peer(NodeId(1)).placed(4, 2).at(900).bytes(5 << 20).counters([Some(0), None]);
+        let get =
+            Record::new(RecordKind::DmaRemoteGet).peer(NodeId(1)).placed(4, 2).at(900).bytes(5 << 20).counters([Some(0), None]);
         let events = life(&[(5_000, put(0, 3_000)), (5_500, part), (6_000, put(1, 3_500)), (6_000, get)]).lanes(1_000);
         let [name, first, second, third] = &events[..] else { panic!("{events:?}") };
         assert_eq!((&name["args"]["name"], &name["tid"]), (&json!("FIFO 4 'walk' (high)"), &first["tid"]));
