@@ -97,7 +97,9 @@ mod tests {
         }
         while !arrived.is_zero() || fifo.depth() > 0 {
             assert!(Instant::now() < soon, "{fifo:?} {arrived:?}");
-            [a, b, c].iter().for_each(|node| drop(node.progress().unwrap()));
+            for node in &nodes {
+                node.progress().unwrap();
+            }
         }
         let records = |node: &Node| node.shared().monitor().home().board().records();
         [a, b, c].map(|node| records(node).into_iter().map(|recorded| recorded.record).collect())
