@@ -52,6 +52,19 @@ pub enum RecordKind {
     Damaged = 16,
     /// A mark that a tool or a test sets to find it again.
     Mark = 21,
+    /// A use of a DMA counter began: `transfer` is its index, `bytes` its initial value. Left out if that is below 64 KiB.
+    CounterSet = 22,
+    /// A DMA counter was lowered: `transfer` is its index, `offset` the value that is left, `bytes` by how much. Left out unless the value
+    /// passed a multiple of 64 KiB.
+    CounterLowered = 23,
+    /// A direct put of an injection FIFO was executed. For this kind and the next two, `transfer` is the number of the FIFO and the
+    /// position there ([`Record::place`]), `offset` the time in nanoseconds since its FIFO's turn began, and `bytes` its length. Those
+    /// below 4 KiB are left out.
+    DmaPut = 24,
+    /// A memory-FIFO packet of an injection FIFO was sent.
+    DmaPacket = 25,
+    /// A remote get of an injection FIFO was sent. `bytes` is the length of its put.
+    DmaRemoteGet = 26,
 }
 
 impl RecordKind {
@@ -85,13 +98,19 @@ pub struct Record {
     pub offset: u64,
     /// The number of bytes.
     pub bytes: u64,
+    /// The indices of the send counter and of the receive counter of a descriptor.
+    pub counters: [Option<u16>; 2],
 }
+
+/// The bits of a transfer id that hold the position in an injection FIFO. Those above hold the number of the FIFO.
+const POSITION_BITS: u32 = 40;
 
 impl Record {
     /// An event of this kind without further data.
     #[inline]
     pub const fn new(kind: RecordKind) -> Self {
-        Self { kind, peer: None, incarnation: Incarnation(0), priority: None, transfer: 0, offset: 0, bytes: 0 }
+        let counters = [None; 2];
+        Self { kind, peer: None, incarnation: Incarnation(0), priority: None, transfer: 0, offset: 0, bytes: 0, counters }
     }
 
     /// Sets the other node.
@@ -128,6 +147,24 @@ impl Record {
     #[inline]
     pub const fn bytes(self, bytes: u64) -> Self {
         Self { bytes, ..self }
+    }
+
+    /// Sets the place of a descriptor as the transfer id: the number of its injection FIFO, and its position there.
+    #[inline]
+    pub const fn placed(self, fifo: u16, position: u64) -> Self {
+        Self { transfer: (fifo as u64) << POSITION_BITS | position & ((1 << POSITION_BITS) - 1), ..self }
+    }
+
+    /// The number of a descriptor's injection FIFO, and the low bits of its position there.
+    #[inline]
+    pub const fn place(&self) -> (u16, u64) {
+        ((self.transfer >> POSITION_BITS) as u16, self.transfer & ((1 << POSITION_BITS) - 1))
+    }
+
+    /// Sets the counters of a descriptor.
+    #[inline]
+    pub const fn counters(self, counters: [Option<u16>; 2]) -> Self {
+        Self { counters, ..self }
     }
 }
 
@@ -171,7 +208,10 @@ impl Recorder {
         let peer = record.peer.map_or(NO_PEER, |peer| u64::from(peer.0));
         let priority = record.priority.map_or(NO_PRIORITY, |priority| priority as u64);
         let what = u64::from(thread()) | (record.kind as u64) << 32 | priority << 40 | peer << 48;
-        self.0.write([what, u64::from(record.incarnation.0), record.transfer, record.offset, record.bytes]);
+        // No counter has the last number.
+        let [send, receive] = record.counters.map(|counter| counter.map_or(0, |index| u64::from(index.wrapping_add(1))));
+        let with = u64::from(record.incarnation.0) | send << 32 | receive << 48;
+        self.0.write([what, with, record.transfer, record.offset, record.bytes]);
     }
 }
 
@@ -253,11 +293,13 @@ impl Board<'_> {
 
     /// The records on a board, oldest first. Skips a record that is being written or that no owner would write.
     pub fn records(self) -> Vec<Recorded> {
-        Records::read(self, |number, time_ns, [what, incarnation, transfer, offset, bytes]| {
+        Records::read(self, |number, time_ns, [what, with, transfer, offset, bytes]| {
             let kind = RecordKind::from_repr((what >> 32) as u8)?;
             let priority = Priority::ALL.into_iter().find(|priority| *priority as u64 == what >> 40 & 0xff);
             let peer = (what >> 48 != NO_PEER).then_some(NodeId((what >> 48) as u16));
-            let record = Record { kind, peer, incarnation: Incarnation(incarnation as u32), priority, transfer, offset, bytes };
+            let counters = [32, 48].map(|shift| ((with >> shift) as u16).checked_sub(1));
+            let incarnation = Incarnation(with as u32);
+            let record = Record { kind, peer, incarnation, priority, transfer, offset, bytes, counters };
             Some(Recorded { number, time_ns, thread: what as u32, record })
         })
     }
@@ -280,6 +322,7 @@ mod tests {
             transfer: u64::MAX,
             offset: 1 << 40,
             bytes: 77,
+            counters: [Some(0), Some(255)],
         };
         recorder.record(&full);
         recorder.record(&Record::new(RecordKind::Mark));

@@ -2,7 +2,7 @@
 
 use super::{
     BULK_BYTES, Contest, FLOOD_BYTES, FRAME, LATE, LONGEST, Moves, Order, Overlap, PATIENCE, Report, check_bulk, decode, encode,
-    fill_bulk, now, tag,
+    fill_bulk, now, offers, tag,
 };
 use crate::exit::Failure;
 use crate::processes::take_name;
@@ -136,6 +136,7 @@ fn obey(order: Order, node: &Node, host: &Peer, lent: &mut Option<Region<u64>>) 
             request.wait().result?;
             answer(json!(Moves::of(node, Side::Origin, soon())?))
         }
+        Order::Own(_) | Order::Want => offers::offer(&order, node, host),
         Order::Contend(counters) => answer(json!(Contest::play(node, &Lock::find(node, FRAME)?, Key::from_bytes(&counters)?)?)),
         Order::Hold => {
             Lock::find(node, FRAME)?.lock_until(soon())?.keep();

@@ -5,6 +5,7 @@
 pub mod accelerator;
 mod acts;
 mod cast;
+mod offers;
 mod say;
 mod script;
 mod trace;

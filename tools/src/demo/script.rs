@@ -40,6 +40,11 @@ pub enum Order {
     Take,
     /// Begin to send a long message, sleep for this many milliseconds, and answer in the same way.
     Give(u64),
+    /// Give keys to a long region with [`BULK_BYTES`] and to a counter: an [`Offer`](super::offers::Offer). Sleep for this many milliseconds,
+    /// tell the time, and keep both until [`tag::SEEN`].
+    Own(u64),
+    /// Give keys to room for them, wait for the bytes, and tell whether they are right. After [`tag::SEEN`] tell the rows of all FIFOs.
+    Want,
     /// Lock the lock of the story repeatedly, and raise under it the two counters in the memory of this key. The answer is a [`Contest`].
     Contend(Vec<u8>),
     /// Lock the lock of the story, and keep it.
@@ -60,6 +65,8 @@ pub mod tag {
     /// One message of the flood, and the last one.
     pub const FLOOD: u64 = 5;
     pub const FLOOD_ENDS: u64 = 6;
+    /// The host has seen the counters of a node.
+    pub const SEEN: u64 = 7;
     /// A message to send back, and the one that was sent back.
     pub const PING: u64 = 10;
     pub const PONG: u64 = 160;

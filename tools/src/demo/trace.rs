@@ -1,10 +1,12 @@
 //! A timeline of the demo in the Chrome trace event format, made from the flight recorders of its nodes.
 
+mod lanes;
+
 use crate::exit::{Explain, Failure};
 use crate::nodes::priority;
 use crate::paths::Output;
 use doorbell::{Incarnation, NodeId, Space};
-use doorbell_shm::board::{Record, RecordKind, Recorded};
+use doorbell_shm::board::{FifoFacts, Record, RecordKind, Recorded};
 use doorbell_shm::domain::list_domains;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -26,6 +28,8 @@ struct Life {
     threads: BTreeMap<u32, String>,
     /// By their numbers, so that a record that is read twice counts once.
     records: BTreeMap<u64, Recorded>,
+    /// The injection FIFOs that it had, by their numbers.
+    fifos: BTreeMap<u16, FifoFacts>,
 }
 
 /// A chunk counts as under way for at most this many times as long as others of its kind. The rest was a pause before it.
@@ -49,6 +53,7 @@ impl Trace {
             if let Some(member) = node.member.filter(|member| member.incarnation == board.incarnation()) {
                 (life.role, life.process) = (member.role.word(), member.pid);
             }
+            life.fifos.extend(board.board().fifos().into_iter().map(|fifo| (fifo.number as u16, fifo.facts)));
             for recorded in board.board().records() {
                 let process = life.process;
                 life.threads.entry(recorded.thread).or_insert_with(|| thread_name(process, recorded.thread));
@@ -65,6 +70,7 @@ impl Trace {
         for ((node, incarnation), life) in &self.lives {
             events.extend(life.names(*node, *incarnation));
             events.extend(life.events(*node, start.unwrap_or_default(), process));
+            events.extend(life.lanes(start.unwrap_or_default()));
         }
         let count = events.len();
         let whole = json!({ "traceEvents": events, "displayTimeUnit": "ns", "otherData": { "domain": domain } });
@@ -95,12 +101,12 @@ impl Life {
         names
     }
 
-    /// Its records: chunks as slices, and all others as moments. The progress of the ends of a message is in the row of its origin, even if
+    /// The records of messages and of the node: chunks as slices, and all others as moments. The progress of the ends of a message is in the row of its origin, even if
     /// another node moved the chunk.
     fn events(&self, node: NodeId, start: u64, process: impl Fn(NodeId) -> Option<u32>) -> Vec<Value> {
         let spans = self.spans();
         let mut events = Vec::new();
-        for recorded in self.records.values() {
+        for recorded in self.records.values().filter(|recorded| !lanes::is_of_lane(&recorded.record)) {
             let Recorded { number, time_ns, thread, record } = *recorded;
             let at = |ns: u64| ns.saturating_sub(start) as f64 / 1e3;
             let args = args(node, &record);
@@ -160,7 +166,8 @@ fn chunk(record: &Record) -> Option<(&'static str, &'static str)> {
     match record.kind {
         // Without a transfer these are messages that waited for room.
         RecordKind::MemoryFifo if record.transfer != 0 => Some(("memory FIFO", FIRST)),
-        RecordKind::DirectPut => Some(("direct put", LAST)),
+        // Without a priority it is a part of a program's put.
+        RecordKind::DirectPut if record.priority.is_some() => Some(("direct put", LAST)),
         RecordKind::Pull => Some(("pull", LAST)),
         _ => None,
     }
@@ -191,9 +198,10 @@ fn args(node: NodeId, record: &Record) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use doorbell::Priority;
 
     fn recorded(number: u64, time_ns: u64, kind: RecordKind, offset: u64) -> Recorded {
-        let record = Record::new(kind).peer(NodeId(1)).transfer(65_536).at(offset).bytes(100);
+        let record = Record::new(kind).peer(NodeId(1)).priority(Priority::Low).transfer(65_536).at(offset).bytes(100);
         Recorded { number, time_ns, thread: 7, record }
     }
 
@@ -232,7 +240,7 @@ mod tests {
     #[test]
     fn both_ends_name_a_transfer_alike() {
         let pull = Record::new(RecordKind::Pull).peer(NodeId(0)).transfer(3);
-        let put = Record::new(RecordKind::DirectPut).peer(NodeId(1)).transfer(3);
+        let put = Record::new(RecordKind::DirectPut).peer(NodeId(1)).priority(Priority::Low).transfer(3);
         assert_eq!(args(NodeId(1), &pull)["transfer"], args(NodeId(0), &put)["transfer"]);
     }
 }

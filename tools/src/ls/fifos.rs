@@ -8,7 +8,7 @@ use doorbell_shm::domain::NodeStatus;
 use serde_json::json;
 
 /// The injection FIFOs.
-pub const VIEW: View = View {
+pub(super) const VIEW: View = View {
     lines: |domains| table(domains, &NAMES, "no FIFOs", |domain| domain.nodes.iter().flat_map(rows).collect()),
     notes: |_| Vec::new(),
     more: |domain| {
@@ -17,10 +17,20 @@ pub const VIEW: View = View {
     },
 };
 
-const NAMES: [&str; 11] =
+/// The names of the columns: the domain, then those of [`used`].
+pub const NAMES: [&str; 11] =
     ["DOMAIN", ">NODE", ">FIFO", "NAME", "PRIORITY", "INJECTOR", ">INJECTED", ">LEFT", ">FAULTS", ">MOVED", "NEXT"];
 
 fn rows(node: &NodeStatus) -> Vec<Vec<String>> {
+    cells(node, |_| true)
+}
+
+/// The rows of those FIFOs of a node that ever had a descriptor.
+pub fn used(node: &NodeStatus) -> Vec<Vec<String>> {
+    cells(node, |fifo| fifo.injected > 0)
+}
+
+fn cells(node: &NodeStatus, shown: impl Fn(&FifoShown) -> bool) -> Vec<Vec<String>> {
     let cells = |fifo: FifoShown| {
         vec![
             node.id.to_string(),
@@ -35,5 +45,5 @@ fn rows(node: &NodeStatus) -> Vec<Vec<String>> {
             next_descriptor(&fifo),
         ]
     };
-    node.board.iter().flat_map(|board| board.board().fifos()).map(cells).collect()
+    node.board.iter().flat_map(|board| board.board().fifos()).filter(shown).map(cells).collect()
 }

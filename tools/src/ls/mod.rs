@@ -1,7 +1,7 @@
 //! `doorbell ls`: domains with their nodes, locks, links and shared devices.
 
 mod devices;
-mod fifos;
+pub mod fifos;
 mod locks;
 mod modes;
 

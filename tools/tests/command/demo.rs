@@ -23,6 +23,11 @@ fn played(progress: &str) -> String {
         "request to send",
         "both counters reached zero once",
         "node 0 had all of it after",
+        "on node 0's board: ",
+        "remote-get    4 MiB",
+        "packet        8 KiB",
+        "node 2 has every byte, ",
+        "'walk' is node 0's",
         "shm/get asked for, shm/0/get taken (as asked)",
         "udp/0/transfer taken (",
         "in the order in which they were sent, by either fabric",
@@ -63,6 +68,8 @@ fn inline() {
     let story = played("inline");
     assert!(carried(&story, "the application's").iter().all(|count| *count > 0), "{story}");
     assert!(carried(&story, "doorbell-poller").is_empty(), "{story}");
+    // Without a poller nothing moves while it sleeps.
+    assert!(story.contains("node 2 has every byte, when node 1's application was awake again"), "{story}");
 }
 
 #[test]
@@ -107,6 +114,80 @@ fn its_timeline_shows_chunks_of_both_ends_at_both_nodes() {
     // The application of node 1 sleeps while its message goes, so its poller has a track.
     let is_poller = |event: &&Value| event["name"] == "thread_name" && event["args"]["name"] == "doorbell-poller";
     assert!(events.iter().filter(is_poller).any(|event| event["pid"] == row(1)));
+
+    // Each descriptor that the story lists is in the track of its FIFO, with its counters.
+    let told: Vec<Told> = ended.stdout.lines().filter_map(Told::read).collect();
+    assert_eq!(
+        told.iter().map(|told| told.kind).collect::<Vec<_>>(),
+        [&["remote-get"; 4][..], &["direct-put", "packet"]].concat()
+    );
+    let track = |node: u16, name: &str| {
+        let is_it = |event: &&Value| event["name"] == "thread_name" && event["args"]["name"] == name && event["pid"] == row(node);
+        events.iter().find(is_it).unwrap_or_else(|| panic!("no track '{name}'"))["tid"].clone()
+    };
+    let walk = events.iter().filter_map(|event| event["args"]["name"].as_str()).find(|name| name.contains("'walk'")).unwrap();
+    let executed = |node: u16, track: &Value, told: &Told, kind: &str, named: &str| {
+        let is_it = |event: &&Value| {
+            let args = &event["args"];
+            (event["ph"] == "X" && event["pid"] == row(node) && event["tid"] == *track)
+                && (event["name"] == format!("{kind} {}", told.bytes) && args["fifo"] == named && args["priority"] == "high")
+                && (args["send_counter"] == told.counters[0] && args["receive_counter"] == told.counters[1])
+        };
+        events.iter().filter(is_it).count()
+    };
+    let (walk, gets) = (track(0, walk), track(1, "FIFO 0 'remote gets' (high)"));
+    for each in &told {
+        let alike = told.iter().filter(|other| (other.kind, &other.bytes) == (each.kind, &each.bytes)).count();
+        assert_eq!(executed(0, &walk, each, each.kind, "walk"), alike, "{each:?}");
+        // The put of a remote get is executed by the other node, which lowers the same counters.
+        let puts = if each.kind == "remote-get" { alike } else { 0 };
+        assert_eq!(executed(1, &gets, each, "direct-put", "remote gets"), puts, "{each:?}");
+    }
+    // The same of the long message that node 0 sends.
+    let messages = [track(0, "FIFO 2 'messages' (normal)"), track(0, "FIFO 1 'messages' (high)")];
+    for (track, kind) in messages.iter().zip(["rts ", "rendezvous "]) {
+        let is_it = |event: &&Value| {
+            (event["ph"] == "X" && event["tid"] == *track && event["pid"] == row(0))
+                && event["name"].as_str().is_some_and(|name| name.starts_with(kind))
+        };
+        assert!(events.iter().any(|event| is_it(&event)), "no {kind} in {track}");
+    }
+    // The slices of a track never overlap.
+    let mut slices: Vec<_> = events.iter().filter(|event| event["cat"] == "descriptor").collect();
+    let key = |event: &Value| (event["pid"].as_u64(), event["tid"].as_u64());
+    let begin = |event: &Value| event["ts"].as_f64().unwrap();
+    slices.sort_by(|a, b| key(a).cmp(&key(b)).then(begin(a).total_cmp(&begin(b))));
+    let is_before = |a: &Value, b: &Value| begin(a) + a["dur"].as_f64().unwrap() <= begin(b) + 1e-3;
+    assert!(slices.windows(2).all(|pair| key(pair[0]) != key(pair[1]) || is_before(pair[0], pair[1])), "{slices:?}");
+    // The counters of both other nodes fall to zero.
+    for (node, counter, total) in [(1, told[0].counters[0], 16_u64 << 20), (2, told[0].counters[1], (16 << 20) + (264 << 10))] {
+        let name = format!("counter {counter}");
+        // Node 2 lived twice, and the first one has the row that `row` finds.
+        let is_its = |event: &&Value| event["ph"] == "C" && event["name"] == name && event["pid"] == row(node);
+        let values = events.iter().filter(is_its).map(|event| event["args"]["bytes left"].as_u64().unwrap());
+        let values: Vec<u64> = values.skip_while(|value| *value != total).collect();
+        let end = values.iter().position(|value| *value == 0).unwrap_or_else(|| panic!("node {node}: no zero in {values:?}"));
+        let fall = &values[..=end];
+        assert!(fall.len() > 10 && fall.is_sorted_by(|a, b| a > b), "node {node}: {fall:?}");
+    }
+}
+
+/// A descriptor as the story lists it.
+#[derive(Debug)]
+struct Told<'a> {
+    kind: &'a str,
+    bytes: String,
+    /// The indices of the send counter and of the receive counter.
+    counters: [u64; 2],
+}
+
+impl<'a> Told<'a> {
+    /// Reads a row like `remote-get  4 MiB  1  2  0 of node 1  0 of node 2`.
+    fn read(line: &'a str) -> Option<Self> {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let [kind, count, unit, _, _, send, "of", "node", _, receive, "of", "node", _] = words[..] else { return None };
+        Some(Self { kind, bytes: format!("{count} {unit}"), counters: [send.parse().ok()?, receive.parse().ok()?] })
+    }
 }
 
 #[test]

@@ -11,6 +11,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+/// A counter is recorded when its value passes a multiple of this: a record takes longer than a short copy.
+const RECORDED: u64 = 64 << 10;
+
 /// All DMA counters of a node. Thread-safe; needs no baton.
 #[derive(Debug)]
 pub struct CounterFile {
@@ -99,6 +102,9 @@ impl CounterFile {
             }
         });
         finish(waits);
+        if bytes >= RECORDED && generation.is_some() {
+            self.recorder.record(&Record::new(RecordKind::CounterSet).transfer(index as u64).bytes(bytes));
+        }
         generation
     }
 
@@ -123,6 +129,10 @@ impl CounterFile {
             self.recorder.record(&record);
             self.tallies.add(Metric::CounterZeros, 1);
             finish(waits);
+        } else if let Lowered::Left(left) = lowered
+            && left / RECORDED != left.saturating_add(bytes) / RECORDED
+        {
+            self.recorder.record(&Record::new(RecordKind::CounterLowered).transfer(index as u64).at(left).bytes(bytes));
         }
         lowered
     }

@@ -65,6 +65,7 @@ mod fifo;
 mod near;
 mod open;
 mod reception;
+mod recorded;
 mod run;
 mod service;
 mod wire;

@@ -3,6 +3,7 @@
 use super::descriptor::Kind;
 use super::fifo::Injection;
 use super::near::Fault;
+use super::recorded::Clock;
 use super::run::{Core, Look, Running, Work};
 use super::wire::{Name, Status};
 use crate::message::service::{Outbox, PeerId, Wants};
@@ -193,6 +194,7 @@ impl Open {
         work += faults as usize;
         let (priority, number) = (self.shared.fifo.facts().priority, self.shared.fifo.number());
         let mut behind: Vec<PeerId> = Vec::new();
+        let mut clock = Clock::default();
         let mut at = 0;
         self.busy = false;
         while let Some(running) = self.running.get_mut(at) {
@@ -205,6 +207,7 @@ impl Open {
             }
             let (before, position) = (running.moved, running.position);
             let name = Name::new(number, position);
+            running.begin(&mut clock);
             let look = running.step(&mut Work { core, out, priority, name, budget });
             work += usize::from(running.moved > before);
             match look {
@@ -218,6 +221,7 @@ impl Open {
                 Look::Over => {
                     let Some(running) = self.running.remove(at) else { continue };
                     self.end(&running, false);
+                    running.note_end(core, priority, name);
                     self.tell_origin(position, Status::Fine, replies);
                     if running.task.kind != Kind::DirectPut {
                         let is_get = running.task.kind == Kind::RemoteGet;

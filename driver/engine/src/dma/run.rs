@@ -2,6 +2,7 @@
 
 use super::descriptor::{Kind, Task};
 use super::near::{Fault, Lately, Span};
+use super::recorded::Began;
 use super::wire::{Name, Status, Step, put, tag};
 use crate::board::CounterKey;
 use crate::board::monitor::Monitor;
@@ -9,14 +10,12 @@ use crate::memory::key::Place;
 use crate::memory::table::RegionTable;
 use crate::message::service::{Outbox, PeerId, Pushed};
 use doorbell_fabric::Priority;
-use doorbell_shm::board::{DescriptorWords, Metric, Record, RecordKind, Use};
+use doorbell_shm::board::{DescriptorWords, Metric, Use};
 use doorbell_shm::domain::Membership;
 use std::sync::Arc;
 
 /// The most bytes that are copied at once.
 const CHUNK: u64 = 64 << 10;
-/// Shorter copies are not recorded for `doorbell autopsy`.
-const RECORDED: u64 = 4 << 10;
 /// Words before the bytes of a packet for a reception FIFO, and of a part of a put.
 pub const PACKET_WORDS: usize = 5;
 pub const PUT_WORDS: usize = 4;
@@ -51,7 +50,7 @@ pub struct Running {
     pub position: u64,
     pub task: Task,
     /// The put of a remote get.
-    body: Option<DescriptorWords>,
+    pub(super) body: Option<DescriptorWords>,
     /// The secrets of a remote get.
     secrets: [u64; 2],
     source: Option<Span>,
@@ -65,6 +64,8 @@ pub struct Running {
     far: bool,
     /// It goes on without a slot, because the ring was full behind it.
     pub released: bool,
+    /// When its first bytes moved, if it is recorded.
+    pub began: Began,
 }
 
 /// The state of a descriptor after some work on it.
@@ -98,7 +99,21 @@ impl Running {
         }
         let body = body.filter(|_| task.kind == Kind::RemoteGet);
         let (source, target) = (None, None);
-        Ok(Self { position, task, body, secrets, source, target, moved: 0, stored: 0, owed: 0, far: false, released: false })
+        let began = Began::default();
+        Ok(Self {
+            position,
+            task,
+            body,
+            secrets,
+            source,
+            target,
+            moved: 0,
+            stored: 0,
+            owed: 0,
+            far: false,
+            released: false,
+            began,
+        })
     }
 
     /// The number of its slots.
@@ -171,7 +186,7 @@ impl Running {
             **budget = budget.saturating_sub(len);
             self.count(core, len);
             self.owed += len;
-            core.note(RecordKind::DirectPut, to, *name, self.moved - len, len);
+            self.note_part(core, *name, len);
             core.monitor.tallies.add(Metric::BytesPut, len);
         }
         let is_told = self.pay(work)?;
@@ -271,7 +286,6 @@ impl Running {
         put(&mut core.room, &[u64::from(self.task.fifo)]);
         match out.push(self.task.to, *priority, tag(Step::RemoteGet, *name), &core.room) {
             Pushed::Done => {
-                core.note(RecordKind::RemoteGet, self.task.to, *name, 0, Task::decode(&body).map_or(0, |put| put.len));
                 core.monitor.tallies.add(Metric::RemoteGets, 1);
                 Ok(Look::Over)
             }
@@ -296,14 +310,5 @@ impl Core {
             Pushed::Gone => Err(Fault::Error(out.why_gone())),
             Pushed::Full | Pushed::TooLong => Ok(false),
         }
-    }
-
-    fn note(&self, kind: RecordKind, peer: PeerId, name: Name, at: u64, bytes: u64) {
-        // A record takes longer than a short copy.
-        if bytes < RECORDED {
-            return;
-        }
-        let record = Record::new(kind).peer(peer.node).transfer(u64::from(name.fifo) << 40 | name.position);
-        self.monitor.record(&record.at(at).bytes(bytes));
     }
 }

@@ -1,5 +1,6 @@
 //! Memory: regions and their keys, DMA counters, and long messages.
 
+use super::descriptors::moved_by_messages;
 use super::{FIRST, HOST, SECOND, Stage, patience, told, unlike};
 use crate::demo::{BULK_BYTES, LATE, Moves, Order, PAUSE_MS, check_bulk, fill_bulk, tag};
 use crate::exit::Failure;
@@ -113,6 +114,7 @@ fn both_wait(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.say.title("A long message is moved from both ends");
     let mut message = vec![0; BULK_BYTES];
     fill_bulk(&mut message);
+    let before = moved_by_messages(stage, HOST)?;
     stage.ask::<()>(FIRST, &Order::Take)?;
     let start = Instant::now();
     stage.send(FIRST, tag::BULK, &message)?;
@@ -125,7 +127,18 @@ fn both_wait(stage: &mut Stage<'_>) -> Result<(), Failure> {
         LATE.as_millis(),
         told(took)
     ));
-    tell(stage, (HOST, &ours), (FIRST, &theirs))
+    tell(stage, (HOST, &ours), (FIRST, &theirs))?;
+    let after = moved_by_messages(stage, HOST)?;
+    let [by_fifo, by_put] = [0, 1].map(|way| after[way] - before[way]);
+    if [by_fifo, by_put] != ours.ways[..2] {
+        return Err(unlike(format_args!("the FIFOs of node 0 moved {by_fifo} and {by_put} bytes of {:?}", ours.ways)));
+    }
+    stage.line(format_args!(
+        "on node 0's board: {} moved from its injection FIFO of normal priority, {} by the put in that of high priority",
+        bytes(by_fifo),
+        bytes(by_put)
+    ));
+    Ok(())
 }
 
 /// The accelerator begins to send, and then sleeps without waiting for anything.

@@ -1,5 +1,6 @@
 //! The acts, in their order.
 
+mod descriptors;
 mod members;
 mod memory;
 mod messages;
@@ -28,6 +29,7 @@ pub fn play(cast: &mut Cast, say: &mut Say, trace: Option<&mut Trace>) -> Result
         memory::regions,
         memory::counters,
         memory::transfer,
+        descriptors::descriptors,
         modes::play,
         members::locks,
         members::death,
