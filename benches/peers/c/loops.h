@@ -2,17 +2,20 @@
  * and as `src/collective.rs`, down to the order of the statements, so that all peers run the same loop.
  *
  * A peer includes this at its end, after defining
- *   struct peer;
+ *   struct peer, with `crowded` and `helped`
  *   open_peer, close_peer, version
  *   send_message, receive_message       one at a time; they return once the buffer is free, or filled
  *   start_send, finish_send, start_receive, finish_receive, with a `request`
  *   put, fence, looked                  into the other's memory; `looked` runs between two looks at one's own
+ *   start_put, finish_put               the same in two steps, with a `request`
+ *   help                                what a helper thread does again and again: it lets the library make progress
  * and, if it defines COLLECTIVES,
  *   rank, members of the struct; barrier, allreduce, broadcast of i64, in place
  */
 #ifndef LOOPS_H
 #define LOOPS_H
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -28,6 +31,7 @@
 
 enum work { MESSAGES, PUTS };
 enum part { PING, PONG, POUR, DRAIN, STREAM, BARRIER, ALLREDUCE, BROADCAST, COMPUTING };
+enum transfer { SEND, RECEIVE, PUT };
 
 /* The member that broadcasts, the elements of a cache line, and the steps of work: the same as in `collective.rs`. */
 #define ROOT 0
@@ -37,7 +41,7 @@ enum part { PING, PONG, POUR, DRAIN, STREAM, BARRIER, ALLREDUCE, BROADCAST, COMP
 
 /* The layouts match those of `foreign.rs`. */
 struct setup {
-    int node, crowded, work, window;
+    int node, crowded, work, window, helped;
     size_t bytes;
     /* Gives the other process a blob and takes its blob. Returns the length of that blob, or -1. */
     void *context;
@@ -284,6 +288,22 @@ static inline __attribute__((always_inline)) int collect(struct peer *peer, cons
 
 #endif
 
+static pthread_t helper;
+static int helper_stops;
+/* The transfer under way of `peer_start`. */
+static request begun;
+
+static void *run_helper(void *peer)
+{
+    unsigned looks = 0;
+    while (!__atomic_load_n(&helper_stops, __ATOMIC_ACQUIRE)) {
+        help(peer);
+        /* The other process waits on the same processor. */
+        look_again(1, &looks);
+    }
+    return NULL;
+}
+
 __attribute__((visibility("default"))) struct peer *peer_open(const struct setup *setup, struct why *why)
 {
     struct peer *peer = calloc(1, sizeof *peer);
@@ -292,10 +312,19 @@ __attribute__((visibility("default"))) struct peer *peer_open(const struct setup
         return NULL;
     }
     peer->crowded = setup->crowded;
-    if (open_peer(peer, setup, why) == 0)
-        return peer;
-    free(peer);
-    return NULL;
+    peer->helped = setup->helped;
+    if (open_peer(peer, setup, why) != 0) {
+        free(peer);
+        return NULL;
+    }
+    if (peer->helped && pthread_create(&helper, NULL, run_helper, peer) != 0) {
+        snprintf(why->text, sizeof why->text, "could not start a helper thread");
+        peer->helped = 0;
+        close_peer(peer);
+        free(peer);
+        return NULL;
+    }
+    return peer;
 }
 
 __attribute__((visibility("default"))) int peer_play(struct peer *peer, const struct section *s, struct why *why)
@@ -320,8 +349,35 @@ __attribute__((visibility("default"))) int peer_play(struct peer *peer, const st
     return s->touched ? exchange(peer, s, 0, 1, why) : exchange(peer, s, 0, 0, why);
 }
 
+/* A transfer in two steps, between which the process computes. */
+__attribute__((visibility("default"))) int peer_start(struct peer *peer, int transfer, uint8_t *memory, size_t bytes, struct why *why)
+{
+    switch (transfer) {
+    case SEND:
+        return start_send(peer, memory, bytes, &begun, why);
+    case RECEIVE:
+        return start_receive(peer, memory, bytes, &begun, why);
+    }
+    return start_put(peer, memory, bytes, &begun, why);
+}
+
+__attribute__((visibility("default"))) int peer_finish(struct peer *peer, int transfer, struct why *why)
+{
+    switch (transfer) {
+    case SEND:
+        return finish_send(peer, &begun, why);
+    case RECEIVE:
+        return finish_receive(peer, &begun, why);
+    }
+    return finish_put(peer, &begun, why);
+}
+
 __attribute__((visibility("default"))) void peer_close(struct peer *peer)
 {
+    if (peer->helped) {
+        __atomic_store_n(&helper_stops, 1, __ATOMIC_RELEASE);
+        pthread_join(helper, NULL);
+    }
     close_peer(peer);
     free(peer);
 }

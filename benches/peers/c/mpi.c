@@ -4,7 +4,7 @@
 #include <mpi.h>
 
 struct peer {
-    int crowded, other, rank, members;
+    int crowded, helped, other, rank, members;
     uint64_t sent, received;
     uint8_t *landing;
     MPI_Win window;
@@ -21,7 +21,10 @@ typedef MPI_Request request;
 
 static int open_peer(struct peer *peer, const struct setup *setup, struct why *why)
 {
-    CHECK(MPI_Init(NULL, NULL), "MPI_Init");
+    int needed = peer->helped ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE, provided;
+    CHECK(MPI_Init_thread(NULL, NULL, needed, &provided), "MPI_Init_thread");
+    if (provided < needed)
+        return FAIL(why, "this MPI allows no helper thread");
     int rank;
     CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
     if (rank != setup->node)
@@ -109,6 +112,24 @@ static inline int put(struct peer *peer, const void *from, size_t bytes, size_t 
     CHECK(MPI_Put(from, (int)bytes, MPI_BYTE, peer->other, (MPI_Aint)at, (int)bytes, MPI_BYTE, peer->window), "MPI_Put");
     /* The word that announces the message must be on its way, too, when this returns. */
     return bytes == sizeof(uint64_t) ? fence(peer, why) : 0;
+}
+
+static inline int start_put(struct peer *peer, const uint8_t *message, size_t bytes, request *r, struct why *why)
+{
+    (void)r;
+    return put(peer, message, bytes, 0, why);
+}
+
+static inline int finish_put(struct peer *peer, request *r, struct why *why)
+{
+    (void)r;
+    return fence(peer, why);
+}
+
+static inline void help(struct peer *peer)
+{
+    int there;
+    MPI_Iprobe(peer->other, TAG + 1, MPI_COMM_WORLD, &there, MPI_STATUS_IGNORE);
 }
 
 static inline int looked(struct peer *peer, struct why *why)

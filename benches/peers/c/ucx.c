@@ -4,7 +4,7 @@
 #include <ucp/api/ucp.h>
 
 struct peer {
-    int crowded;
+    int crowded, helped;
     uint64_t sent, received;
     uint8_t *landing;
     ucp_context_h context;
@@ -42,7 +42,8 @@ static inline int finish(struct peer *peer, ucs_status_ptr_t *begun, const char 
         return FAIL(why, "%s failed: %s", what, ucs_status_string(UCS_PTR_STATUS(r)));
     ucs_status_t status;
     while ((status = ucp_request_check_status(r)) == UCS_INPROGRESS) {
-        if (ucp_worker_progress(peer->worker) == 0)
+        /* With a helper thread, this one only looks. */
+        if (peer->helped || ucp_worker_progress(peer->worker) == 0)
             look_again(peer->crowded, &looks);
     }
     ucp_request_free(r);
@@ -85,7 +86,7 @@ static int open_peer(struct peer *peer, const struct setup *setup, struct why *w
     CHECK(ucp_init(&params, NULL, &peer->context), "ucp_init");
     ucp_worker_params_t worker = {
         .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-        .thread_mode = UCS_THREAD_MODE_SINGLE,
+        .thread_mode = peer->helped ? UCS_THREAD_MODE_MULTI : UCS_THREAD_MODE_SINGLE,
     };
     CHECK(ucp_worker_create(peer->context, &worker, &peer->worker), "ucp_worker_create");
     ucp_address_t *address;
@@ -111,6 +112,7 @@ static void close_peer(struct peer *peer)
     request r;
     /* Both processes still exist when one has seen the other's last message; after that, neither needs the other. */
     peer->crowded = 1;
+    peer->helped = 0;
     r = ucp_tag_send_nbx(peer->other, &byte, 1, TAG + 1, &HOST);
     if (finish(peer, &r, "ucp_tag_send_nbx", &ignored) == 0) {
         r = ucp_tag_recv_nbx(peer->worker, &byte, 1, TAG + 1, UINT64_MAX, &HOST);
@@ -180,6 +182,25 @@ static inline int fence(struct peer *peer, struct why *why)
 {
     CHECK(ucp_worker_fence(peer->worker), "ucp_worker_fence");
     return 0;
+}
+
+static inline int start_put(struct peer *peer, const uint8_t *message, size_t bytes, request *r, struct why *why)
+{
+    (void)why;
+    *r = ucp_put_nbx(peer->other, message, bytes, peer->theirs, peer->key, &HOST);
+    return 0;
+}
+
+static inline int finish_put(struct peer *peer, request *r, struct why *why)
+{
+    TRY(finish(peer, r, "ucp_put_nbx", why));
+    *r = ucp_ep_flush_nbx(peer->other, &HOST);
+    return finish(peer, r, "ucp_ep_flush_nbx", why);
+}
+
+static inline void help(struct peer *peer)
+{
+    ucp_worker_progress(peer->worker);
 }
 
 static inline int looked(struct peer *peer, struct why *why)

@@ -4,7 +4,7 @@ use crate::collective::{Calls, elements};
 use crate::order::{Player, Work};
 use crate::place::Place;
 use crate::transport::{Fault, Result, Setup, Transport};
-use doorbell_benches::exchange::{Part, Section};
+use doorbell_benches::exchange::{Part, Section, Side};
 use doorbell_benches::memory::Memory;
 use doorbell_benches::stream::Flow;
 use libloading::{Library, Symbol};
@@ -36,12 +36,16 @@ impl From<Why> for Fault {
 
 type Swap = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_void, usize, *mut c_void, usize) -> c_long;
 
+type Start = unsafe extern "C" fn(*mut c_void, c_int, *mut u8, usize, *mut Why) -> c_int;
+type Finish = unsafe extern "C" fn(*mut c_void, c_int, *mut Why) -> c_int;
+
 #[repr(C)]
 struct RawSetup {
     node: c_int,
     crowded: c_int,
     work: c_int,
     window: c_int,
+    helped: c_int,
     bytes: usize,
     context: *mut c_void,
     swap: Swap,
@@ -74,6 +78,10 @@ const ALLREDUCE: c_int = 6;
 const BROADCAST: c_int = 7;
 const COMPUTING: c_int = 8;
 
+const SEND: c_int = 0;
+const RECEIVE: c_int = 1;
+const PUT: c_int = 2;
+
 /// Memory for a window of messages, and the start of each.
 #[derive(Debug, Default)]
 struct Window {
@@ -104,9 +112,20 @@ pub struct Foreign {
     sources: Window,
     targets: Window,
     window: usize,
+    work: Work,
+    start: Start,
+    finish: Finish,
 }
 
 impl Foreign {
+    fn transfer(&self) -> c_int {
+        match self.work {
+            Work::SendOverlap => SEND,
+            Work::ReceiveOverlap => RECEIVE,
+            _ => PUT,
+        }
+    }
+
     fn call(&self, section: &RawSection) -> Result<()> {
         let mut why = Why::new();
         // SAFETY: the type is that in `loops.h`.
@@ -153,8 +172,9 @@ impl Transport for Foreign {
         let raw = RawSetup {
             node: setup.node as c_int,
             crowded: order.crowded().into(),
-            work: c_int::from(order.work == Work::Put),
+            work: order.work.puts().into(),
             window: order.window as c_int,
+            helped: (order.helped && setup.side() == Side::Ping).into(),
             bytes: order.bytes(),
             context: std::ptr::from_ref(setup.place).cast_mut().cast(),
             swap,
@@ -166,11 +186,13 @@ impl Transport for Foreign {
             open(&raw, &mut why)
         };
         let peer = NonNull::new(peer).ok_or_else(|| why.text())?;
+        // SAFETY: the types are those in `loops.h`.
+        let (start, finish) = unsafe { (*library.get::<Start>(b"peer_start")?, *library.get::<Finish>(b"peer_finish")?) };
         let bytes = if order.work.is_stream() { 0 } else { order.bytes() };
         let back = if order.work.is_collective() { 0 } else { bytes };
         let (source, target) = (Memory::private(bytes)?, Memory::private(back)?);
         let (sources, targets) = Default::default();
-        Ok(Self { peer, library, source, target, sources, targets, window: order.window })
+        Ok(Self { peer, library, source, target, sources, targets, window: order.window, work: order.work, start, finish })
     }
 
     fn version(&self) -> String {
@@ -236,6 +258,31 @@ impl Transport for Foreign {
             targets: self.targets.starts.as_ptr(),
             samples: null_mut(),
         })
+    }
+
+    fn memory(&mut self) -> Result<&mut [u8]> {
+        Ok(if self.work == Work::ReceiveOverlap { &mut self.target } else { &mut self.source })
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let transfer = self.transfer();
+        let memory = self.memory()?;
+        let (memory, bytes) = (memory.as_mut_ptr(), memory.len());
+        let mut why = Why::new();
+        // SAFETY: the peer is open. The memory lives as long as the peer, and nothing uses it before `finish`.
+        match unsafe { (self.start)(self.peer.as_ptr(), transfer, memory, bytes, &mut why) } {
+            0 => Ok(()),
+            _ => Err(why.into()),
+        }
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let mut why = Why::new();
+        // SAFETY: the peer is open, and a transfer is under way.
+        match unsafe { (self.finish)(self.peer.as_ptr(), self.transfer(), &mut why) } {
+            0 => Ok(()),
+            _ => Err(why.into()),
+        }
     }
 
     fn collect(&mut self, calls: Calls) -> Result<u64> {

@@ -105,6 +105,7 @@ impl Launcher {
             prefix: self.prefix.clone(),
             memory: (id() as i32, mapping.descriptor()),
             limit: self.limit + LATER,
+            helped: peer.who.is_helped(),
             player,
         };
         let path = self.dir.join("order");

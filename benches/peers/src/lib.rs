@@ -7,6 +7,7 @@ pub mod collective;
 pub mod foreign;
 pub mod native;
 pub mod order;
+pub mod overlap;
 pub mod place;
 pub mod transport;
 pub mod worker;

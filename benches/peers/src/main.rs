@@ -28,10 +28,11 @@ use std::process::ExitCode;
 Before the first time: benches/peers/install, which fetches and builds the peers into target/peers.
 
 Examples:
-  doorbell-peers                                  everything, into docs/performance.md (13 minutes)
+  doorbell-peers                                  everything, into docs/performance.md (15 minutes)
   doorbell-peers --quick                          everything, roughly, to the terminal (3 minutes)
   doorbell-peers --only ucx,mpi --rows latency    one table, to the terminal
   doorbell-peers --rows udp                       what goes over UDP, to the terminal (1 minute)
+  doorbell-peers --rows overlap                   computing during transfers, to the terminal (2 minutes)
   doorbell-peers --rows collectives               teams, to the terminal (3 minutes)
   doorbell-peers --rounds 9 --output -            more rounds, to the terminal
 

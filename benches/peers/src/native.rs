@@ -1,18 +1,23 @@
 //! Doorbell as a peer, through its library.
 
+mod steps;
+
 use crate::collective::{self, Calls, Members, ROOT, elements};
 use crate::order::{Over, Player, Work};
 use crate::transport::{Result, Setup, StreamBuffers, TAG, Transport};
 use doorbell::collective::reduction::Sum;
 use doorbell::collective::{Synchronisation, Team};
 use doorbell::zerocopy::FromBytes;
-use doorbell::{Completion, Error, FabricKind, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Region, Operation, Role};
+use doorbell::{
+    Completion, Error, FabricKind, KEY_BYTES, Key, Match, Node, NodeId, Operation, Peer, Progress, ReadWrite, Region, Role,
+};
 use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section, Side};
 use doorbell_benches::memory::Memory;
 use doorbell_benches::stream::{self, Flow, Window};
 use doorbell_benches::touch;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
+use steps::Steps;
 
 /// The timeout for the other processes to join.
 const START: Duration = Duration::from_secs(20);
@@ -20,6 +25,8 @@ const START: Duration = Duration::from_secs(20);
 const SILENCE: Duration = Duration::from_secs(10);
 /// The key of a network on which nothing is secret.
 const SECRET: [u8; 32] = [7; 32];
+
+const NO_STEPS: &str = "the order asks for no transfer in two steps";
 
 /// A node and its peer.
 #[derive(Debug)]
@@ -34,6 +41,7 @@ pub struct Doorbell {
     buffers: Buffers,
     messages: StreamBuffers,
     landing: Option<Landing>,
+    steps: Option<Steps>,
     /// The number of loans sent so far.
     count: u64,
 }
@@ -56,6 +64,9 @@ impl Transport for Doorbell {
             .role(if setup.side() == Side::Ping { Role::Host } else { Role::Accelerator })
             .max_nodes(nodes)
             .loan_bytes((16 * order.bytes()).max(64 << 20));
+        if order.work.is_overlap() && setup.side() == Side::Ping {
+            builder = builder.progress(Progress::Poller);
+        }
         if order.over != Over::Memory {
             builder = builder.fabric(FabricKind::Udp).dead_after(SILENCE);
             if order.over == Over::Sealed {
@@ -79,9 +90,10 @@ impl Transport for Doorbell {
             }
             _ => (setup.buffers()?, None),
         };
+        let steps = if order.work.is_overlap() { Some(Steps::new(setup, &node)?) } else { None };
         let team = if order.work.is_collective() { Some((team(setup, &node)?, Memory::private(order.bytes())?)) } else { None };
         let (work, crowded, messages) = (order.work, order.crowded(), StreamBuffers::new(order));
-        Ok(Self { team, peer, node, work, crowded, buffers, messages, landing, count: 0 })
+        Ok(Self { team, peer, node, work, crowded, buffers, messages, landing, steps, count: 0 })
     }
 
     fn version(&self) -> String {
@@ -111,6 +123,18 @@ impl Transport for Doorbell {
     fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()> {
         let messages = self.messages.of(bytes)?;
         Ok(stream::run(&mut Requests { node: &self.node, peer: &self.peer }, flow, messages)?)
+    }
+
+    fn memory(&mut self) -> Result<&mut [u8]> {
+        self.steps.as_mut().ok_or(NO_STEPS)?.memory()
+    }
+
+    fn start(&mut self) -> Result<()> {
+        self.steps.as_mut().ok_or(NO_STEPS)?.start(&self.node, &self.peer)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.steps.as_mut().ok_or(NO_STEPS)?.finish()
     }
 
     fn collect(&mut self, calls: Calls) -> Result<u64> {

@@ -28,12 +28,28 @@ pub enum Work {
     Broadcast,
     /// Work of varying length in each process before an allreduce.
     Computing,
+    /// A put during which its origin computes; the target sleeps.
+    PutOverlap,
+    /// A send during which the sender computes; the receiver waits.
+    SendOverlap,
+    /// A receive during which the receiver computes; the sender waits.
+    ReceiveOverlap,
 }
 
 impl Work {
     /// Whether several messages are under way at once.
     pub fn is_stream(self) -> bool {
         matches!(self, Work::OneWay | Work::BothWays)
+    }
+
+    /// Whether one process computes during a transfer.
+    pub fn is_overlap(self) -> bool {
+        matches!(self, Work::PutOverlap | Work::SendOverlap | Work::ReceiveOverlap)
+    }
+
+    /// Whether one process puts into the other's memory.
+    pub fn puts(self) -> bool {
+        matches!(self, Work::Put | Work::PutOverlap)
     }
 
     /// Whether all processes act together.
@@ -108,6 +124,8 @@ pub struct Order {
     pub limit: u32,
     /// The transport under test.
     pub player: Player,
+    /// Whether a helper thread drives the library of the computing process.
+    pub helped: bool,
 }
 
 impl Order {
@@ -121,9 +139,9 @@ impl Order {
         2 * self.pairs
     }
 
-    /// Whether there are more processes than processors.
+    /// Whether processors have more to do than one process. Helpers of a computing process run on the other's processor.
     pub fn crowded(&self) -> bool {
-        self.pairs > 1 || self.pin[0] == self.pin[1]
+        self.work.is_overlap() || self.pairs > 1 || self.pin[0] == self.pin[1]
     }
 
     /// The file with a process's answer.
@@ -137,6 +155,8 @@ impl Order {
 pub struct Seen {
     /// Nanoseconds for each message.
     pub ns: f64,
+    /// The share of that time for which the process can compute, where that is measured.
+    pub overlap: Option<f64>,
     /// Nanoseconds for a cache line to move from one processor to the other, before and after the section.
     pub hops: [f64; 2],
     /// Whether the processors seemed to share a core.

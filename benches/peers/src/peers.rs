@@ -14,8 +14,12 @@ pub enum Who {
     Foreground,
     /// Tagged messages and puts of UCX
     Ucx,
+    /// UCX whose computing process has a helper thread; overlap only
+    UcxHelped,
     /// Open MPI
     Mpi,
+    /// Open MPI whose computing process has a helper thread; overlap only
+    MpiHelped,
     /// MPICH; collectives only
     Mpich,
     /// iceoryx2
@@ -30,8 +34,19 @@ pub enum Who {
 
 impl Who {
     /// All, in the order of the columns.
-    pub const ALL: [Who; 9] =
-        [Who::Doorbell, Who::Foreground, Who::Ucx, Who::Mpi, Who::Mpich, Who::Iceoryx2, Who::Aeron, Who::Quinn, Who::Floor];
+    pub const ALL: [Who; 11] = [
+        Who::Doorbell,
+        Who::Foreground,
+        Who::Ucx,
+        Who::UcxHelped,
+        Who::Mpi,
+        Who::MpiHelped,
+        Who::Mpich,
+        Who::Iceoryx2,
+        Who::Aeron,
+        Who::Quinn,
+        Who::Floor,
+    ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -39,7 +54,9 @@ impl Who {
             Who::Doorbell => "Doorbell",
             Who::Foreground => "in the foreground",
             Who::Ucx => "UCX",
+            Who::UcxHelped => "UCX with a helper",
             Who::Mpi => "Open MPI",
+            Who::MpiHelped => "Open MPI with a helper",
             Who::Mpich => "MPICH",
             Who::Iceoryx2 => "iceoryx2",
             Who::Aeron => "Aeron",
@@ -48,12 +65,17 @@ impl Who {
         }
     }
 
+    /// Whether a helper thread drives the library while the process computes.
+    pub fn is_helped(self) -> bool {
+        matches!(self, Who::UcxHelped | Who::MpiHelped)
+    }
+
     /// Its name in `install`.
     fn word(self) -> &'static str {
         match self {
             Who::Doorbell | Who::Foreground | Who::Floor => "doorbell",
-            Who::Ucx => "ucx",
-            Who::Mpi => "mpi",
+            Who::Ucx | Who::UcxHelped => "ucx",
+            Who::Mpi | Who::MpiHelped => "mpi",
             Who::Mpich => "mpich",
             Who::Iceoryx2 => "iceoryx2",
             Who::Aeron => "aeron",
@@ -104,9 +126,9 @@ impl Peer {
         }
     }
 
-    /// Whether it takes part in collectives only.
-    pub fn is_for_collectives(&self) -> bool {
-        matches!(self.who, Who::Foreground | Who::Mpich | Who::Floor)
+    /// Whether it takes part in collectives only, or in overlap only.
+    pub fn is_special(&self) -> bool {
+        matches!(self.who, Who::Foreground | Who::Mpich | Who::Floor) || self.who.is_helped()
     }
 
     /// Whether it takes part in this table.
@@ -117,7 +139,10 @@ impl Peer {
             Work::Barrier => matches!(self.who, Who::Doorbell | Who::Mpi | Who::Mpich | Who::Floor),
             Work::Allreduce | Work::Broadcast => matches!(self.who, Who::Doorbell | Who::Mpi | Who::Mpich),
             Work::Computing => matches!(self.who, Who::Doorbell | Who::Foreground | Who::Mpi | Who::Mpich),
-            _ => !self.is_for_collectives(),
+            Work::PutOverlap | Work::SendOverlap | Work::ReceiveOverlap => {
+                matches!(self.who, Who::Doorbell | Who::Ucx | Who::Mpi) || self.who.is_helped()
+            }
+            _ => !self.is_special(),
         };
         does && self.goes_over(table.over)
     }
@@ -135,8 +160,10 @@ fn peer(installed: &Path, who: Who) -> Peer {
         Who::Doorbell => Program::This(Player::Doorbell),
         Who::Foreground => Program::This(Player::Foreground),
         Who::Floor => Program::This(Player::Floor),
-        Who::Ucx => Program::This(Player::Library(library("libpeer-ucx.so"))),
-        Who::Mpi => Program::Launched { launcher: installed.join("venv/bin/mpirun"), library: library("libpeer-mpi.so") },
+        Who::Ucx | Who::UcxHelped => Program::This(Player::Library(library("libpeer-ucx.so"))),
+        Who::Mpi | Who::MpiHelped => {
+            Program::Launched { launcher: installed.join("venv/bin/mpirun"), library: library("libpeer-mpi.so") }
+        }
         Who::Mpich => Program::Launched { launcher: installed.join("mpich/bin/mpirun"), library: library("libpeer-mpich.so") },
         Who::Iceoryx2 => Program::Own(installed.join("bin/peer-iceoryx2")),
         Who::Aeron => Program::Own(installed.join("bin/peer-aeron")),

@@ -30,6 +30,8 @@ pub enum Row {
     Pairs,
     /// Messages and streams over UDP on the loopback interface, and encrypted streams
     Udp,
+    /// How much a process can compute during a large transfer
+    Overlap,
     /// Barriers, allreduces and broadcasts of two and of four processes on the two processors
     #[value(alias = "coll")]
     Collectives,
@@ -37,8 +39,8 @@ pub enum Row {
 
 impl Row {
     /// All, in the order of the tables.
-    pub const ALL: [Row; 8] =
-        [Row::Latency, Row::Loan, Row::Put, Row::Rate, Row::Bandwidth, Row::Pairs, Row::Collectives, Row::Udp];
+    pub const ALL: [Row; 9] =
+        [Row::Latency, Row::Loan, Row::Put, Row::Rate, Row::Bandwidth, Row::Pairs, Row::Overlap, Row::Collectives, Row::Udp];
 
     /// The tables of this row.
     pub fn tables(self) -> Vec<Table> {
@@ -51,6 +53,7 @@ impl Row {
             Row::Rate => over(Over::Memory, &[Work::Rate]),
             Row::Bandwidth => over(Over::Memory, &[Work::OneWay, Work::BothWays]),
             Row::Pairs => vec![pairs(2, Work::Pairs)],
+            Row::Overlap => over(Over::Memory, &[Work::PutOverlap, Work::SendOverlap, Work::ReceiveOverlap]),
             Row::Collectives => {
                 let both = [Work::Barrier, Work::Allreduce, Work::Broadcast].map(|work| [pairs(1, work), pairs(2, work)]);
                 [both.as_flattened(), &[pairs(2, Work::Computing)]].concat()
@@ -74,6 +77,9 @@ pub fn title(Table { work, over, pairs }: Table) -> String {
         Work::Allreduce => "Allreduce",
         Work::Broadcast => "Broadcast",
         Work::Computing => "Allreduce after work",
+        Work::PutOverlap => "Computing during a put",
+        Work::SendOverlap => "Computing during a send",
+        Work::ReceiveOverlap => "Computing during a receive",
     };
     match over {
         Over::Memory if work.is_collective() => format!("{what}, {} members", 2 * pairs),
@@ -97,6 +103,7 @@ pub fn legs(Table { work, over, pairs }: Table, quick: bool) -> Vec<Leg> {
         Work::Latency | Work::Loan | Work::Put => &[8, 64, KIB, 4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB],
         Work::Rate | Work::Pairs => &[8],
         Work::OneWay | Work::BothWays => &[64 * KIB, MIB, 4 * MIB],
+        Work::PutOverlap | Work::SendOverlap | Work::ReceiveOverlap => &[MIB],
         Work::Barrier => &[0],
         Work::Allreduce => &[8, 64 * KIB, 16 * MIB],
         Work::Broadcast => &[64 * KIB, 16 * MIB],
@@ -104,7 +111,7 @@ pub fn legs(Table { work, over, pairs }: Table, quick: bool) -> Vec<Leg> {
     };
     let part = if quick { 4 } else { 1 };
     let leg = |bytes: usize| match work {
-        Work::Latency | Work::Loan | Work::Put | Work::Pairs => {
+        Work::Latency | Work::Loan | Work::Put | Work::Pairs | Work::PutOverlap | Work::SendOverlap | Work::ReceiveOverlap => {
             let count = round_trips(bytes) / part;
             Leg { bytes, sections: 6, warmup: count / 10, count }
         }

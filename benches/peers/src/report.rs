@@ -32,6 +32,7 @@ pub struct Findings {
 struct Section {
     round: usize,
     ns: f64,
+    overlap: Option<f64>,
     hop: f64,
 }
 
@@ -65,7 +66,7 @@ impl Findings {
                 if seen.shared || before.max(after) > MOVED * before.min(after) {
                     self.left_out += 1;
                 } else {
-                    let section = Section { round, ns: seen.ns, hop: (before + after) / 2.0 };
+                    let section = Section { round, ns: seen.ns, overlap: seen.overlap, hop: (before + after) / 2.0 };
                     self.seen.entry((table, leg.bytes, who)).or_default().push(section);
                 }
             }
@@ -97,11 +98,22 @@ impl Findings {
         if 2 * hops.partition_point(|hop| *hop < between) >= hops.len() { vec![near, far] } else { vec![far, near] }
     }
 
-    /// The spread of the medians of each round.
+    /// The spread of the times: the medians of each round.
     fn spread(&self, table: Table, bytes: usize, who: Who, mood: Mood) -> Option<Spread> {
+        self.spread_of(table, bytes, who, mood, |section| Some(section.ns))
+    }
+
+    fn spread_of(
+        &self,
+        table: Table,
+        bytes: usize,
+        who: Who,
+        mood: Mood,
+        figure: impl Fn(&Section) -> Option<f64>,
+    ) -> Option<Spread> {
         let mut rounds: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
         for section in self.seen.get(&(table, bytes, who))?.iter().filter(|section| mood.has(section.hop)) {
-            rounds.entry(section.round).or_default().push(section.ns);
+            rounds.entry(section.round).or_default().extend(figure(section));
         }
         let told = rounds.values().filter(|sections| sections.len() >= SECTIONS_LEAST);
         let medians: Vec<f64> = told.filter_map(|ns| Spread::of(ns)).map(|spread| spread.median).collect();
@@ -158,7 +170,11 @@ pub struct Report<'a> {
 impl Display for Report<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.head(f)?;
-        self.section(f, "##", |table| table.over == Over::Memory && !table.work.is_collective())?;
+        self.section(f, "##", |table| table.over == Over::Memory && !table.work.is_collective() && !table.work.is_overlap())?;
+        if self.tables.iter().any(|table| table.work.is_overlap()) {
+            writeln!(f, "\n## Computing during transfers\n\n{OVERLAP}")?;
+            self.section(f, "###", |table| table.work.is_overlap())?;
+        }
         if self.tables.iter().any(|table| table.work.is_collective()) {
             writeln!(f, "\n## Collectives\n\n{COLLECTIVES}")?;
             self.section(f, "###", |table| table.work.is_collective())?;
@@ -181,6 +197,13 @@ const BEHIND: &str = include_str!("../behind.md");
 const COLLECTIVES: &str = "The processes share memory. Two processes run on one processor each, four run two on each. Two poll while \
                            they wait; four yield to each other. One call follows right after the other. A number is the mean of a section of \
                            calls at the slowest member. Vectors hold `i64` and are combined in place; every result is checked.";
+
+/// The introduction to the tables of overlap.
+const OVERLAP: &str = "One process starts a transfer, computes, and waits until the transfer is complete. The first line of a table is \
+                       the time of a transfer during which the process only waits. The computing lasts as long. The second line is \
+                       the share of the transfer's time that the computing hides: 100 % if both together take as long as the \
+                       computing, 0 % if they take twice as long. Threads that help the computing process run on the processor of \
+                       the other process.";
 
 /// The introduction to the tables over UDP.
 const OVER_UDP: &str = "The same two processes without shared memory: datagrams on the loopback interface. Peers that encrypt are \
@@ -268,6 +291,18 @@ impl Report<'_> {
                 }
             }
             writeln!(f)?;
+            if table.work.is_overlap() {
+                write!(f, "| hidden |")?;
+                for peer in &columns {
+                    let found = self.findings.spread_of(table, leg.bytes, peer.who, mood, |section| section.overlap);
+                    let text = found.map_or("–".into(), |found| {
+                        let Spread { low, median, high } = found.map(|share| share * 100.0);
+                        format!("**{median:.0} %** ({low:.0}..{high:.0})")
+                    });
+                    write!(f, " {text} |{}", if peer.who == Who::Doorbell { "" } else { " |" })?;
+                }
+                writeln!(f)?;
+            }
         }
         for peer in &columns {
             if let Some(why) = self.findings.failures.get(&(table, peer.who)) {
@@ -277,7 +312,7 @@ impl Report<'_> {
         let others: Vec<&str> = self
             .peers
             .iter()
-            .filter(|peer| !peer.knows(table) && peer.goes_over(table.over) && !peer.is_for_collectives())
+            .filter(|peer| !peer.knows(table) && peer.goes_over(table.over) && !peer.is_special())
             .map(|peer| peer.who.name())
             .collect();
         if !others.is_empty() {
@@ -333,6 +368,13 @@ impl Report<'_> {
             Work::Pairs => "Four processes, two on each processor, in pairs that exchange messages across. The mean, because \
                             waits for a processor matter here."
                 .into(),
+            Work::PutOverlap => {
+                "One process puts into the memory of the other, which sleeps. Doorbell's poller executes a descriptor of an injection \
+                 FIFO."
+                    .into()
+            }
+            Work::SendOverlap => "One process sends and computes. The other receives.".into(),
+            Work::ReceiveOverlap => "One process posts a receive and computes. The other then sends.".into(),
             Work::Barrier => {
                 "All processes wait for each other. The bare barrier is an addition in shared memory to arrive, and a word that the last one raises.".into()
             }
@@ -429,7 +471,7 @@ mod tests {
     fn a_ratio_above_one_means_that_the_peer_takes_longer() {
         let peers = crate::peers::find(std::path::Path::new("/nowhere"), &[Who::Ucx, Who::Mpi]);
         let mut findings = Findings::default();
-        let hop = |ns, hops| Seen { ns, hops, shared: false };
+        let hop = |ns, hops| Seen { ns, overlap: None, hops, shared: false };
         let answer = |seen: Vec<Seen>| Ok(Answer { legs: vec![seen], ..Answer::default() });
         let near = [100.0, 110.0];
         let thrice = |ns| vec![hop(ns, near); SECTIONS_LEAST];
@@ -448,7 +490,7 @@ mod tests {
     #[test]
     fn what_was_measured_in_different_moods_is_told_apart() {
         let mut findings = Findings::default();
-        let seen = |ns, hop| Seen { ns, hops: [hop; 2], shared: false };
+        let seen = |ns, hop| Seen { ns, overlap: None, hops: [hop; 2], shared: false };
         for round in 0..3 {
             let legs = vec![vec![seen(10.0, 70.0), seen(12.0, 70.0), seen(14.0, 70.0), seen(40.0, 250.0)]];
             // In the last round the processors were far apart for most sections.

@@ -131,6 +131,30 @@ pub trait Transport: Sized {
     /// Those of the peer.
     fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()>;
 
+    /// The memory that a transfer in two steps reads or fills, according to the order.
+    ///
+    /// # Errors
+    /// The peer has no such transfers.
+    fn memory(&mut self) -> Result<&mut [u8]> {
+        Err("this peer cannot compute during a transfer".into())
+    }
+
+    /// Starts a transfer of all of that memory.
+    ///
+    /// # Errors
+    /// Those of the peer.
+    fn start(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Waits until that transfer is complete.
+    ///
+    /// # Errors
+    /// Those of the peer.
+    fn finish(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Takes part in a section of collectives. Returns the ticks of the timed calls.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 use crate::collective::Calls;
 use crate::order::{Answer, Leg, Order, Seen, Work};
+use crate::overlap;
 use crate::place::Place;
 use crate::transport::{Result, Setup, Transport};
 use doorbell_benches::clock::{Clock, ticks};
@@ -65,10 +66,9 @@ fn serve<T: Transport>(order: &Order, node: usize) -> Result<Answer> {
     alarm::set(order.limit);
     set_pdeathsig(Signal::SIGKILL)?;
     let processor = order.pin[node % 2];
-    let mut set = CpuSet::new();
-    set.set(processor)
-        .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
-        .map_err(|error| format!("could not move to processor {processor}: {error}"))?;
+    let computes = order.work.is_overlap() && node == 0;
+    // Threads that the peer starts run on the other processor, where the other process waits.
+    pin(if computes { order.pin[1] } else { processor })?;
     let mapping = mapping(order)?;
     let place = Place::new(order.dir.clone(), node);
     let stop = Arc::new(AtomicBool::new(false));
@@ -79,10 +79,12 @@ fn serve<T: Transport>(order: &Order, node: usize) -> Result<Answer> {
     let setup = Setup { order, node, place: &place };
     let side = setup.side();
     let transport = T::open(&setup)?;
+    pin(processor)?;
     let mut worker = Worker {
         order,
         node,
         side,
+        place: &place,
         mapping: &mapping,
         patience: &patience,
         finish: Finish::new(&memory, &patience),
@@ -97,6 +99,14 @@ fn serve<T: Transport>(order: &Order, node: usize) -> Result<Answer> {
     // No process leaves while another may still be polling.
     worker.gate()?;
     Ok(answer)
+}
+
+/// Moves this thread to a processor.
+fn pin(processor: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(processor)
+        .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
+        .map_err(|error| format!("could not move to processor {processor}: {error}").into())
 }
 
 /// The memory for synchronisation. It is the floor's memory, of which only the barrier is used here.
@@ -118,6 +128,7 @@ struct Worker<'a, T> {
     order: &'a Order,
     node: usize,
     side: Side,
+    place: &'a Place,
     mapping: &'a Mapping,
     patience: &'a Patience,
     finish: Finish<'a>,
@@ -144,11 +155,11 @@ impl<T: Transport> Worker<'_, T> {
         let mut found = Vec::new();
         let mut before = (0.0, false);
         for section in 0..leg.sections {
-            let ticks = self.section(leg)?;
+            let (ticks, overlap) = self.section(leg, section)?;
             let after = self.probe(probe)?;
             if section > 0 && (self.side == Side::Ping || self.order.work.is_collective()) {
                 let ns = self.ns(leg, ticks);
-                found.push(Seen { ns, hops: [before.0, after.0], shared: before.1 || after.1 });
+                found.push(Seen { ns, overlap, hops: [before.0, after.0], shared: before.1 || after.1 });
             }
             before = after;
         }
@@ -164,6 +175,7 @@ impl<T: Transport> Worker<'_, T> {
             Work::Latency | Work::Loan | Work::Put => summary.p50 / 2.0,
             // Waits for a processor are rare and long, so the median would not show them.
             Work::Pairs => summary.mean / 2.0,
+            Work::PutOverlap | Work::SendOverlap | Work::ReceiveOverlap => summary.p50,
             Work::Rate | Work::OneWay | Work::Barrier | Work::Allreduce | Work::Broadcast | Work::Computing => {
                 summary.p50 / leg.count as f64
             }
@@ -171,12 +183,12 @@ impl<T: Transport> Worker<'_, T> {
         }
     }
 
-    /// Plays one section. Returns the ticks of each round trip, or of the whole section.
-    fn section(&mut self, leg: Leg) -> Result<Vec<u64>> {
+    /// Plays one section. Returns the ticks of each round trip, or of the whole section, and the share hidden by computing.
+    fn section(&mut self, leg: Leg, number: usize) -> Result<(Vec<u64>, Option<f64>)> {
         let Leg { bytes, warmup, count, .. } = leg;
         let touched = self.order.touched;
         let section = Section { bytes, warmup, count, touched };
-        let mut seen = Vec::new();
+        let (mut seen, mut hidden) = (Vec::new(), None);
         self.gate()?;
         match (self.order.work, self.side) {
             (Work::Latency | Work::Loan | Work::Put | Work::Pairs, Side::Ping) => {
@@ -197,6 +209,30 @@ impl<T: Transport> Worker<'_, T> {
                 let (rank, members) = (self.node, self.order.processes());
                 seen.push(self.transport.collect(Calls { work, rank, members, bytes, warmup, count, touched })?);
             }
+            (work @ (Work::PutOverlap | Work::SendOverlap | Work::ReceiveOverlap), Side::Ping) => {
+                // A sender waits until the receive is posted.
+                let finish = &mut self.finish;
+                let posted = || {
+                    if work == Work::ReceiveOverlap {
+                        finish.tell()
+                    }
+                };
+                let found = overlap::run(&mut self.transport, work, section, posted)?;
+                seen.push(found.alone);
+                hidden = Some(found.share);
+                self.place.leave(&format!("computed{bytes}-{number}"), &[])?;
+            }
+            (Work::PutOverlap, Side::Pong) => drop(self.place.find(&format!("computed{bytes}-{number}"), self.node ^ 1)?),
+            (Work::SendOverlap, Side::Pong) => {
+                let section = Section { warmup: 0, count: overlap::transfers(section), ..section };
+                self.transport.play(Part::Drain, section)?;
+            }
+            (Work::ReceiveOverlap, Side::Pong) => {
+                for _ in 0..overlap::transfers(section) {
+                    self.finish.wait()?;
+                    self.transport.play(Part::Pour, Section { warmup: 0, count: 1, ..section })?;
+                }
+            }
             (work @ (Work::OneWay | Work::BothWays), side) => {
                 let turns = |mine: bool| if mine || work == Work::BothWays { count } else { 0 };
                 let flow = Flow { sends: turns(side == Side::Ping), receives: turns(side == Side::Pong), touched };
@@ -211,6 +247,6 @@ impl<T: Transport> Worker<'_, T> {
                 }
             }
         }
-        Ok(seen)
+        Ok((seen, hidden))
     }
 }
