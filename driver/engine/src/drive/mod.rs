@@ -67,6 +67,8 @@ pub struct Shared {
     progress: Progress,
     /// Whether threads of this node must fence before they look whether the bell is armed.
     fenced: bool,
+    /// Threads of the program turn the engine. Not once the node is closed.
+    callers: AtomicBool,
     /// A thread that gives services work need only ring the bell. Not once the node is closed.
     rings: AtomicBool,
     closed: AtomicBool,
@@ -117,6 +119,7 @@ impl Shared {
             wait,
             progress,
             fenced,
+            callers: AtomicBool::new(progress != Progress::Poller),
             rings: AtomicBool::new(!fenced && progress != Progress::Adaptive),
             closed: AtomicBool::new(false),
             updating: AtomicUsize::new(0),
@@ -277,6 +280,12 @@ impl Shared {
     #[inline(always)]
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Whether this process may use the node, and the program's threads turn its engine.
+    #[inline(always)]
+    pub fn is_callers(&self) -> bool {
+        self.callers.load(Ordering::Relaxed) && !doorbell_shm::space::forked()
     }
 
     /// Checks that this process may use the node.
@@ -488,6 +497,7 @@ impl Shared {
 
     /// Ends everything that is pending. The first half of leaving.
     pub(crate) fn close(&self, in_good_order: bool) {
+        self.callers.store(false, Ordering::Relaxed);
         self.rings.store(false, Ordering::Relaxed);
         self.closed.store(true, Ordering::SeqCst);
         self.poller.stop();
