@@ -1,6 +1,7 @@
 //! Large messages, and the ways that they take.
 
 mod bulk_ring;
+mod counters;
 mod dma;
 mod flow_charts;
 mod grants;
@@ -25,5 +26,6 @@ doorbell_tests::roles! {
     "overwrites a board" => dma::overwrites_a_board,
     "sends by each mode" => grants::sends_by_each_mode,
     "stops in a put" => grants::stops_in_a_put,
+    "moves until killed" => counters::moves_until_killed,
     "sends long messages" => bulk_ring::sends_long_messages,
 }
