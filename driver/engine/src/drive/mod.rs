@@ -23,7 +23,7 @@ use crate::message::outbound::Outbound;
 use crate::message::service::Class;
 use crate::message::ways::Ways;
 use crate::mode::Modes;
-use crate::sync::baton::{Baton, BatonGuard, Token};
+use crate::sync::baton::{AtOnce, Baton, BatonGuard, Token};
 use crate::sync::op::Op;
 use crate::sync::parking::Parking;
 use crate::sync::pool::BlockingPool;
@@ -339,6 +339,12 @@ impl Shared {
             Some(engine) => Ok(engine),
             None => Err(Error::Reentrant { operation }),
         }
+    }
+
+    /// Takes the baton if this thread has the bias: see [`Baton::enter_at_once`].
+    #[inline(always)]
+    pub fn enter_at_once(&self) -> Option<AtOnce<'_, Engine>> {
+        self.baton.enter_at_once(Token::current())
     }
 
     fn bell(&self) -> &Bell {

@@ -277,18 +277,16 @@ impl OutState {
     /// The same. False: the link has no room as far as is known, or is of another kind.
     #[inline(always)]
     fn push_whole(&mut self, tag: u64, bytes: &[u8]) -> bool {
-        let Some(AnyLink::Shm(link)) = &mut self.link else { return false };
+        let Self { link: Some(AnyLink::Shm(link)), sequence, carried, .. } = self else { return false };
         // SAFETY: the caller keeps to WHOLE_BYTES, which a packet of every lane can hold (LaneGeometry's least data ring).
-        if !unsafe { link.push_whole(tag, self.sequence, bytes) } {
+        if !unsafe { link.push_whole(tag, *sequence, bytes) } {
             return false;
         }
         link.own_ahead();
-        self.sequence = self.sequence.wrapping_add(1);
-        self.carried.add(1, bytes.len() as u64);
+        *sequence = sequence.wrapping_add(1);
+        carried.add(1, bytes.len() as u64);
         // The last thing, so that nothing is kept for later where nobody sleeps.
-        if let Some(AnyLink::Shm(link)) = &self.link {
-            link.ring();
-        }
+        link.ring();
         true
     }
 

@@ -43,6 +43,8 @@ struct Seat {
 struct Held<T> {
     last: u32,
     streak: u32,
+    /// Nobody has held it by a [`BatonGuard`] since [`AtOnce::settle`].
+    settled: bool,
     value: T,
 }
 
@@ -95,7 +97,7 @@ impl<T> Baton<T> {
             bias: AtomicU64::new(0),
             seats: std::array::from_fn(|_| Seat::default()),
             lock: AtomicU32::new(0),
-            held: UnsafeCell::new(Held { last: 0, streak: 0, value }),
+            held: UnsafeCell::new(Held { last: 0, streak: 0, settled: false, value }),
         }
     }
 
@@ -217,6 +219,23 @@ pub struct AtOnce<'a, T> {
     inside: &'a AtomicU32,
 }
 
+impl<T> AtOnce<'_, T> {
+    /// Whether no other kind of guard was there since [`settle`](Self::settle), so that what its caller found out about the
+    /// value is still so, as far as holders by this kind of guard keep it so.
+    #[inline(always)]
+    pub fn is_settled(&self) -> bool {
+        // SAFETY: this guard is the only one (enter_at_once).
+        unsafe { (*self.baton.held.get()).settled }
+    }
+
+    /// From now on it is [settled](Self::is_settled).
+    #[inline(always)]
+    pub fn settle(&mut self) {
+        // SAFETY: this guard is the only one (enter_at_once).
+        unsafe { (*self.baton.held.get()).settled = true }
+    }
+}
+
 impl<T> Deref for AtOnce<'_, T> {
     type Target = T;
 
@@ -278,6 +297,8 @@ impl<T> DerefMut for BatonGuard<'_, T> {
 impl<T> Drop for BatonGuard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
+        // SAFETY: this guard is the only one (enter).
+        unsafe { (*self.held()).settled = false };
         if let Some(inside) = self.biased {
             inside.store(0, Ordering::Release);
         } else {
