@@ -76,7 +76,8 @@ impl ShmLink {
 }
 
 impl ShmLink {
-    /// Pushes a whole message if the link is known to have room. Otherwise returns false: use `push` then.
+    /// Pushes a whole message if the link is known to have room. Then call [`ring`](Self::ring). Otherwise returns false: use
+    /// `push` then.
     ///
     /// # Safety
     /// The message is at most as long as [`packet_bytes`](Link::packet_bytes).
@@ -86,10 +87,15 @@ impl ShmLink {
         let done = self.faults.is_none() && unsafe { self.producer.push_whole(tag, sequence, bytes.as_ptr(), bytes.len()) };
         if done {
             self.last_len = bytes.len();
-            // SAFETY: `_inbox` keeps the header page mapped.
-            unsafe { Bell::at(self.bell) }.ring(self.fenced);
         }
         done
+    }
+
+    /// Wakes the target if it sleeps.
+    #[inline(always)]
+    pub fn ring(&self) {
+        // SAFETY: `_inbox` keeps the header page mapped.
+        unsafe { Bell::at(self.bell) }.ring(self.fenced);
     }
 }
 
@@ -107,8 +113,7 @@ impl Link for ShmLink {
         let push = unsafe { self.producer.push(head, bytes, len) };
         if push == Push::Done {
             self.last_len = len;
-            // SAFETY: `_inbox` keeps the header page mapped.
-            unsafe { Bell::at(self.bell) }.ring(self.fenced);
+            self.ring();
         }
         push
     }

@@ -179,28 +179,37 @@ impl<M: LaneMemory> Producer<M> {
         if head.kind.has_total() {
             self.memory.cell_word(cell, word::TOTAL).store(head.total, Ordering::Relaxed);
         }
-        self.publish(cell, head.kind, head.tag, head.sequence, len);
+        let stamp = if is_stamped(self.tail) { stamp() } else { 0 };
+        self.tail = publish(&self.memory, self.tail, stamp, head.kind, head.tag, head.sequence, len);
         Push::Done
     }
 
     /// Pushes a whole message: [`push`](Self::push) without the steps that only other packets need. Returns false if there is no
-    /// known room: use `push` then.
+    /// known room, or the packet gets a time stamp: use `push` then.
     ///
     /// # Safety
     /// The same as for [`push`](Self::push).
     #[inline(always)]
-    pub unsafe fn push_whole(&mut self, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> bool {
-        let cells = self.memory.cell_count() as u64;
-        if self.tail - self.head_seen >= cells - 1 {
+    pub unsafe fn push_whole(&mut self, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> bool
+    where
+        M: Copy,
+    {
+        // Copies, which the compiler need not read again after each store to the lane.
+        let (memory, tail) = (self.memory, self.tail);
+        let mask = memory.cell_count() as u64 - 1;
+        if tail - self.head_seen >= mask || is_stamped(tail) {
             return false;
         }
-        let cell = (self.tail & (cells - 1)) as usize;
-        // SAFETY: `len` bytes are readable (caller).
-        let is_written = unsafe { self.write(cell, bytes, len, PacketKind::Whole) }.is_ok();
-        if is_written {
-            self.publish(cell, PacketKind::Whole, tag, sequence, len);
+        let cell = (tail & mask) as usize;
+        if len <= INLINE_BYTES {
+            // SAFETY: `len` bytes are readable (caller).
+            unsafe { write_inline(&memory, cell, bytes, len) };
+        // SAFETY: as above.
+        } else if unsafe { self.write(cell, bytes, len, PacketKind::Whole) }.is_err() {
+            return false;
         }
-        is_written
+        self.tail = publish(&memory, tail, 0, PacketKind::Whole, tag, sequence, len);
+        true
     }
 
     /// Writes a payload into a cell, or into a ring and its place into the cell.
@@ -211,7 +220,7 @@ impl<M: LaneMemory> Producer<M> {
     unsafe fn write(&mut self, cell: usize, bytes: *const u8, len: usize, kind: PacketKind) -> Result<(), Push> {
         if len <= INLINE_BYTES && !kind.has_total() {
             // SAFETY: `len` bytes are readable (caller).
-            unsafe { self.write_inline(cell, bytes, len) };
+            unsafe { write_inline(&self.memory, cell, bytes, len) };
             return Ok(());
         }
         // Chunks of a transfer should keep the target busy until it sees the next RTS. A long ring of chunks would delay that
@@ -237,21 +246,6 @@ impl<M: LaneMemory> Producer<M> {
         Ok(())
     }
 
-    /// Publishes the packet whose payload is written.
-    #[inline(always)]
-    fn publish(&mut self, cell: usize, kind: PacketKind, tag: u64, sequence: u32, len: usize) {
-        self.memory.cell_word(cell, word::TAG).store(tag, Ordering::Relaxed);
-        let stamp = if STAMPED && self.tail & (STAMP_EVERY - 1) == 0 { stamp() } else { 0 };
-        self.memory.cell_word(cell, word::SEQUENCE).store(sequence as u64 | (stamp as u64) << 32, Ordering::Relaxed);
-        fault_point!("lane.written");
-        // PUBLISH: release, so that a consumer that sees this word sees the rest of the cell and the data.
-        let publish = if planted_bug("publish") { Ordering::Relaxed } else { Ordering::Release };
-        self.memory.cell_word(cell, word::CHECK).store(check_word(self.tail + 1, kind as u8, len), publish);
-        self.tail += 1;
-        self.memory.own_cell((self.tail & (self.memory.cell_count() as u64 - 1)) as usize);
-        fault_point!("lane.published");
-    }
-
     /// Whether the consumer is likely to wait for these lines. In a stream it lags behind, and offering them would only cost
     /// time.
     #[inline(always)]
@@ -269,24 +263,6 @@ impl<M: LaneMemory> Producer<M> {
     pub fn own_ahead(&self, len: usize) {
         if len > INLINE_BYTES && len <= OWN_AHEAD_BYTES {
             self.memory.own_data((self.data.tail & (self.memory.data_bytes() as u64 - 1)) as usize, len);
-        }
-    }
-
-    /// Writes whole words, then the rest without reading beyond the end of the source.
-    #[inline(always)]
-    unsafe fn write_inline(&self, cell: usize, bytes: *const u8, len: usize) {
-        let store = |index: usize, value: u64| self.memory.cell_word(cell, word::PAYLOAD + index).store(value, Ordering::Relaxed);
-        let words = len / 8;
-        for index in 0..words {
-            // SAFETY: `index * 8 + 8 <= len`.
-            store(index, unsafe { bytes.add(index * 8).cast::<u64>().read_unaligned() });
-        }
-        let rest = len % 8;
-        if rest != 0 {
-            let mut last = [0; 8];
-            // SAFETY: the last `rest` of `len` bytes.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.add(words * 8), last.as_mut_ptr(), rest) };
-            store(words, u64::from_ne_bytes(last));
         }
     }
 
@@ -352,5 +328,48 @@ impl<M: LaneMemory> Producer<M> {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether the packet at a position states when it was published.
+#[inline(always)]
+fn is_stamped(tail: u64) -> bool {
+    STAMPED && tail & (STAMP_EVERY - 1) == 0
+}
+
+/// Publishes the packet at position `tail`, whose payload is written. Returns the next position.
+#[inline(always)]
+fn publish<M: LaneMemory>(memory: &M, tail: u64, stamp: u32, kind: PacketKind, tag: u64, sequence: u32, len: usize) -> u64 {
+    let mask = memory.cell_count() as u64 - 1;
+    let cell = (tail & mask) as usize;
+    memory.cell_word(cell, word::TAG).store(tag, Ordering::Relaxed);
+    memory.cell_word(cell, word::SEQUENCE).store(u64::from(sequence) | u64::from(stamp) << 32, Ordering::Relaxed);
+    fault_point!("lane.written");
+    // PUBLISH: release, so that a consumer that sees this word sees the rest of the cell and the data.
+    let order = if planted_bug("publish") { Ordering::Relaxed } else { Ordering::Release };
+    memory.cell_word(cell, word::CHECK).store(check_word(tail + 1, kind as u8, len), order);
+    memory.own_cell(((tail + 1) & mask) as usize);
+    fault_point!("lane.published");
+    tail + 1
+}
+
+/// Writes whole words, then the rest without reading beyond the end of the source.
+///
+/// # Safety
+/// `len` bytes are readable at `bytes`, at most [`INLINE_BYTES`].
+#[inline(always)]
+unsafe fn write_inline<M: LaneMemory>(memory: &M, cell: usize, bytes: *const u8, len: usize) {
+    let store = |index: usize, value: u64| memory.cell_word(cell, word::PAYLOAD + index).store(value, Ordering::Relaxed);
+    let words = len / 8;
+    for index in 0..words {
+        // SAFETY: `index * 8 + 8 <= len`.
+        store(index, unsafe { bytes.add(index * 8).cast::<u64>().read_unaligned() });
+    }
+    let rest = len % 8;
+    if rest != 0 {
+        let mut last = [0; 8];
+        // SAFETY: the last `rest` of `len` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.add(words * 8), last.as_mut_ptr(), rest) };
+        store(words, u64::from_ne_bytes(last));
     }
 }

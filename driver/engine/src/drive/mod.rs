@@ -23,7 +23,7 @@ use crate::message::outbound::Outbound;
 use crate::message::service::Class;
 use crate::message::ways::Ways;
 use crate::mode::Modes;
-use crate::sync::baton::{Baton, BatonGuard, Token};
+use crate::sync::baton::{AtOnce, Baton, BatonGuard, Token};
 use crate::sync::op::Op;
 use crate::sync::parking::Parking;
 use crate::sync::pool::BlockingPool;
@@ -67,6 +67,8 @@ pub struct Shared {
     progress: Progress,
     /// Whether threads of this node must fence before they look whether the bell is armed.
     fenced: bool,
+    /// Threads of the program turn the engine. Not once the node is closed.
+    callers: AtomicBool,
     /// A thread that gives services work need only ring the bell. Not once the node is closed.
     rings: AtomicBool,
     closed: AtomicBool,
@@ -117,6 +119,7 @@ impl Shared {
             wait,
             progress,
             fenced,
+            callers: AtomicBool::new(progress != Progress::Poller),
             rings: AtomicBool::new(!fenced && progress != Progress::Adaptive),
             closed: AtomicBool::new(false),
             updating: AtomicUsize::new(0),
@@ -279,6 +282,12 @@ impl Shared {
         self.closed.load(Ordering::Relaxed)
     }
 
+    /// Whether this process may use the node, and the program's threads turn its engine.
+    #[inline(always)]
+    pub fn is_callers(&self) -> bool {
+        self.callers.load(Ordering::Relaxed) && !doorbell_shm::space::forked()
+    }
+
     /// Checks that this process may use the node.
     #[inline(always)]
     pub fn usable(&self) -> Result<()> {
@@ -330,6 +339,12 @@ impl Shared {
             Some(engine) => Ok(engine),
             None => Err(Error::Reentrant { operation }),
         }
+    }
+
+    /// Takes the baton if this thread has the bias: see [`Baton::enter_at_once`].
+    #[inline(always)]
+    pub fn enter_at_once(&self) -> Option<AtOnce<'_, Engine>> {
+        self.baton.enter_at_once(Token::current())
     }
 
     fn bell(&self) -> &Bell {
@@ -488,6 +503,7 @@ impl Shared {
 
     /// Ends everything that is pending. The first half of leaving.
     pub(crate) fn close(&self, in_good_order: bool) {
+        self.callers.store(false, Ordering::Relaxed);
         self.rings.store(false, Ordering::Relaxed);
         self.closed.store(true, Ordering::SeqCst);
         self.poller.stop();

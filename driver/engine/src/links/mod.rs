@@ -137,6 +137,12 @@ impl Fabrics {
         self.shm.hot()
     }
 
+    /// As [`hot`](Self::hot) for a caller that knows that nothing but messages was taken since it returned a lane.
+    #[inline(always)]
+    pub fn hot_again(&mut self) -> Option<Hot<'_>> {
+        self.shm.hot_again()
+    }
+
     /// Looks up to `rounds` times at the lanes that were busy lately. True as soon as one has something.
     pub fn spin(&self, rounds: u32) -> bool {
         self.shm.spin(rounds)

@@ -10,7 +10,7 @@ use crate::message::lending::LEASE_BYTES;
 use crate::message::order::Begun;
 use crate::message::service::Route;
 use crate::mode::{LINKS_MAX, LinkMetrics, ModeRequest};
-use crate::sync::baton::Baton;
+use crate::sync::baton::{Baton, Token};
 use crate::sync::op::Op;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Priority, Push};
@@ -144,6 +144,16 @@ impl Outbound {
     }
 }
 
+impl Outbound {
+    /// Sends a message of at most [`WHOLE_BYTES`] if nothing speaks against it: the way of nearly all small messages. False: send
+    /// it by another way.
+    #[inline(always)]
+    pub fn send_short(&self, me: Token, incarnation: Incarnation, tag: u64, bytes: &[u8]) -> bool {
+        let Some(mut state) = self.state.enter_at_once(me) else { return false };
+        state.held == 0 && state.incarnation == incarnation && state.push_whole(tag, bytes)
+    }
+}
+
 /// How much of a message is in a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Far {
@@ -261,15 +271,23 @@ impl OutState {
     /// Sends a short message directly into the lane: the path of every small send.
     #[inline(always)]
     pub fn send_whole(&mut self, tag: u64, bytes: &[u8]) -> Push {
-        if let Some(AnyLink::Shm(link)) = &mut self.link
-            // SAFETY: the caller keeps to WHOLE_BYTES, which a packet of every lane can hold (LaneGeometry's least data ring).
-            && unsafe { link.push_whole(tag, self.sequence, bytes) }
-        {
-            link.own_ahead();
-            self.used_up(1, bytes.len() as u64);
-            return Push::Done;
+        if self.push_whole(tag, bytes) { Push::Done } else { self.push_one(0, tag, bytes) }
+    }
+
+    /// The same. False: the link has no room as far as is known, or is of another kind.
+    #[inline(always)]
+    fn push_whole(&mut self, tag: u64, bytes: &[u8]) -> bool {
+        let Self { link: Some(AnyLink::Shm(link)), sequence, carried, .. } = self else { return false };
+        // SAFETY: the caller keeps to WHOLE_BYTES, which a packet of every lane can hold (LaneGeometry's least data ring).
+        if !unsafe { link.push_whole(tag, *sequence, bytes) } {
+            return false;
         }
-        self.push_one(0, tag, bytes)
+        link.own_ahead();
+        *sequence = sequence.wrapping_add(1);
+        carried.add(1, bytes.len() as u64);
+        // The last thing, so that nothing is kept for later where nobody sleeps.
+        link.ring();
+        true
     }
 
     /// The same, over a further link or a network, or when room must be looked for.

@@ -7,8 +7,9 @@ use super::send::{Patience, ToSend, check_try, gathered};
 use crate::Result;
 use crate::memory::cache::RegionCache;
 use crate::message::Match;
-use crate::message::outbound::Outbound;
+use crate::message::outbound::{Outbound, WHOLE_BYTES};
 use crate::mode::{ModeRequest, Receipt};
+use crate::sync::baton::Token;
 use crate::sync::op::Op;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, Priority};
 use std::cell::RefCell;
@@ -184,6 +185,16 @@ impl Peer {
 
     #[inline(always)]
     fn send_with(&self, tag: u64, bytes: &[u8], patience: Patience) -> Result<()> {
+        let is_short = bytes.len() <= WHOLE_BYTES && self.node.shared.is_callers();
+        // Whatever is not short comes out of line, so that the common case needs no stack.
+        if is_short && self.outbound.send_short(Token::current(), self.incarnation, tag, bytes) {
+            return Ok(());
+        }
+        self.send_any(tag, bytes, patience)
+    }
+
+    #[inline(never)]
+    fn send_any(&self, tag: u64, bytes: &[u8], patience: Patience) -> Result<()> {
         let shared = &self.node.shared;
         let me = shared.check()?;
         if shared.send_now(me, &self.outbound, Some(self.incarnation), tag, bytes)? {

@@ -12,7 +12,7 @@ use crate::message::lending::Lent;
 use crate::message::pool::Pooled;
 use crate::message::receive::{Holder, RecvOp};
 use crate::message::{Match, Message};
-use crate::sync::baton::Token;
+use crate::sync::baton::{AtOnce, Token};
 use crate::sync::op::{Op, Outcome};
 use crate::sync::wait::{Step, Wait};
 use crate::turn::{Engine, HotTake};
@@ -126,10 +126,24 @@ impl<F: FnOnce(&Envelope, Payload<'_>) -> R, R> Direct for InPlace<F, R> {
 impl Shared {
     #[inline]
     fn receive(&self, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
+        let rounds = if self.wait() == Wait::Park { 1 } else { SPIN_ROUNDS };
+        if self.is_callers()
+            && let Some(mut engine) = self.enter_at_once()
+            && (engine.is_settled() || settle(&mut engine))
+            && let Some(envelope) = engine.take_short(&accepts, buf, rounds)
+        {
+            return Ok(envelope);
+        }
+        self.receive_any(accepts, buf, deadline)
+    }
+
+    /// Everything but whole messages of the lane that was busy last while nothing else is pending.
+    #[inline(never)]
+    fn receive_any(&self, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
         let me = self.check()?;
         if self.progress() != Progress::Poller {
-            // The baton is released before anything else is done.
-            let rounds = if self.wait() == Wait::Park { 1 } else { SPIN_ROUNDS };
+            // The baton is released before anything else is done. A call that could have waited above has done so.
+            let rounds = 1;
             let taken = self.enter(me, "recv")?.take_hot(&accepts, buf, rounds);
             match taken {
                 Some(HotTake::Whole(envelope)) => return Ok(envelope),
@@ -349,6 +363,16 @@ impl Shared {
         self.hand_over();
         Ok(())
     }
+}
+
+/// Finds out whether the shortest path of a receive can be taken until somebody does anything else with the engine.
+#[inline(never)]
+fn settle(engine: &mut AtOnce<'_, Engine>) -> bool {
+    let may = engine.may_take_short();
+    if may {
+        engine.settle();
+    }
+    may
 }
 
 /// Takes a message that is available now: from the pool, else from the lanes. True if the message is there, whole or in part.

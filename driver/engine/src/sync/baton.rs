@@ -43,6 +43,8 @@ struct Seat {
 struct Held<T> {
     last: u32,
     streak: u32,
+    /// Nobody has held it by a [`BatonGuard`] since [`AtOnce::settle`].
+    settled: bool,
     value: T,
 }
 
@@ -95,7 +97,7 @@ impl<T> Baton<T> {
             bias: AtomicU64::new(0),
             seats: std::array::from_fn(|_| Seat::default()),
             lock: AtomicU32::new(0),
-            held: UnsafeCell::new(Held { last: 0, streak: 0, value }),
+            held: UnsafeCell::new(Held { last: 0, streak: 0, settled: false, value }),
         }
     }
 
@@ -117,6 +119,22 @@ impl<T> Baton<T> {
             inside.store(0, Ordering::Release);
         }
         self.enter_locked(me)
+    }
+
+    /// Takes the baton if this thread has the bias and is outside. Otherwise call [`enter`](Self::enter). Short, for calls
+    /// whose every instruction counts.
+    #[inline(always)]
+    pub fn enter_at_once(&self, me: Token) -> Option<AtOnce<'_, T>> {
+        let bias = self.bias.load(Ordering::Relaxed);
+        let inside = self.inside(bias);
+        if bias as u32 != me.0 || inside.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        // INSIDE, as in `enter`.
+        inside.store(1, Ordering::Relaxed);
+        light_barrier();
+        let guard = AtOnce { baton: self, inside };
+        (self.bias.load(Ordering::Relaxed) == bias).then_some(guard)
     }
 
     /// Whether another thread enters so often that entering here would disturb it.
@@ -195,6 +213,54 @@ fn wait_a_little(spins: u32) {
     }
 }
 
+/// The baton, held by the thread that has the bias. Dropping it releases the baton.
+pub struct AtOnce<'a, T> {
+    baton: &'a Baton<T>,
+    inside: &'a AtomicU32,
+}
+
+impl<T> AtOnce<'_, T> {
+    /// Whether no other kind of guard was there since [`settle`](Self::settle), so that what its caller found out about the
+    /// value is still so, as far as holders by this kind of guard keep it so.
+    #[inline(always)]
+    pub fn is_settled(&self) -> bool {
+        // SAFETY: this guard is the only one (enter_at_once).
+        unsafe { (*self.baton.held.get()).settled }
+    }
+
+    /// From now on it is [settled](Self::is_settled).
+    #[inline(always)]
+    pub fn settle(&mut self) {
+        // SAFETY: this guard is the only one (enter_at_once).
+        unsafe { (*self.baton.held.get()).settled = true }
+    }
+}
+
+impl<T> Deref for AtOnce<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: this guard is the only one (enter_at_once).
+        unsafe { &(*self.baton.held.get()).value }
+    }
+}
+
+impl<T> DerefMut for AtOnce<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this guard is the only one (enter_at_once).
+        unsafe { &mut (*self.baton.held.get()).value }
+    }
+}
+
+impl<T> Drop for AtOnce<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.inside.store(0, Ordering::Release);
+    }
+}
+
 /// The held baton. Dropping it releases the baton.
 pub struct BatonGuard<'a, T> {
     baton: &'a Baton<T>,
@@ -231,6 +297,8 @@ impl<T> DerefMut for BatonGuard<'_, T> {
 impl<T> Drop for BatonGuard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
+        // SAFETY: this guard is the only one (enter).
+        unsafe { (*self.held()).settled = false };
         if let Some(inside) = self.biased {
             inside.store(0, Ordering::Release);
         } else {
@@ -278,8 +346,14 @@ mod loom_tests {
             let baton = Arc::new(Baton::new(loom::cell::UnsafeCell::new(0)));
             let visit = |baton: &Baton<loom::cell::UnsafeCell<u32>>, token, times| {
                 for _ in 0..times {
-                    let guard = baton.enter(Token::numbered(token)).unwrap();
-                    // SAFETY: loom checks that no other thread is inside.
+                    let me = Token::numbered(token);
+                    if let Some(guard) = baton.enter_at_once(me) {
+                        // SAFETY: loom checks that no other thread is inside.
+                        guard.with_mut(|count| unsafe { *count += 1 });
+                        continue;
+                    }
+                    let guard = baton.enter(me).unwrap();
+                    // SAFETY: as above.
                     guard.with_mut(|count| unsafe { *count += 1 });
                 }
             };

@@ -61,6 +61,29 @@ impl Engine {
         Some(HotTake::Whole(envelope))
     }
 
+    /// Whether [`take_short`](Self::take_short) may be called, until somebody does anything else with the engine.
+    pub fn may_take_short(&mut self) -> bool {
+        self.is_quiet() && self.fabric.hot().is_some_and(|hot| self.inbound.assemblies[hot.index()].active.is_none())
+    }
+
+    /// As [`take_hot`](Self::take_hot) for whole messages, without asking again what [`may_take_short`](Self::may_take_short) has
+    /// asked.
+    #[inline(always)]
+    pub fn take_short(&mut self, accepts: &Match, buf: &mut [u8], rounds: u32) -> Option<Envelope> {
+        let inbound = &mut self.inbound;
+        let mut hot = self.fabric.hot_again()?;
+        let (source, incarnation) = hot.source();
+        if !accepts.accepts_source(source, incarnation) {
+            return None;
+        }
+        let first = hot.watch(rounds)?;
+        let expected = inbound.assemblies[hot.index()].expected;
+        let envelope = hot.take_whole(first, expected, |tag| accepts.accepts_tag(tag), buf)?;
+        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        inbound.took(hot.index(), envelope.len);
+        Some(envelope)
+    }
+
     /// Whether nothing is pending in this node that a message could concern.
     #[inline(always)]
     fn is_quiet(&self) -> bool {
