@@ -2,8 +2,9 @@
 //!
 //! The descriptors lie on the board, where the engine reads them, and tools do while the node lives and after its death. Each
 //! carries a **seal**: a hash of its words and its place with a private key of the process. The engine executes no descriptor whose seal is
-//! wrong, and keeps all positions in private memory. So a process that overwrites a board spoils a descriptor. The hash
-//! keeps out stray words, copies and guesses; it is no cryptography.
+//! wrong, and keeps all positions in private memory. So a process that overwrites a board spoils descriptors. The hash
+//! keeps out stray words and guesses; it is no cryptography. A process that may write the board, which no peer may, and has read
+//! the same descriptor at two places, can seal that descriptor for a third place, where it displaces a real one.
 //!
 //! A FIFO has one producer at a time and one consumer, the engine. Positions count slots and never wrap. The first word of a
 //! descriptor is written last and has the number of the **lap** through the ring, so that the engine finds a new descriptor in

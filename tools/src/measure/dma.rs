@@ -89,6 +89,8 @@ const ROUND_TRIPS: usize = 20_000;
 const UNIT: u64 = 32;
 /// The thread looks for a fault once in so many looks at the counter.
 const FAULT_LOOK: u32 = 1 << 16;
+/// How often the time is taken that the thread computes while nothing is transferred.
+const ALONE: u32 = 500;
 /// Units by which the time of one is found.
 const UNITS: u32 = 100_000;
 
@@ -270,15 +272,23 @@ impl Plan {
                 }
                 let transfer = of.transfer.summary(1.0).p50;
                 let units = (transfer / unit_ticks).ceil() as u32;
-                for _ in 0..self.iterations {
+                let mut alone = Samples::new();
+                for _ in 0..ALONE.min(self.iterations) {
+                    unless_stopped(&place.patience)?;
+                    let began = ticks();
+                    compute(units);
+                    alone.record(ticks() - began);
+                }
+                let alone = alone.summary(1.0).p50;
+                // In a loop of its own: the poller would go to sleep while the thread only computes.
+                for turn in 0..warmup + self.iterations {
                     unless_stopped(&place.patience)?;
                     let began = put(*size)?;
                     compute(units);
                     let over = wait()?;
-                    let alone = ticks();
-                    compute(units);
-                    let computed = ticks() - alone;
-                    of.overlap.push((1.0 - ((over - began) as f64 - computed as f64) / transfer).clamp(0.0, 1.0));
+                    if turn >= warmup {
+                        of.overlap.push((1.0 - ((over - began) as f64 - alone) / transfer).clamp(0.0, 1.0));
+                    }
                 }
                 Ok(of)
             })

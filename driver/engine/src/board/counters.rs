@@ -124,10 +124,13 @@ impl CounterFile {
     pub(crate) fn lower(&self, index: usize, which: Use, bytes: u64) -> Lowered {
         let mut zero = None;
         let lowered = self.counters.lower(index, which, bytes, |told, standing| zero = Some((told.zero(), standing)));
+        if lowered.reached_zero() {
+            self.tallies.add(Metric::CounterZeros, 1);
+        }
+        // Nobody is told if the owner has seen zero, and begun another use, before this thread could tell.
         if let Some((waits, Standing { generation, size, .. })) = zero {
             let record = Record::new(RecordKind::CounterZero).transfer(index as u64).at(u64::from(generation)).bytes(size);
             self.recorder.record(&record);
-            self.tallies.add(Metric::CounterZeros, 1);
             finish(waits);
         } else if let Lowered::Left(left) = lowered
             && left / RECORDED != left.saturating_add(bytes) / RECORDED

@@ -197,7 +197,6 @@ pub fn run(shared: Arc<Shared>) {
     // In adaptive mode no thread depends on the poller's speed, so it goes to sleep at once.
     let wait = if shared.progress() == Progress::Poller { shared.wait() } else { Wait::Park };
     let mut backoff = Backoff::new(wait, None).spinning_for(SPIN_MOST);
-    let looks = if wait == Wait::Park { 1 } else { LOOKS_PER_CLOCK };
     // ... except while a put or get of another node is half answered, because that node waits for each part of it.
     let mut hasty = Backoff::new(Wait::Auto, None);
     let mut driven = 0_u32;
@@ -224,6 +223,8 @@ pub fn run(shared: Arc<Shared>) {
                 continue;
             }
         }
+        // On a network, a look is a system call.
+        let looks = if backoff.spins() && !shared.has_network() { LOOKS_PER_CLOCK } else { 1 };
         let mut turned = Turned::default();
         for _ in 0..looks {
             turned = shared.turn_poller(me);

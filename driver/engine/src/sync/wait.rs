@@ -1,6 +1,6 @@
 //! The backoff of a wait: spin, yield, park.
 //!
-//! A thread spins for half a microsecond, and then yields. If a yield really switched to another thread, the processors are
+//! A thread spins for half a microsecond, or as long as its caller says, and then yields. If a yield really switched to another thread, the processors are
 //! crowded: the next waits spin for only a quarter of a microsecond, and then yield until the awaited thing has happened. If
 //! yields do not switch, the thread spins on for some 30 µs, with a yield whenever the wait has doubled, because a yield takes
 //! a third of a microsecond without a look. Then it parks. All waits use this policy.
@@ -140,6 +140,15 @@ impl Backoff {
         self.began = None;
         self.yielding = false;
         self.slept = false;
+    }
+
+    /// Whether it spins, so that several looks in a row disturb no other thread.
+    pub fn spins(&self) -> bool {
+        match self.wait {
+            Wait::Spin => true,
+            Wait::Auto => !self.yielding && !self.crowded && !self.slept,
+            Wait::Yield | Wait::Park => false,
+        }
     }
 
     /// Called after a sleep. If nothing happened in it, the next step is another sleep: an idle node must not spin at every
