@@ -185,7 +185,7 @@ impl Fifo {
         &self.facts
     }
 
-    /// The word with the seal for a position. What is added has the bits of the seal alone.
+    /// The word with the seal for a position. The position changes the bits of the seal alone.
     #[inline(always)]
     fn seal(&self, position: u64, sealed: u64) -> u64 {
         sealed.wrapping_add(self.place.wrapping_mul(position + 1))
