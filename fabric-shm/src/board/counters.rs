@@ -10,6 +10,7 @@
 
 use super::Home;
 use crate::layout::{COUNTER_STATUS_OFFSET, COUNTERS as LAYOUT_COUNTERS, COUNTERS_OFFSET, COUNTERS_USED_OFFSET, random};
+use crossbeam_utils::CachePadded;
 use doorbell_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -82,7 +83,8 @@ pub struct Standing {
 /// Lowering is one compare-and-swap and one store to the board. Beginning or ending a use takes the counter's own short lock.
 pub struct Counters<T> {
     home: Home,
-    slots: Box<[Slot<T>]>,
+    /// Each in cache lines of its own: one thread waits for a counter while another lowers its neighbour.
+    slots: Box<[CachePadded<Slot<T>>]>,
     status: [AtomicU64; COUNTERS / 64],
     used: Mutex<Status>,
 }
@@ -122,7 +124,7 @@ impl<T: Default> Counters<T> {
     pub fn new(home: Home) -> Self {
         let slot = |_| {
             let life = Mutex::new(Life { secret: secret(0), ..Life::default() });
-            Slot { word: AtomicU64::new(0), generation: AtomicU32::new(0), life }
+            CachePadded::new(Slot { word: AtomicU64::new(0), generation: AtomicU32::new(0), life })
         };
         let slots = (0..COUNTERS).map(slot).collect();
         Self { home, slots, status: [const { AtomicU64::new(0) }; COUNTERS / 64], used: Mutex::default() }
