@@ -80,8 +80,9 @@ pub fn a_key_goes_to_who_waits_as_soon_as_it_is_free(world: &World) {
         waits[1].1.push(waiter.join().saturating_duration_since(began));
     }
     let calm = median(&mut calm);
-    for (what, times) in &mut waits {
-        let took = median(times);
+    for (what, times) in &waits {
+        // The shortest: a waiter that nobody tells waits long each time, and so does one without a processor now and then.
+        let took = times.iter().copied().min().unwrap();
         assert!(
             took <= (TIMES_MOST * calm).max(FLOOR),
             "a wait took {took:.1?} after {what}, and {calm:.1?} a message and a waking"

@@ -341,7 +341,8 @@ impl Shared {
         }
     }
 
-    /// Takes the baton if this thread has the bias: see [`Baton::enter_at_once`].
+    /// Takes the baton if this thread has the bias: see [`Baton::enter_at_once`]. Call nothing by this guard that could change what
+    /// [`Engine::may_take_short`] asks: the answer holds on.
     #[inline(always)]
     pub fn enter_at_once(&self) -> Option<AtOnce<'_, Engine>> {
         self.baton.enter_at_once(Token::current())

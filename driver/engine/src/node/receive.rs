@@ -142,9 +142,9 @@ impl Shared {
     fn receive_any(&self, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
         let me = self.check()?;
         if self.progress() != Progress::Poller {
-            // The baton is released before anything else is done. A call that could have waited above has done so.
-            let rounds = 1;
-            let taken = self.enter(me, "recv")?.take_hot(&accepts, buf, rounds);
+            // The baton is released before anything else is done. One look: most calls have waited in the shorter path, and the others
+            // wait in the slow one.
+            let taken = self.enter(me, "recv")?.take_hot(&accepts, buf, 1);
             match taken {
                 Some(HotTake::Whole(envelope)) => return Ok(envelope),
                 Some(HotTake::Part(op)) => {

@@ -400,7 +400,7 @@ mod loom_tests {
             let other = baton.clone();
             let thread = loom::thread::spawn(move || drop(other.enter(Token::numbered(2)).unwrap()));
             let guard = baton.enter(Token::numbered(1)).unwrap();
-            assert!(baton.enter(Token::numbered(1)).is_none());
+            assert!(baton.enter(Token::numbered(1)).is_none() && baton.enter_at_once(Token::numbered(1)).is_none());
             drop(guard);
             thread.join().unwrap();
         });
@@ -411,6 +411,34 @@ mod loom_tests {
 mod tests {
     use super::*;
     use std::sync::Arc;
+
+    #[test]
+    fn what_was_found_out_holds_until_another_guard_was_there() {
+        let (baton, me) = (Baton::new(0), Token::current());
+        assert!(baton.enter_at_once(me).is_none(), "without bias");
+        if !Barriers::join().process {
+            return;
+        }
+        for _ in 0..=STREAK {
+            drop(baton.enter(me));
+        }
+        let enter = || baton.enter_at_once(me).expect("this thread has the bias");
+        assert!(!enter().is_settled());
+        enter().settle();
+        *enter() += 1;
+        assert!(enter().is_settled() && *enter() == 1);
+        drop(baton.enter(me));
+        assert!(!enter().is_settled(), "a biased guard was there");
+        enter().settle();
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(baton.enter(Token::current())));
+        });
+        assert!(baton.enter_at_once(me).is_none(), "its bias was revoked");
+        for _ in 0..=STREAK {
+            drop(baton.enter(me));
+        }
+        assert!(!enter().is_settled(), "a guard of another thread was there");
+    }
 
     #[test]
     fn threads_exclude_each_other_while_bias_comes_and_goes() {

@@ -184,6 +184,8 @@ fn watch(stage: &Stage<'_>, start: Instant, counters: [CounterKey; 2], moved: u6
         if start.elapsed() > PATIENCE {
             return Err(unlike(format_args!("the counters stay at {now_left:?}")));
         }
+        // The nodes that move the bytes may need this processor.
+        std::thread::yield_now();
     }
 }
 
