@@ -379,6 +379,23 @@ mod tests {
     }
 
     #[test]
+    fn bytes_that_were_counted_too_early_are_given_back_to_their_use_alone() {
+        let room = HeapBoard::new();
+        let counters = Counters::<()>::new(room.home.clone());
+        let index = counters.take().unwrap();
+        let first = set(&counters, index, 10);
+        assert_eq!(lower(&counters, index, first, 4), Lowered::Left(6));
+        counters.give_back_bytes(index, first, 3);
+        assert_eq!(counters.value(index), 9);
+        assert_eq!(lower(&counters, index, first, 9), Lowered::Zero { excess: 0 });
+        counters.give_back_bytes(index, first, 3);
+        assert_eq!((counters.value(index), counters.status()), (0, [1, 0, 0, 0]));
+        let second = set(&counters, index, 10);
+        counters.give_back_bytes(index, first, 3);
+        assert_eq!((counters.value(index), second == first), (10, false));
+    }
+
+    #[test]
     fn what_comes_late_changes_nothing() {
         let room = HeapBoard::new();
         let counters = Counters::<()>::new(room.home.clone());

@@ -284,7 +284,7 @@ impl Shared {
 
     /// Whether this process may use the node, and the program's threads turn its engine.
     #[inline(always)]
-    pub fn is_callers(&self) -> bool {
+    pub fn program_turns(&self) -> bool {
         self.callers.load(Ordering::Relaxed) && !doorbell_shm::space::forked()
     }
 

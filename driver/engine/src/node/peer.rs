@@ -185,7 +185,7 @@ impl Peer {
 
     #[inline(always)]
     fn send_with(&self, tag: u64, bytes: &[u8], patience: Patience) -> Result<()> {
-        let is_short = bytes.len() <= WHOLE_BYTES && self.node.shared.is_callers();
+        let is_short = bytes.len() <= WHOLE_BYTES && self.node.shared.program_turns();
         // Whatever is not short comes out of line, so that the common case needs no stack.
         if is_short && self.outbound.send_short(Token::current(), self.incarnation, tag, bytes) {
             return Ok(());

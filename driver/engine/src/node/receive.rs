@@ -127,7 +127,7 @@ impl Shared {
     #[inline]
     fn receive(&self, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
         let rounds = if self.wait() == Wait::Park { 1 } else { SPIN_ROUNDS };
-        if self.is_callers()
+        if self.program_turns()
             && let Some(mut engine) = self.enter_at_once()
             && (engine.is_settled() || settle(&mut engine))
             && let Some(envelope) = engine.take_short(&accepts, buf, rounds)

@@ -1,4 +1,4 @@
-//! What holds of a counter at every moment: a thread that looks at it without end, and threads that wait for it.
+//! A counter is watched at every moment: by a thread that looks at it without end, and by threads that wait for it.
 
 use doorbell::{Counter, Error, Node};
 use doorbell_tests::patience::{PATIENCE, soon};
