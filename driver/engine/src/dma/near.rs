@@ -66,6 +66,24 @@ impl Lately {
         self.peer.as_ref().is_some_and(|region| (region.node(), region.incarnation()) == (peer.node, peer.incarnation))
     }
 
+    /// Copies from a region of this node into one of a peer, if both were used last, and all checks pass. False: nothing is known
+    /// of the copy, and it has to be made by spans, which say why not.
+    pub fn copy(&self, source: (u32, u64), place: &Place) -> bool {
+        let (Some((number, memory)), Some(region), (of, at)) = (&self.own, &self.peer, source) else { return false };
+        if *number != of
+            || (region.node(), region.incarnation(), region.number()) != (place.node, place.incarnation, place.number)
+            || !memory.is_live()
+            || at.checked_add(place.bytes).is_none_or(|end| end > memory.len() as u64)
+        {
+            return false;
+        }
+        let Ok(target) = locate(region, place, place.bytes as usize, PUT) else { return false };
+        // SAFETY: `bytes` fit in the source from `at` on and in the target (both checked), and both stay mapped as long as `self`
+        // holds them. Both are shared memory, and may overlap.
+        unsafe { copy::inward(memory.ptr().add(at as usize), target, place.bytes as usize) };
+        !memory.is_cut() && !region.is_cut()
+    }
+
     /// As [`Span::own`], without a secret.
     pub fn own(&mut self, regions: &RegionTable, number: u32, at: u64, len: u64) -> Result<Span, Status> {
         if let Some((own, memory)) = &self.own

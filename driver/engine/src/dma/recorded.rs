@@ -9,7 +9,7 @@ use doorbell_shm::board::{Record, RecordKind};
 use doorbell_shm::clock::now_ns;
 
 /// Descriptors and parts of fewer bytes are not recorded.
-const RECORDED: u64 = 4 << 10;
+pub const RECORDED: u64 = 4 << 10;
 
 /// The time at which a FIFO's turn began. It is read once a turn, and only for descriptors that are recorded.
 #[derive(Default)]

@@ -128,10 +128,7 @@ impl Running {
     /// Notes bytes that have left the source.
     fn count(&mut self, core: &Core, bytes: u64) {
         self.moved += bytes;
-        if let Some((index, low)) = self.task.send.filter(|_| bytes > 0) {
-            // A use that has ended meanwhile is not counted.
-            let _ = core.monitor.counters.lower(index.into(), Use::EndsIn(low), bytes);
-        }
+        core.count(self.task.send, bytes);
     }
 
     /// Does some of it, within the budget.
@@ -296,6 +293,14 @@ impl Running {
 }
 
 impl Core {
+    /// Lowers the send counter of a descriptor by bytes that have left the source.
+    pub fn count(&self, send: Option<(u16, u32)>, bytes: u64) {
+        if let Some((index, low)) = send.filter(|_| bytes > 0) {
+            // A use that has ended meanwhile is not counted.
+            let _ = self.monitor.counters.lower(index.into(), Use::EndsIn(low), bytes);
+        }
+    }
+
     /// Lowers a counter of this or another node. False if there is no room for the packet.
     pub fn lower(&mut self, out: &mut Outbox<'_>, priority: Priority, key: CounterKey, bytes: u64) -> Result<bool, Fault> {
         let to = (key.node, key.incarnation).into();
