@@ -96,6 +96,12 @@ impl Hot<'_> {
         (self.lane.source, self.lane.incarnation)
     }
 
+    /// Packets taken so far.
+    #[inline(always)]
+    pub fn taken(&self) -> u64 {
+        self.lane.consumer.taken()
+    }
+
     /// Looks for a packet up to `rounds` times.
     #[inline(always)]
     pub fn watch(&self, rounds: u32) -> Option<FirstWord> {
@@ -118,20 +124,78 @@ impl Hot<'_> {
         accepts: impl FnOnce(u64) -> bool,
         buf: &mut [u8],
     ) -> Option<Envelope> {
+        if first.payload_bytes() > buf.len() {
+            return None;
+        }
+        self.read_whole(first, sequence, accepts, |_, payload| {
+            payload.copy_to(buf);
+        })
+    }
+
+    /// As [`take_whole`](Self::take_whole), for a message that `read` reads in place.
+    #[inline(always)]
+    pub fn read_whole(
+        &mut self,
+        first: FirstWord,
+        sequence: u32,
+        accepts: impl FnOnce(u64) -> bool,
+        read: impl FnOnce(&Envelope, Payload<'_>),
+    ) -> Option<Envelope> {
         let len = first.payload_bytes();
+        let Lane { source, incarnation, priority, .. } = *self.lane;
         let consumer = &mut self.lane.consumer;
-        if !first.is_whole() || len > buf.len() || consumer.unstamped_sequence() != Some(sequence) {
+        if !first.is_whole() || consumer.unstamped_sequence() != Some(sequence) {
             return None;
         }
         let tag = consumer.tag();
         let place = if accepts(tag) { consumer.place(len, false)? } else { return None };
+        let envelope = Envelope { source, incarnation, tag, len, sequence, priority };
         // SAFETY: `place` returned this place, and nothing was taken since.
-        unsafe { consumer.payload_at(place, len) }.copy_to(buf);
+        read(&envelope, unsafe { consumer.payload_at(place, len) });
         if consumer.take_from(place, len) {
             self.lane.ring_producer();
         }
+        Some(envelope)
+    }
+
+    /// As [`read_whole`](Self::read_whole) for up to `limit` messages that lie in their cells: see [`Consumer::read_series`].
+    #[inline(always)]
+    pub fn read_series(
+        &mut self,
+        sequence: u32,
+        limit: u64,
+        accepts: impl Fn(u64) -> bool,
+        mut read: impl FnMut(&Envelope, Payload<'_>),
+    ) {
         let Lane { source, incarnation, priority, .. } = *self.lane;
-        Some(Envelope { source, incarnation, tag, len, sequence, priority })
+        let rings = self.lane.consumer.read_series(sequence, limit, accepts, |tag, sequence, payload| {
+            read(&Envelope { source, incarnation, tag, len: payload.len(), sequence, priority }, payload);
+        });
+        if rings {
+            self.lane.ring_producer();
+        }
+    }
+
+    /// As [`read_whole`](Self::read_whole), for a packet that may carry a time stamp.
+    #[cold]
+    pub fn read_sampled(
+        &mut self,
+        first: FirstWord,
+        sequence: u32,
+        accepts: impl FnOnce(u64) -> bool,
+        read: impl FnOnce(&Envelope, Payload<'_>),
+    ) -> Option<Envelope> {
+        let seen = self.examine(first).filter(|seen| seen.head.kind == PacketKind::Whole)?;
+        let envelope = self.envelope(&seen);
+        if envelope.sequence != sequence || !accepts(envelope.tag) {
+            return None;
+        }
+        // Before the message is used, because its use may take long.
+        let age = if seen.stamp != 0 { age(seen.stamp) } else { None };
+        read(&envelope, self.payload(&seen));
+        self.lane.sample(age);
+        self.lane.take(&seen);
+        Some(envelope)
     }
 
     /// Checks the first packet, whose first word was seen.

@@ -91,6 +91,22 @@ impl ShmLink {
         done
     }
 
+    /// As [`push_whole`](Self::push_whole), out of line.
+    ///
+    /// # Safety
+    /// As [`push_whole`](Self::push_whole).
+    #[inline(never)]
+    pub unsafe fn push_longer(&mut self, tag: u64, sequence: u32, bytes: &[u8]) -> bool {
+        // SAFETY: caller.
+        unsafe { self.push_whole(tag, sequence, bytes) }
+    }
+
+    /// Pushes the first of several short messages: see [`Producer::push_series`]. Then call [`ring`](Self::ring).
+    #[inline(always)]
+    pub fn push_series(&mut self, sequence: u32, messages: &[(u64, &[u8])]) -> (usize, u64) {
+        if self.faults.is_some() { (0, 0) } else { self.producer.push_series(sequence, messages) }
+    }
+
     /// Wakes the target if it sleeps.
     #[inline(always)]
     pub fn ring(&self) {

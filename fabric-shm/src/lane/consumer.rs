@@ -3,7 +3,7 @@
 #[cfg(not(loom))]
 use super::RawMemory;
 use super::bulk::{BulkMemory, Drained, IN_BULK};
-use super::{Control, INLINE_BYTES, LaneMemory, word};
+use super::{Control, INLINE_BYTES, LaneMemory, check_word, word};
 #[cfg(not(loom))]
 use doorbell_fabric::Payload;
 use doorbell_fabric::sync::{Ordering, light_barrier};
@@ -380,6 +380,57 @@ impl Consumer<RawMemory> {
     pub fn expected_line(&self) -> Option<*const u8> {
         let at = (self.data.head & (self.memory.data_bytes() as u64 - 1)) as usize;
         (self.last_len <= 64).then(|| self.memory.data_at(at))
+    }
+
+    /// Reads whole messages that lie in their cells, one behind the other, up to `limit`: `read` gets tag, sequence number and
+    /// payload of each. The first one must have this sequence number. Stops before a message that has another, carries a time stamp,
+    /// or is not accepted. If `read` panics, its message stays the first one. Returns true if the producer waits for room and its bell
+    /// is to be rung.
+    #[inline(always)]
+    #[must_use]
+    pub fn read_series(
+        &mut self,
+        sequence: u32,
+        limit: u64,
+        accepts: impl Fn(u64) -> bool,
+        mut read: impl FnMut(u64, u32, Payload<'_>),
+    ) -> bool {
+        /// Writes the position back, also when `read` panics.
+        struct Head<'a>(&'a mut u64, u64);
+        impl Drop for Head<'_> {
+            fn drop(&mut self) {
+                *self.0 = self.1;
+            }
+        }
+        // Copies, which the compiler need not read again after each call.
+        let (memory, mask, end) = (self.memory, self.memory.cell_count() as u64 - 1, self.head + limit);
+        let lag = sequence.wrapping_sub(self.head as u32);
+        let mut head = Head(&mut self.head, 0);
+        head.1 = *head.0;
+        while head.1 < end {
+            let (cell, expected) = ((head.1 & mask) as usize, lag.wrapping_add(head.1 as u32));
+            // Acquire: pairs with PUBLISH.
+            let check = memory.cell_word(cell, word::CHECK).load(Ordering::Acquire);
+            let len = (check >> 40) as usize;
+            let is_whole = check << 24 == check_word(head.1 + 1, PacketKind::Whole as u8, 0) << 24;
+            if !is_whole
+                || len > INLINE_BYTES
+                || memory.cell_word(cell, word::SEQUENCE).load(Ordering::Relaxed) != u64::from(expected)
+            {
+                break;
+            }
+            let tag = memory.cell_word(cell, word::TAG).load(Ordering::Relaxed);
+            if !accepts(tag) {
+                break;
+            }
+            // SAFETY: the payload lies in its cell (checked), which is mapped as long as the memory (RawMemory::new). The producer
+            // does not get it back before `tell`.
+            read(tag, expected, unsafe { Payload::from_raw(memory.inline_at(cell), len) });
+            head.1 += 1;
+            memory.ask_for_cell(((head.1 + ASK_AHEAD) & mask) as usize);
+        }
+        drop(head);
+        self.head - self.head_told >= self.memory.cell_count() as u64 / 4 && self.tell()
     }
 
     /// The payload of the first packet, in place.

@@ -18,6 +18,7 @@ mod regions;
 mod remote_regions;
 mod repeated;
 mod requests;
+mod series;
 mod taken_back;
 mod threads;
 mod transfers;
@@ -75,6 +76,12 @@ suite! {
         probing_takes_nothing
         parameters_out_of_range_are_refused
         figures_agree_with_what_happened;
+    series:
+        a_series_arrives_whole_and_in_order
+        a_series_of_one_tag_leaves_the_others
+        a_series_without_room_says_how_far_it_came
+        a_series_whose_reader_panics_goes_on
+        calls_from_within_a_series_are_told_apart;
     matching:
         tags_and_masks_select
         sources_select

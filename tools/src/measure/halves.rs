@@ -190,7 +190,17 @@ fn work(plan: &Plan, side: Side, other: Apart<'_>) -> Result<Vec<Finding>, Troub
     let Apart { node, to, patience } = other;
     let (buffers, messages, landing) = memory(plan, node, to, patience)?;
     let peer = if plan.shared { None } else { Some(node.peer(to)?) };
-    let driver = Driver { node, peer: peer.as_ref(), to, from: Match::from(to), patience, landing, loan: false, mode: None };
+    let driver = Driver {
+        node,
+        peer: peer.as_ref(),
+        to,
+        from: Match::from(to),
+        patience,
+        landing,
+        loan: false,
+        mode: None,
+        batch: plan.batch,
+    };
     let together = Together::Apart(other);
     let sections = Sections { plan, side, together, driver, floors: Floors::None, patience, buffers, messages };
     sections.work()

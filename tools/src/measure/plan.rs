@@ -81,6 +81,8 @@ pub struct Plan {
     pub mode: Option<String>,
     /// Whether the processes use a `Node` that threads share, and not a `Peer`.
     pub shared: bool,
+    /// How many messages one call sends or receives, for a rate.
+    pub batch: usize,
 }
 
 /// How the puts of the other process get into this process's memory.
@@ -130,7 +132,8 @@ impl Plan {
     pub fn new(test: Test, setting: Setting, legs: Vec<Leg>) -> Self {
         let (put, both_ways, floor, loan, shared) = (false, false, false, false, false);
         let (buffers, copy, touched, mode) = (Place::Private, Copier::Auto, true, None);
-        Self { test, setting, pairs: 1, put, window: 1, both_ways, buffers, copy, legs, floor, touched, loan, mode, shared }
+        let (pairs, window, batch) = (1, 1, 1);
+        Self { test, setting, pairs, put, window, both_ways, buffers, copy, legs, floor, touched, loan, mode, shared, batch }
     }
 
     /// The carriers of the sections of a round.

@@ -1,6 +1,6 @@
 //! `doorbell rate`: how many messages a second go from one process to another.
 
-use super::{MeasureArgs, Size, Test, stream_leg, usual_stream};
+use super::{MeasureArgs, Plan, Size, Test, stream_leg, usual_stream};
 use crate::exit::Failure;
 
 /// Measure how many messages a second go from one process to another
@@ -15,6 +15,9 @@ pub struct RateArgs {
     /// Put into the other's region, without notification, instead of sending messages
     #[arg(long, conflicts_with = "floor")]
     put: bool,
+    /// Messages that one call sends, and the most that one call receives
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["put", "shared"], value_parser = clap::value_parser!(u16).range(1..=256))]
+    batch: u16,
     #[command(flatten)]
     measure: MeasureArgs,
 }
@@ -25,6 +28,6 @@ const MESSAGES: u64 = 20_000_000;
 /// Measures and prints.
 pub fn run(args: &RateArgs) -> Result<(), Failure> {
     let plan = args.measure.plan(Test::Rate, &args.sizes, |bytes| usual_stream(bytes, MESSAGES), stream_leg)?;
-    let plan = args.measure.by_put(args.put, plan)?;
+    let plan = Plan { batch: args.batch.into(), ..args.measure.by_put(args.put, plan)? };
     super::carry_out(&args.measure, None, plan)
 }

@@ -18,6 +18,7 @@ pub fn title(plan: &Plan) -> String {
         Test::Latency if plan.put => "One-way latency of puts into each other's regions (half a round trip)".into(),
         Test::Latency => "One-way latency (half a round trip)".into(),
         Test::Rate if plan.put => "Puts into the other's region, without notification,".into(),
+        Test::Rate if plan.batch > 1 => format!("Messages one way, {} by one call,", plan.batch),
         Test::Rate => "Messages one way".into(),
         Test::Bandwidth => {
             let ways = if plan.both_ways { "Bytes both ways at once, their sum" } else { "Bytes one way" };
@@ -220,6 +221,7 @@ impl Row {
             Field::of("put", plan.put),
             Field::of("through", if plan.shared { "node" } else { "peer" }),
             Field::of("loan", plan.loan),
+            Field::of("batch", plan.batch),
             Field::of("touched", plan.touched),
         ]);
         fields.extend(setting.fields());

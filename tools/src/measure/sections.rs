@@ -3,9 +3,9 @@
 use super::carrier::TAG;
 use super::{By, Finding, Landing, Leg, Over, Plan, PutStream, Puts, Requests, Test, Together};
 use crate::clock::processor_time;
-use crate::experiment::Trouble;
+use crate::experiment::{Trouble, unless_stopped};
 use doorbell::mode::ModeRequest;
-use doorbell::{Match, Node, NodeId, Peer, Recipient};
+use doorbell::{Envelope, Match, Node, NodeId, Payload, Peer, Recipient};
 use doorbell_benches::exchange;
 use doorbell_benches::stream;
 use doorbell_benches::{
@@ -37,6 +37,8 @@ pub struct Driver<'a> {
     pub loan: bool,
     /// The mode by which the peer sends messages one by one.
     pub mode: Option<ModeRequest>,
+    /// How many messages one call sends or receives.
+    pub batch: usize,
 }
 
 impl Driver<'_> {
@@ -78,6 +80,12 @@ impl Driver<'_> {
             let receive = |into: &mut [u8]| peer.recv(Match::any(), into).map(drop);
             return exchange::play(By { send, receive, patience }, part, section, buffers).map(drop);
         }
+        if let Some(peer) = peer.filter(|_| self.batch > 1) {
+            return match part {
+                Part::Pour => self.pour_batches(peer, section),
+                _ => self.drain_batches(section),
+            };
+        }
         // The target of a stream receives it through the node.
         if let Some(peer) = peer.filter(|_| !matches!(part, Part::Drain)) {
             let send = |message: &[u8]| peer.send(TAG, message);
@@ -87,6 +95,39 @@ impl Driver<'_> {
         let send = |message: &[u8]| node.send(to, TAG, message);
         let receive = |into: &mut [u8]| node.recv(from, into).map(drop);
         exchange::play(By { send, receive, patience }, part, section, buffers).map(drop)
+    }
+
+    /// Sends the messages of a section, several by one call.
+    fn pour_batches(&self, peer: &Peer, section: Section) -> Result<(), Trouble> {
+        let mut room = vec![0; (section.bytes * self.batch).max(1)];
+        let mut left = section.warmup + section.count;
+        while left > 0 {
+            let count = left.min(self.batch);
+            if section.touched {
+                room.chunks_mut(section.bytes.max(1)).take(count).for_each(|message| touch::write(message, left as u64));
+            }
+            let messages: Vec<(u64, &[u8])> = (0..count).map(|at| (TAG, &room[at * section.bytes..][..section.bytes])).collect();
+            peer.send_many(&messages)?;
+            unless_stopped(self.patience)?;
+            left -= count;
+        }
+        Ok(())
+    }
+
+    /// Receives the messages of a section, several by one call.
+    fn drain_batches(&self, section: Section) -> Result<(), Trouble> {
+        let mut left = section.warmup + section.count;
+        while left > 0 {
+            let read = |_: &Envelope, payload: Payload<'_>| {
+                if section.touched {
+                    // SAFETY: the other process does not write a message that it has sent, until the message is taken.
+                    touch::read(unsafe { std::slice::from_raw_parts(payload.as_ptr(), payload.len()) });
+                }
+            };
+            left -= self.node.recv_many(self.from, left.min(self.batch), read)?;
+            unless_stopped(self.patience)?;
+        }
+        Ok(())
     }
 
     fn stream(&self, flow: Flow, messages: &mut Messages) -> Result<(), Trouble> {

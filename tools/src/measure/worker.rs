@@ -33,7 +33,8 @@ pub fn work(pairs: &Pairs, place: &Place) -> Result<Vec<Finding>, Trouble> {
     };
     // A node takes streams from any sender.
     let from = Match::any();
-    let driver = Driver { node: &node, peer: peer.as_ref(), to, from, patience, landing, loan: plan.loan, mode };
+    let driver =
+        Driver { node: &node, peer: peer.as_ref(), to, from, patience, landing, loan: plan.loan, mode, batch: plan.batch };
     let floors = socket.map_or_else(|| Floors::Memory(Floor::new(&pair, side, patience)), Floors::Udp);
     let sections = Sections { plan, side, together, driver, floors, patience, buffers, messages };
     // The node leaves its domain before the worker answers.

@@ -86,8 +86,7 @@ impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
             self.direct.take(&envelope, payload);
             self.count(lane, len);
             self.inbound.turned_away = false;
-            self.satisfied = true;
-            return Verdict::TakenAndStop;
+            return self.given();
         }
         if !self.inbound.pool.push(envelope, payload) {
             if !self.inbound.must_take(lane, &envelope, len) {
@@ -116,6 +115,13 @@ impl<D: Direct> Dispatch<'_, D> {
         self.inbound.tally.messages += 1;
         self.inbound.tally.bytes += len as u64;
         self.inbound.tally.by_poller += self.poller as u64;
+    }
+
+    /// The verdict after the waiting thread got a message.
+    #[inline(always)]
+    fn given(&mut self) -> Verdict {
+        self.satisfied = self.direct.is_full();
+        if self.satisfied { Verdict::TakenAndStop } else { Verdict::Taken }
     }
 
     /// The verdict after a posted receive got its message. If it was the last posted receive, the application gets a chance to
@@ -155,8 +161,7 @@ impl<D: Direct> Dispatch<'_, D> {
             self.direct.take_loan(&envelope, lending.lend(&lease));
             self.count(lane, envelope.len);
             self.inbound.turned_away = false;
-            self.satisfied = true;
-            return Verdict::TakenAndStop;
+            return self.given();
         }
         if !self.inbound.pool.reserve(0) {
             if !self.inbound.must_take(lane, &envelope, 0) {
@@ -346,8 +351,7 @@ impl<D: Direct> Dispatch<'_, D> {
                             // Give it to the thread at once. Through the pool, later messages of this lane would overtake it.
                             self.inbound.pool.release(envelope.len);
                             self.direct.take(&envelope, Payload::private(&message.bytes));
-                            self.satisfied = true;
-                            return Verdict::TakenAndStop;
+                            return self.given();
                         }
                         None => {
                             self.inbound.pool.push_reserved(message);

@@ -140,6 +140,10 @@ pub trait Direct {
     }
     /// Whether it has its message, or waits for none.
     fn has(&self) -> bool;
+    /// Whether it takes no further message.
+    fn is_full(&self) -> bool {
+        self.has()
+    }
 }
 
 /// The destination when no thread waits for a message.
@@ -196,6 +200,16 @@ impl Inbound {
         self.assemblies[lane].pass();
         self.tally.messages += 1;
         self.tally.bytes += len as u64;
+    }
+
+    /// The same for several messages.
+    #[inline(always)]
+    pub fn took_many(&mut self, lane: usize, count: u64, bytes: u64) {
+        self.turned_away = false;
+        let expected = &mut self.assemblies[lane].expected;
+        *expected = expected.wrapping_add(count as u32);
+        self.tally.messages += count;
+        self.tally.bytes += bytes;
     }
 
     /// Gives up the incomplete message of a lane, as its sender did. A receive that had taken it is posted again, in its old

@@ -154,6 +154,15 @@ impl Outbound {
     }
 }
 
+impl Outbound {
+    /// Sends the first messages of a series, as far as they are short and nothing speaks against it. Returns their number.
+    #[inline(always)]
+    pub fn send_series(&self, me: Token, incarnation: Incarnation, messages: &[(u64, &[u8])]) -> usize {
+        let Some(mut state) = self.state.enter_at_once(me) else { return 0 };
+        if state.held != 0 || state.incarnation != incarnation { 0 } else { state.push_series(messages) }
+    }
+}
+
 /// How much of a message is in a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Far {
@@ -288,6 +297,27 @@ impl OutState {
         // The last thing, so that nothing is kept for later where nobody sleeps.
         link.ring();
         true
+    }
+
+    /// The same for the first of several messages. Returns their number.
+    #[inline(always)]
+    fn push_series(&mut self, messages: &[(u64, &[u8])]) -> usize {
+        let Self { link: Some(AnyLink::Shm(link)), sequence, carried, .. } = self else { return 0 };
+        let (mut count, mut bytes) = link.push_series(*sequence, messages);
+        while let Some((tag, longer)) = messages.get(count).filter(|(_, bytes)| bytes.len() <= WHOLE_BYTES) {
+            // SAFETY: as in `push_whole`.
+            if !unsafe { link.push_longer(*tag, sequence.wrapping_add(count as u32), longer) } {
+                break;
+            }
+            let more = link.push_series(sequence.wrapping_add(count as u32 + 1), &messages[count + 1..]);
+            (count, bytes) = (count + 1 + more.0, bytes + longer.len() as u64 + more.1);
+        }
+        if count > 0 {
+            *sequence = sequence.wrapping_add(count as u32);
+            carried.add(count as u64, bytes);
+            link.ring();
+        }
+        count
     }
 
     /// The same, over a further link or a network, or when room must be looked for.

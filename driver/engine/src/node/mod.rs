@@ -3,6 +3,7 @@
 mod builder;
 mod clerked;
 mod handle;
+mod many;
 mod name;
 pub mod operation;
 pub(crate) mod owned;

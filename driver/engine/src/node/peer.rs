@@ -11,7 +11,7 @@ use crate::message::outbound::{Outbound, WHOLE_BYTES};
 use crate::mode::{ModeRequest, Receipt};
 use crate::sync::baton::Token;
 use crate::sync::op::Op;
-use doorbell_fabric::{Envelope, Incarnation, NodeId, Priority};
+use doorbell_fabric::{Envelope, Incarnation, NodeId, Payload, Priority};
 use std::cell::RefCell;
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -174,6 +174,24 @@ impl Peer {
         self.node.try_recv(accepts.incarnation(self.id(), self.incarnation), buf)
     }
 
+    /// Receives up to `limit` messages from this incarnation of the node in place: as [`Node::recv_many`].
+    ///
+    /// # Errors
+    /// As [`Node::recv_many`].
+    #[inline]
+    pub fn recv_many(&self, accepts: Match, limit: usize, read: impl FnMut(&Envelope, Payload<'_>)) -> Result<usize> {
+        self.node.recv_many(accepts.incarnation(self.id(), self.incarnation), limit, read)
+    }
+
+    /// Receives up to `limit` messages from this incarnation of the node that are there now: as [`Node::try_recv_many`].
+    ///
+    /// # Errors
+    /// As [`Node::recv_many`].
+    #[inline]
+    pub fn try_recv_many(&self, accepts: Match, limit: usize, read: impl FnMut(&Envelope, Payload<'_>)) -> Result<usize> {
+        self.node.try_recv_many(accepts.incarnation(self.id(), self.incarnation), limit, read)
+    }
+
     /// Receives a message from this incarnation of the node, waiting until `deadline` at most: as [`Node::recv_until`].
     ///
     /// # Errors
@@ -184,7 +202,7 @@ impl Peer {
     }
 
     #[inline(always)]
-    fn send_with(&self, tag: u64, bytes: &[u8], patience: Patience) -> Result<()> {
+    pub(super) fn send_with(&self, tag: u64, bytes: &[u8], patience: Patience) -> Result<()> {
         let is_short = bytes.len() <= WHOLE_BYTES && self.node.shared.program_turns();
         // Whatever is not short comes out of line, so that the common case needs no stack.
         if is_short && self.outbound.send_short(Token::current(), self.incarnation, tag, bytes) {

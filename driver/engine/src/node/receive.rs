@@ -367,7 +367,7 @@ impl Shared {
 
 /// Finds out whether the shortest path of a receive can be taken until somebody does anything else with the engine.
 #[inline(never)]
-fn settle(engine: &mut AtOnce<'_, Engine>) -> bool {
+pub(super) fn settle(engine: &mut AtOnce<'_, Engine>) -> bool {
     let may = engine.may_take_short();
     if may {
         engine.settle();

@@ -1,13 +1,13 @@
 //! The fast path: a message that is first in the lane that was busy last, while nothing else is pending.
 
-use super::Engine;
+use super::{Engine, TURN_PACKETS};
 use crate::message::Match;
-use crate::message::inbound::{Active, Assembly, Into};
+use crate::message::inbound::{Active, Assembly, Inbound, Into};
 use crate::message::lending::{Lease, Lent};
 use crate::message::receive::RecvOp;
 use crate::sync::op::Op;
 use doorbell_fabric::sync::Ordering;
-use doorbell_fabric::{Envelope, PacketKind};
+use doorbell_fabric::{Envelope, PacketKind, Payload};
 use doorbell_shm::fabric::Hot;
 use std::sync::Arc;
 
@@ -84,6 +84,52 @@ impl Engine {
         Some(envelope)
     }
 
+    /// As [`take_short`](Self::take_short) for up to `limit` messages that `read` reads in place. Looks `rounds` times for the
+    /// first one. Returns their number. If `read` panics, its message stays in the lane.
+    #[inline(always)]
+    pub fn take_many(
+        &mut self,
+        accepts: &Match,
+        limit: usize,
+        rounds: u32,
+        mut read: impl FnMut(&Envelope, Payload<'_>),
+    ) -> usize {
+        let inbound = &mut self.inbound;
+        let Some(hot) = self.fabric.hot_again() else { return 0 };
+        let (source, incarnation) = hot.source();
+        if !accepts.accepts_source(source, incarnation) {
+            return 0;
+        }
+        if hot.watch(rounds).is_none() {
+            return 0;
+        }
+        // The other lanes get their look after as many packets as in other turns.
+        let limit = limit.min(TURN_PACKETS) as u64;
+        let expected = inbound.assemblies[hot.index()].expected;
+        let mut taking = Taking { before: hot.taken(), hot, inbound, bytes: 0 };
+        let accepts = |tag| accepts.accepts_tag(tag);
+        loop {
+            let Taking { hot, bytes, before, .. } = &mut taking;
+            let mut read = |envelope: &Envelope, payload: Payload<'_>| {
+                let len = payload.len() as u64;
+                read(envelope, payload);
+                *bytes += len;
+            };
+            let taken = hot.taken() - *before;
+            hot.read_series(expected.wrapping_add(taken as u32), limit - taken, accepts, &mut read);
+            // It ended at a longer message, at one with a time stamp, or at another packet, if at any.
+            let taken = hot.taken() - *before;
+            let next = expected.wrapping_add(taken as u32);
+            let Some(first) = (taken < limit).then(|| hot.watch(1)).flatten() else { break };
+            let single = hot.read_whole(first, next, accepts, &mut read);
+            if single.or_else(|| hot.read_sampled(first, next, accepts, &mut read)).is_none() {
+                break;
+            }
+        }
+        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        taking.count() as usize
+    }
+
     /// Whether nothing is pending in this node that a message could concern.
     #[inline(always)]
     fn is_quiet(&self) -> bool {
@@ -122,6 +168,28 @@ impl Engine {
         self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         inbound.took(hot.index(), lease.len as usize);
         Some((Envelope { len: lease.len as usize, ..envelope }, lent))
+    }
+}
+
+/// Messages of one lane that are being taken. They are counted at the end, also when their reader panics.
+struct Taking<'a> {
+    hot: Hot<'a>,
+    inbound: &'a mut Inbound,
+    /// The packets that were taken from the lane before.
+    before: u64,
+    bytes: u64,
+}
+
+impl Taking<'_> {
+    /// Each packet was a message.
+    fn count(&self) -> u64 {
+        self.hot.taken() - self.before
+    }
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        self.inbound.took_many(self.hot.index(), self.count(), self.bytes);
     }
 }
 

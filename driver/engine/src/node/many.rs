@@ -1,0 +1,265 @@
+//! Several messages by one call.
+
+use super::receive::settle;
+use super::send::Patience;
+use super::{Node, Peer};
+use crate::Result;
+use crate::drive::poller::Progress;
+use crate::drive::{SPIN_ROUNDS, Shared, TURNS_MAX};
+use crate::error::Error;
+use crate::message::Match;
+use crate::message::inbound::{Direct, Nobody};
+use crate::message::lending::Lent;
+use crate::message::pool::Pooled;
+use crate::sync::baton::Token;
+use crate::sync::wait::Wait;
+use doorbell_fabric::{Envelope, Payload};
+use std::time::Instant;
+
+/// What a receive does with each message.
+type Read<'a> = &'a mut dyn FnMut(&Envelope, Payload<'_>);
+
+/// A receive of several messages that are read in place.
+struct Several<'a> {
+    accepts: Match,
+    limit: usize,
+    taken: usize,
+    read: Read<'a>,
+    failed: Option<Error>,
+}
+
+impl Direct for Several<'_> {
+    fn wants(&self, envelope: &Envelope) -> bool {
+        !self.is_full() && self.accepts.matches(envelope)
+    }
+
+    fn take(&mut self, envelope: &Envelope, payload: Payload<'_>) {
+        (self.read)(envelope, payload);
+        self.taken += 1;
+    }
+
+    fn take_loan(&mut self, envelope: &Envelope, lent: Lent) {
+        self.take(envelope, lent.payload());
+        if lent.is_cut() {
+            self.failed = Some(Error::Damaged { node: envelope.source });
+        }
+    }
+
+    fn has(&self) -> bool {
+        self.taken > 0 || self.failed.is_some()
+    }
+
+    fn is_full(&self) -> bool {
+        self.taken >= self.limit || self.failed.is_some()
+    }
+}
+
+impl Several<'_> {
+    /// Takes messages that are there now.
+    fn take_now(&mut self, shared: &Shared, me: Token) -> Result<()> {
+        for _ in 0..TURNS_MAX {
+            if self.is_full() {
+                break;
+            }
+            let mut engine = shared.enter(me, "try_recv_many")?;
+            if let Some(pooled) = engine.take_whole(&self.accepts) {
+                drop(engine);
+                match pooled {
+                    Pooled::Whole(message) => self.take(&message.envelope, Payload::private(&message.bytes)),
+                    Pooled::Lent(envelope, lent) => self.take_loan(&envelope, lent),
+                    Pooled::Coming(_) => unreachable!("take_whole takes what is whole"),
+                }
+                continue;
+            }
+            // While the first message is incomplete, later messages must not overtake it.
+            let is_coming = engine.pool().find(&self.accepts).is_some();
+            // The receiver itself takes messages for which the poller had no room.
+            if shared.progress() == Progress::Poller && !engine.is_refusing() {
+                break;
+            }
+            let polled = if is_coming { engine.poll(&mut Nobody, false) } else { engine.poll(self, false) };
+            // One turn looks at a few idle lanes only. Continue while any lane has something.
+            if polled + engine.push(me) == 0 && !engine.fabric().has_news() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// Takes messages of the lane that was busy last, as long as nothing else is pending in the node.
+    #[inline(always)]
+    fn take_short(&self, accepts: &Match, limit: usize, mut rounds: u32, read: &mut impl FnMut(&Envelope, Payload<'_>)) -> usize {
+        let mut taken = 0;
+        if !self.program_turns() {
+            return 0;
+        }
+        while taken < limit {
+            let Some(mut engine) = self.enter_at_once() else { break };
+            if !engine.is_settled() && !settle(&mut engine) {
+                break;
+            }
+            let more = engine.take_many(accepts, limit - taken, rounds, &mut *read);
+            if more == 0 {
+                break;
+            }
+            taken += more;
+            // The first message is worth a wait, and the others are not.
+            rounds = 1;
+        }
+        taken
+    }
+
+    /// Waits for the first message, and takes those that are there by then.
+    #[inline(never)]
+    fn receive_many(&self, accepts: Match, limit: usize, deadline: Option<Instant>, read: Read<'_>) -> Result<usize> {
+        if limit == 0 {
+            return self.check().map(|_| 0);
+        }
+        let mut several = Several { accepts, limit, taken: 0, read, failed: None };
+        self.receive_whole("recv_many", accepts, deadline, &mut several, |_, _| {})?;
+        several.failed.map_or(Ok(several.taken), Err)
+    }
+
+    /// Takes the messages that are there now.
+    #[inline(never)]
+    fn try_receive_many(&self, accepts: Match, limit: usize, read: Read<'_>) -> Result<usize> {
+        let me = self.check()?;
+        let mut several = Several { accepts, limit, taken: 0, read, failed: None };
+        several.take_now(self, me)?;
+        match several.failed {
+            Some(error) => Err(error),
+            None if several.taken == 0 => self.enter(me, "try_recv_many")?.never(&accepts).map_or(Ok(0), Err),
+            None => Ok(several.taken),
+        }
+    }
+}
+
+impl Node {
+    /// Receives up to `limit` messages in place: `read` gets the envelope and the bytes of each. Waits until there is one, takes
+    /// it and those that are behind it already, and returns their number. It may return fewer than are there. Messages of one
+    /// sender and priority arrive in the order in which they were sent.
+    ///
+    /// `read` runs while this thread holds the node's engine, as with [`recv_with`](Self::recv_with): other threads of the node wait for it
+    /// meanwhile, and calls of the same node within `read` return [`Error::Reentrant`]. A small message costs a third of what
+    /// [`recv`](Self::recv) costs.
+    ///
+    /// ```
+    /// # use doorbell::{Match, Node, Space};
+    /// # fn main() -> Result<(), doorbell::Error> {
+    /// # let space = Space::heap();
+    /// # let a = Node::builder("many").space(space.clone()).join()?;
+    /// # let b = Node::builder("many").space(space).join()?;
+    /// a.peer(b.id())?.send_many(&[(1, b"three"), (2, b"small"), (3, b"messages")])?;
+    /// let mut tags = Vec::new();
+    /// while tags.len() < 3 {
+    ///     b.recv_many(Match::any(), 64, |envelope, payload| {
+    ///         assert_eq!(envelope.len, payload.len());
+    ///         tags.push(envelope.tag);
+    ///     })?;
+    /// }
+    /// assert_eq!(tags, [1, 2, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`recv_with`](Self::recv_with). [`Error::Damaged`]: the last message that `read` got was on loan, and its memory was
+    /// truncated.
+    #[inline]
+    pub fn recv_many(&self, accepts: Match, limit: usize, read: impl FnMut(&Envelope, Payload<'_>)) -> Result<usize> {
+        self.recv_many_by(accepts, limit, None, read)
+    }
+
+    /// As [`recv_many`](Self::recv_many), waiting for the first message until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; otherwise as [`recv_many`](Self::recv_many).
+    #[inline]
+    pub fn recv_many_until(
+        &self,
+        accepts: Match,
+        limit: usize,
+        deadline: Instant,
+        read: impl FnMut(&Envelope, Payload<'_>),
+    ) -> Result<usize> {
+        self.recv_many_by(accepts, limit, Some(deadline), read)
+    }
+
+    /// As [`recv_many`](Self::recv_many) for messages that are there now: it never waits, and may return 0.
+    ///
+    /// # Errors
+    /// As [`recv_many`](Self::recv_many).
+    #[inline]
+    pub fn try_recv_many(&self, accepts: Match, limit: usize, read: impl FnMut(&Envelope, Payload<'_>)) -> Result<usize> {
+        let mut read = read;
+        match self.shared.take_short(&accepts, limit, 1, &mut read) {
+            0 => self.shared.try_receive_many(accepts, limit, &mut read),
+            taken => Ok(taken),
+        }
+    }
+
+    #[inline(always)]
+    fn recv_many_by(
+        &self,
+        accepts: Match,
+        limit: usize,
+        deadline: Option<Instant>,
+        mut read: impl FnMut(&Envelope, Payload<'_>),
+    ) -> Result<usize> {
+        let rounds = if self.shared.wait() == Wait::Park { 1 } else { SPIN_ROUNDS };
+        match self.shared.take_short(&accepts, limit, rounds, &mut read) {
+            0 => self.shared.receive_many(accepts, limit, deadline, &mut read),
+            taken => Ok(taken),
+        }
+    }
+}
+
+impl Peer {
+    /// Sends messages, each a tag and its bytes, in this order. It is faster than as many calls of [`send`](Self::send) if the
+    /// messages are small, and it holds none of them back. Waits as [`send`](Self::send) does.
+    ///
+    /// # Errors
+    /// As [`Node::send`]. The messages before the one that failed were sent, and those behind it were not.
+    /// [`try_send_many`](Self::try_send_many) tells how many.
+    #[inline]
+    pub fn send_many(&self, messages: &[(u64, &[u8])]) -> Result<()> {
+        let mut sent = 0;
+        loop {
+            sent += self.send_series(&messages[sent..]);
+            let Some((tag, bytes)) = messages.get(sent) else { return Ok(()) };
+            self.send_with(*tag, bytes, Patience::Forever)?;
+            sent += 1;
+        }
+    }
+
+    /// Sends as many of these messages as find room now, and returns their number: `messages[number..]` are left. Never waits.
+    ///
+    /// # Errors
+    /// As [`Node::try_send`] of the first message, except [`Error::Full`].
+    #[inline]
+    pub fn try_send_many(&self, messages: &[(u64, &[u8])]) -> Result<usize> {
+        let mut sent = 0;
+        loop {
+            sent += self.send_series(&messages[sent..]);
+            let Some((tag, bytes)) = messages.get(sent) else { return Ok(sent) };
+            match self.try_send(*tag, bytes) {
+                Ok(()) => sent += 1,
+                Err(Error::Full { .. }) => return Ok(sent),
+                // The next call returns it.
+                Err(_) if sent > 0 => return Ok(sent),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends the first messages of a series, as far as they are short and nothing speaks against it. Returns their number.
+    #[inline(always)]
+    fn send_series(&self, messages: &[(u64, &[u8])]) -> usize {
+        if !self.node().shared.program_turns() {
+            return 0;
+        }
+        self.outbound().send_series(Token::current(), self.incarnation(), messages)
+    }
+}

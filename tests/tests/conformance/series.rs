@@ -1,0 +1,140 @@
+//! Several messages by one call: their bytes, their order, their number.
+
+use doorbell::{Error, Match};
+use doorbell_tests::patience::{briefly, eventually, finishes, running, soon};
+use doorbell_tests::pattern;
+use doorbell_tests::world::World;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// In their cell, in the data ring, in several packets, and by both ends.
+const LENGTHS: [usize; 6] = [8, 64, 0, 3000, 40_000, 150_000];
+
+/// `count` messages, numbered by their tags.
+fn messages(count: u64, len: impl Fn(u64) -> usize) -> Vec<Vec<u8>> {
+    (0..count).map(|number| pattern::bytes(len(number), number)).collect()
+}
+
+fn numbered(messages: &[Vec<u8>]) -> Vec<(u64, &[u8])> {
+    messages.iter().enumerate().map(|(number, bytes)| (number as u64, &bytes[..])).collect()
+}
+
+pub fn a_series_arrives_whole_and_in_order(world: &World) {
+    const COUNT: u64 = 240;
+    let [a, b] = world.nodes();
+    let (node, to) = (a.clone(), b.id());
+    let sending = running("a series", move || {
+        let all = messages(COUNT, |number| LENGTHS[number as usize / 5 % LENGTHS.len()]);
+        let peer = node.peer(to).unwrap();
+        numbered(&all).chunks(7).for_each(|some| peer.send_many(some).unwrap());
+    });
+    let mut next = 0;
+    while next < COUNT {
+        let (limit, before) = (1 + next as usize % 9, next);
+        let taken = b.recv_many_until(Match::from(a.id()), limit, soon(), |envelope, payload| {
+            let len = LENGTHS[next as usize / 5 % LENGTHS.len()];
+            assert_eq!((envelope.tag, envelope.sequence), (next, next as u32), "a message overtook another");
+            assert_eq!((envelope.len, payload.len()), (len, len));
+            pattern::check(&payload.to_vec(), next);
+            next += 1;
+        });
+        assert_eq!(taken.unwrap() as u64, next - before);
+        assert!((1..=limit as u64).contains(&(next - before)), "{limit} at most, {} taken", next - before);
+    }
+    sending.join();
+    assert_eq!(b.try_recv_many(Match::any(), 10, |envelope, _| panic!("{envelope:?}")).unwrap(), 0);
+    let stats = b.stats().unwrap();
+    assert_eq!(stats.messages_in, COUNT);
+}
+
+pub fn a_series_of_one_tag_leaves_the_others(world: &World) {
+    let [a, b] = world.nodes();
+    let all: Vec<[u8; 2]> = (0..60).map(|number| [number % 3, number]).collect();
+    let tagged: Vec<(u64, &[u8])> = all.iter().map(|bytes| (u64::from(bytes[0]), &bytes[..])).collect();
+    a.peer(b.id()).unwrap().send_many(&tagged).unwrap();
+    for tag in [1, 0, 2] {
+        let mut numbers = Vec::new();
+        while numbers.len() < 20 {
+            let mut some = |_: &doorbell::Envelope, payload: doorbell::Payload<'_>| numbers.push(payload.to_vec()[1]);
+            b.recv_many_until(Match::any().tag(tag), 8, soon(), &mut some).unwrap();
+        }
+        let expected: Vec<u8> = (0..60).filter(|number| u64::from(number % 3) == tag).collect();
+        assert_eq!(numbers, expected, "tag {tag}");
+    }
+    let none = b.recv_many_until(Match::any(), 8, briefly(), |envelope, _| panic!("{envelope:?}"));
+    assert!(matches!(none, Err(Error::Timeout { operation: "recv_many", node: None })), "{none:?}");
+    assert_eq!(b.recv_many(Match::any(), 0, |envelope, _| panic!("{envelope:?}")).unwrap(), 0);
+}
+
+pub fn a_series_without_room_says_how_far_it_came(world: &World) {
+    const COUNT: u64 = 3000;
+    let [a, b] = world.nodes();
+    let all = messages(COUNT, |number| [8, 1000][number as usize % 2]);
+    let (numbered, peer) = (numbered(&all), a.peer(b.id()).unwrap());
+    let (mut sent, mut next) = (0, 0);
+    eventually("all messages", || {
+        sent += peer.try_send_many(&numbered[sent..]).unwrap();
+        let mut most = 0;
+        let taken = b.try_recv_many(Match::any(), 100, |envelope, payload| {
+            assert_eq!((envelope.tag, payload.to_vec() == all[next as usize]), (next, true));
+            (next, most) = (next + 1, most + 1);
+        });
+        assert_eq!((taken.unwrap(), most <= 100), (most, true));
+        // Some worlds send only in a turn.
+        a.progress().unwrap();
+        next == COUNT
+    });
+    assert_eq!(sent as u64, COUNT);
+}
+
+pub fn a_series_whose_reader_panics_goes_on(world: &World) {
+    let [a, b] = world.nodes();
+    let all = messages(20, |_| 8);
+    let peer = a.peer(b.id()).unwrap();
+    peer.send_many(&numbered(&all)).unwrap();
+    let mut seen = Vec::new();
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        while seen.len() < 20 {
+            let read = |envelope: &doorbell::Envelope, _: doorbell::Payload<'_>| {
+                if envelope.tag == 5 {
+                    std::panic::resume_unwind(Box::new("on purpose"));
+                }
+                seen.push(envelope.tag);
+            };
+            b.recv_many_until(Match::any(), 20, soon(), read).unwrap();
+        }
+    }));
+    assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"on purpose"));
+    let mut rest = Vec::new();
+    while rest.last() != Some(&19) {
+        b.recv_many_until(Match::any(), 20, soon(), |envelope, _| rest.push(envelope.tag)).unwrap();
+    }
+    // A message that was read from private memory is lost with the panic. One that was read in its lane comes again.
+    rest.retain(|tag| *tag != 5);
+    assert_eq!((seen, rest), ((0..5).collect(), (6..20).collect::<Vec<_>>()));
+}
+
+pub fn calls_from_within_a_series_are_told_apart(world: &World) {
+    let [a, b] = world.nodes();
+    let (node, peer, back) = (b.clone(), a.peer(b.id()).unwrap(), b.peer(a.id()).unwrap());
+    peer.send_many(&[(1, b"one"), (2, b"two")]).unwrap();
+    let answers = finishes("calls from within recv_many", move || {
+        let mut answers = Vec::new();
+        while answers.len() < 2 {
+            let call = |_: &doorbell::Envelope, _: doorbell::Payload<'_>| {
+                let inner = node.try_recv_many(Match::any().tag(9), 1, |_, _| ());
+                answers.push((
+                    inner,
+                    back.send_until(3, &[0; 5000], briefly())
+                        .is_err_and(|error| !matches!(error, Error::Reentrant { .. } | Error::Timeout { .. })),
+                ));
+            };
+            node.recv_many_until(Match::any(), 2, soon(), call).unwrap();
+        }
+        answers
+    });
+    for (inner, other) in answers {
+        assert!(matches!(inner, Ok(0) | Err(Error::Reentrant { .. })) && !other, "{inner:?}");
+    }
+    peer.send(4, b"after").unwrap();
+    assert_eq!(b.recv_many_until(Match::any().tag(4), 5, soon(), |_, _| ()).unwrap(), 1);
+}
