@@ -72,7 +72,7 @@ pub fn talk(me: u16) {
 
 /// One message there and one back, or a few of them by one call. False if one was wrong: a panic would make system calls.
 fn exchange(peer: &doorbell::Peer, me: u16, round: u64, buf: &mut [u8; 8]) -> bool {
-    if round % 4 == 3 {
+    if round % 16 == 3 {
         return (me != 0 || send_series(peer, round)) && receive_series(peer, round) && (me == 0 || send_series(peer, round));
     }
     if me == 0 && peer.send(round, &round.to_ne_bytes()).is_err() {
