@@ -31,6 +31,8 @@ const BUSY_LOOKS: u32 = 4096;
 const IDLE_PER_LOOK: usize = 2;
 /// The most packets to take from one lane before the others have their turn.
 const BURST: usize = 32;
+/// So many packets of one look count as a further look.
+const PACKETS_PER_LOOK: usize = 8;
 /// The number of polls after which the idle lanes and the directory get a turn even if the busy lanes always had packets.
 const IDLE_LOOKS: u32 = 128;
 
@@ -393,6 +395,12 @@ impl ShmFabric {
         }
         self.looks += 1;
         Some(Hot { lane: &mut self.lanes[index], index })
+    }
+
+    /// Notes that packets were taken by one look, so that the idle lanes get their look in time.
+    #[inline(always)]
+    pub fn took(&mut self, packets: usize) {
+        self.looks = (self.looks + (packets / PACKETS_PER_LOOK) as u32).min(IDLE_LOOKS - 1);
     }
 
     /// Looks at the recently busy lanes up to `rounds` times. Returns true as soon as one has a packet.

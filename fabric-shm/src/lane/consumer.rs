@@ -384,7 +384,7 @@ impl Consumer<RawMemory> {
 
     /// Reads whole messages that lie in their cells, one behind the other, up to `limit`: `read` gets tag, sequence number and
     /// payload of each. The first one must have this sequence number. Stops before a message that has another, carries a time stamp,
-    /// or is not accepted. If `read` panics, its message stays the first one. Returns true if the producer waits for room and its bell
+    /// or is not accepted, and where the producer is to be told of the progress. If `read` panics, its message stays the first one. Returns true if the producer waits for room and its bell
     /// is to be rung.
     #[inline(always)]
     #[must_use]
@@ -403,7 +403,10 @@ impl Consumer<RawMemory> {
             }
         }
         // Copies, which the compiler need not read again after each call.
-        let (memory, mask, end) = (self.memory, self.memory.cell_count() as u64 - 1, self.head + limit);
+        let (memory, mask) = (self.memory, self.memory.cell_count() as u64 - 1);
+        // It ends at the report that is due once a quarter lap, for which the producer may wait.
+        let due = (self.head_told + (mask + 1) / 4).saturating_sub(self.head).max(1);
+        let end = self.head + limit.min(due);
         let lag = sequence.wrapping_sub(self.head as u32);
         let mut head = Head(&mut self.head, 0);
         head.1 = *head.0;

@@ -68,6 +68,11 @@ pub fn a_series_of_one_tag_leaves_the_others(world: &World) {
 pub fn a_series_without_room_says_how_far_it_came(world: &World) {
     const COUNT: u64 = 3000;
     let [a, b] = world.nodes();
+    assert_eq!(a.peer(b.id()).unwrap().send_many_until(&[(0, b"first"), (1, b"second")], soon()).unwrap(), 2);
+    let mut first = 0;
+    while first < 2 {
+        first += b.peer(a.id()).unwrap().recv_many_until(Match::any(), 9, soon(), |_, _| ()).unwrap();
+    }
     let all = messages(COUNT, |number| [8, 1000][number as usize % 2]);
     let (numbered, peer) = (numbered(&all), a.peer(b.id()).unwrap());
     let (mut sent, mut next) = (0, 0);

@@ -212,9 +212,9 @@ impl Open {
         replies: &mut Vec<Reply>,
     ) -> (usize, u64, u64) {
         let (mut work, mut executed) = (0, 0);
-        while *budget > 0
-            && let Some(bytes) = self.short_put(core)
-        {
+        // Bounded: a thread that injects as fast as this executes must not keep the engine.
+        for _ in 0..FIFO_SLOTS {
+            let Some(bytes) = (*budget > 0).then(|| self.short_put(core)).flatten() else { break };
             *budget = budget.saturating_sub(bytes);
             (work, executed) = (work + 1, executed + 1);
             if !self.shared.fifo.shows(self.loaded) {

@@ -143,6 +143,12 @@ impl Fabrics {
         self.shm.hot_again()
     }
 
+    /// Notes that packets were taken by one look at the lane that was busy last.
+    #[inline(always)]
+    pub fn took(&mut self, packets: usize) {
+        self.shm.took(packets);
+    }
+
     /// Looks up to `rounds` times at the lanes that were busy lately. True as soon as one has something.
     pub fn spin(&self, rounds: u32) -> bool {
         self.shm.spin(rounds)

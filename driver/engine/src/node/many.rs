@@ -56,12 +56,12 @@ impl Direct for Several<'_> {
 
 impl Several<'_> {
     /// Takes messages that are there now.
-    fn take_now(&mut self, shared: &Shared, me: Token) -> Result<()> {
+    fn take_now(&mut self, shared: &Shared, me: Token, operation: &'static str) -> Result<()> {
         for _ in 0..TURNS_MAX {
             if self.is_full() {
                 break;
             }
-            let mut engine = shared.enter(me, "try_recv_many")?;
+            let mut engine = shared.enter(me, operation)?;
             if let Some(pooled) = engine.take_whole(&self.accepts) {
                 drop(engine);
                 match pooled {
@@ -119,6 +119,9 @@ impl Shared {
         }
         let mut several = Several { accepts, limit, taken: 0, read, failed: None };
         self.receive_whole("recv_many", accepts, deadline, &mut several, |_, _| {})?;
+        if !several.is_full() {
+            several.take_now(self, self.check()?, "recv_many")?;
+        }
         several.failed.map_or(Ok(several.taken), Err)
     }
 
@@ -126,8 +129,11 @@ impl Shared {
     #[inline(never)]
     fn try_receive_many(&self, accepts: Match, limit: usize, read: Read<'_>) -> Result<usize> {
         let me = self.check()?;
+        if limit == 0 {
+            return Ok(0);
+        }
         let mut several = Several { accepts, limit, taken: 0, read, failed: None };
-        several.take_now(self, me)?;
+        several.take_now(self, me, "try_recv_many")?;
         match several.failed {
             Some(error) => Err(error),
             None if several.taken == 0 => self.enter(me, "try_recv_many")?.never(&accepts).map_or(Ok(0), Err),
@@ -141,9 +147,11 @@ impl Node {
     /// it and those that are behind it already, and returns their number. It may return fewer than are there. Messages of one
     /// sender and priority arrive in the order in which they were sent.
     ///
-    /// `read` runs while this thread holds the node's engine, as with [`recv_with`](Self::recv_with): other threads of the node wait for it
-    /// meanwhile, and calls of the same node within `read` return [`Error::Reentrant`]. A small message costs a third of what
-    /// [`recv`](Self::recv) costs.
+    /// `read` may run while this thread holds the node's engine, as with [`recv_with`](Self::recv_with). Then other threads of the node
+    /// wait for it, and calls of the same node that need the engine return [`Error::Reentrant`]. Do not receive from the same node
+    /// within `read`. If `read` panics, its message may come again or be lost. Those before it were received.
+    ///
+    /// It is cheaper than [`recv`](Self::recv) where several small messages follow each other.
     ///
     /// ```
     /// # use doorbell::{Match, Node, Space};
@@ -222,7 +230,7 @@ impl Peer {
     ///
     /// # Errors
     /// As [`Node::send`]. The messages before the one that failed were sent, and those behind it were not.
-    /// [`try_send_many`](Self::try_send_many) tells how many.
+    /// [`send_many_until`](Self::send_many_until) tells how many.
     #[inline]
     pub fn send_many(&self, messages: &[(u64, &[u8])]) -> Result<()> {
         let mut sent = 0;
@@ -231,6 +239,25 @@ impl Peer {
             let Some((tag, bytes)) = messages.get(sent) else { return Ok(()) };
             self.send_with(*tag, bytes, Patience::Forever)?;
             sent += 1;
+        }
+    }
+
+    /// Sends messages as [`send_many`](Self::send_many), waiting until `deadline` at most. Returns how many were sent: all, or those
+    /// before the one that failed.
+    ///
+    /// # Errors
+    /// As [`Node::send_until`], if the first one failed.
+    pub fn send_many_until(&self, messages: &[(u64, &[u8])], deadline: Instant) -> Result<usize> {
+        let mut sent = 0;
+        loop {
+            sent += self.send_series(&messages[sent..]);
+            let Some((tag, bytes)) = messages.get(sent) else { return Ok(sent) };
+            match self.send_with(*tag, bytes, Patience::Until(deadline)) {
+                Ok(()) => sent += 1,
+                // The next call returns it.
+                Err(_) if sent > 0 => return Ok(sent),
+                Err(error) => return Err(error),
+            }
         }
     }
 

@@ -183,6 +183,21 @@ impl Peer {
         self.node.recv_many(accepts.incarnation(self.id(), self.incarnation), limit, read)
     }
 
+    /// As [`recv_many`](Self::recv_many), waiting for the first message until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`](crate::Error::Timeout); otherwise as [`Node::recv_many`].
+    #[inline]
+    pub fn recv_many_until(
+        &self,
+        accepts: Match,
+        limit: usize,
+        deadline: Instant,
+        read: impl FnMut(&Envelope, Payload<'_>),
+    ) -> Result<usize> {
+        self.node.recv_many_until(accepts.incarnation(self.id(), self.incarnation), limit, deadline, read)
+    }
+
     /// Receives up to `limit` messages from this incarnation of the node that are there now: as [`Node::try_recv_many`].
     ///
     /// # Errors

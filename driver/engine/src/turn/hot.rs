@@ -103,7 +103,6 @@ impl Engine {
         if hot.watch(rounds).is_none() {
             return 0;
         }
-        // The other lanes get their look after as many packets as in other turns.
         let limit = limit.min(TURN_PACKETS) as u64;
         let expected = inbound.assemblies[hot.index()].expected;
         let mut taking = Taking { before: hot.taken(), hot, inbound, bytes: 0 };
@@ -127,7 +126,10 @@ impl Engine {
             }
         }
         self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        taking.count() as usize
+        let taken = taking.count() as usize;
+        drop(taking);
+        self.fabric.took(taken);
+        taken
     }
 
     /// Whether nothing is pending in this node that a message could concern.
