@@ -23,7 +23,7 @@ use std::sync::atomic::AtomicBool;
 
 /// The command that runs a program as a worker.
 pub const COMMAND: &str = "worker";
-/// The variables in which the launchers of Open MPI and MPICH number the processes.
+/// The variables in which the launchers of the MPIs number the processes.
 const RANKS: [&str; 2] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"];
 
 /// Runs as a worker: `worker ORDER [NODE]`. Without a node, the launcher's rank counts.
