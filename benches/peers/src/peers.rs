@@ -30,6 +30,8 @@ pub enum Who {
     Iceoryx2,
     /// Aeron over IPC, and over UDP
     Aeron,
+    /// A ring of bytes that a program would write for itself
+    Ring,
     /// QUIC, which encrypts, over UDP
     Quinn,
     /// The bare counter barrier
@@ -38,7 +40,7 @@ pub enum Who {
 
 impl Who {
     /// All, in the order of the columns.
-    pub const ALL: [Who; 13] = [
+    pub const ALL: [Who; 14] = [
         Who::Doorbell,
         Who::Foreground,
         Who::Ucx,
@@ -50,6 +52,7 @@ impl Who {
         Who::Mpich,
         Who::Iceoryx2,
         Who::Aeron,
+        Who::Ring,
         Who::Quinn,
         Who::Floor,
     ];
@@ -68,6 +71,7 @@ impl Who {
             Who::Mpich => "MPICH",
             Who::Iceoryx2 => "iceoryx2",
             Who::Aeron => "Aeron",
+            Who::Ring => "plain ring",
             Who::Quinn => "quinn",
             Who::Floor => "bare barrier",
         }
@@ -88,6 +92,7 @@ impl Who {
             Who::Mpich => "mpich",
             Who::Iceoryx2 => "iceoryx2",
             Who::Aeron => "aeron",
+            Who::Ring => "ring",
             Who::Quinn => "quinn",
         }
     }
@@ -179,6 +184,7 @@ fn peer(installed: &Path, who: Who) -> Peer {
         Who::Mpich => Program::Launched { launcher: installed.join("mpich/bin/mpirun"), library: library("libpeer-mpich.so") },
         Who::Iceoryx2 => Program::Own(installed.join("bin/peer-iceoryx2")),
         Who::Aeron => Program::Own(installed.join("bin/peer-aeron")),
+        Who::Ring => Program::Own(installed.join("bin/peer-ring")),
         Who::Quinn => Program::Own(installed.join("bin/peer-quinn")),
     };
     let file = match &program {
