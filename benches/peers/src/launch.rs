@@ -334,12 +334,13 @@ fn judge(order: &Order, ended: Ended, words: &str, limit: u32) -> Outcome {
     let Some(answers) = answers.into_iter().collect::<Option<Vec<Answer>>>() else {
         return Err("ended without an answer".into());
     };
-    // For several pairs, take the mean; for collectives, the slowest. The first answer knows the distance of the processors.
+    // For several pairs, take the mean and all round trips; for collectives, the slowest. The first answer knows the distance of the processors.
     let together = order.work.is_collective();
     let mut clocks = answers.into_iter().step_by(if together { 1 } else { 2 });
     let Some(mut first) = clocks.next() else { return Err("ended without an answer".into()) };
     for other in clocks {
         for (seen, too) in first.legs.iter_mut().flatten().zip(other.legs.iter().flatten()) {
+            seen.trips.merge(&too.trips);
             seen.ns = if together { seen.ns.max(too.ns) } else { seen.ns + (too.ns - seen.ns) / order.pairs as f64 };
         }
     }
