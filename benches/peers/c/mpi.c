@@ -1,4 +1,4 @@
-/* MPI as a peer of Doorbell: Open MPI and MPICH, each built with its own compiler. */
+/* MPI as a peer of Doorbell: Open MPI, Intel MPI and MPICH, each with a library of its own. */
 
 #include "loops.h"
 #include <mpi.h>

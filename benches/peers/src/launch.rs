@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 const SHARED: &str = "/dev/shm";
 /// The prefix of directory names; the id of the creating process follows.
 const DIR: &str = "doorbell-peers.";
-/// The prefix of MPICH's memory. MPICH numbers it and leaves it behind if it is killed.
-const MPICH_MEMORY: &str = "mpich_shm_";
+/// The prefixes of the memory of MPICH and Intel MPI. They choose the rest, and leave memory behind if they are killed.
+const MPI_MEMORY: [&str; 2] = ["mpich_shm_", "Intel_MPI_"];
 /// How long the other processes may go on when one has failed.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long a process may take to end after it was told to.
@@ -136,20 +136,41 @@ impl Launcher {
     fn launched(&self, who: Who, launcher: &Path, order: &Order, path: &Path) -> io::Result<Command> {
         let mut command = Command::new(launcher);
         // The workers pin themselves, like those of all other peers.
-        command.args(["--bind-to", "none", "-n", &order.processes().to_string()]);
-        if who == Who::Mpich {
-            if order.crowded() {
-                command.envs(MPICH_CROWDED);
+        match who {
+            Who::Impi | Who::ImpiHelped => {
+                command.env("I_MPI_PIN", "0").env("I_MPI_FABRICS", "shm");
+                if order.crowded() {
+                    command.env("I_MPI_WAIT_MODE", "1");
+                }
             }
-        } else {
-            command.args(["--map-by", ":OVERSUBSCRIBE", "--mca", "pml", "ob1", "--mca", "btl", "self,sm"]);
-            if nix::unistd::geteuid().is_root() {
-                command.arg("--allow-run-as-root");
+            Who::Mpich => {
+                command.args(["--bind-to", "none"]);
+                if order.crowded() {
+                    command.envs(MPICH_CROWDED);
+                }
             }
-            if order.crowded() {
-                command.args(["--mca", "mpi_yield_when_idle", "1"]);
+            _ => {
+                command.args([
+                    "--bind-to",
+                    "none",
+                    "--map-by",
+                    ":OVERSUBSCRIBE",
+                    "--mca",
+                    "pml",
+                    "ob1",
+                    "--mca",
+                    "btl",
+                    "self,sm",
+                ]);
+                if nix::unistd::geteuid().is_root() {
+                    command.arg("--allow-run-as-root");
+                }
+                if order.crowded() {
+                    command.args(["--mca", "mpi_yield_when_idle", "1"]);
+                }
             }
         }
+        command.args(["-n", &order.processes().to_string()]);
         command.arg(std::env::current_exe()?).arg(worker::COMMAND).arg(path);
         command.env("OMPI_MCA_btl_sm_backing_directory", &self.dir).env("OMPI_MCA_osc_sm_backing_store", &self.dir);
         Ok(command)
@@ -177,7 +198,7 @@ fn remove(dir: &Path, prefix: &str) {
     let _ = fs::remove_dir_all(dir);
     for entry in fs::read_dir(SHARED).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.contains(prefix) || name.starts_with(MPICH_MEMORY) && !is_mapped(&name) {
+        if name.contains(prefix) || MPI_MEMORY.iter().any(|start| name.starts_with(start)) && !is_mapped(&name) {
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -313,12 +334,13 @@ fn judge(order: &Order, ended: Ended, words: &str, limit: u32) -> Outcome {
     let Some(answers) = answers.into_iter().collect::<Option<Vec<Answer>>>() else {
         return Err("ended without an answer".into());
     };
-    // For several pairs, take the mean; for collectives, the slowest. The first answer knows the distance of the processors.
+    // For several pairs, take the mean and all round trips; for collectives, the slowest. The first answer knows the distance of the processors.
     let together = order.work.is_collective();
     let mut clocks = answers.into_iter().step_by(if together { 1 } else { 2 });
     let Some(mut first) = clocks.next() else { return Err("ended without an answer".into()) };
     for other in clocks {
         for (seen, too) in first.legs.iter_mut().flatten().zip(other.legs.iter().flatten()) {
+            seen.trips.merge(&too.trips);
             seen.ns = if together { seen.ns.max(too.ns) } else { seen.ns + (too.ns - seen.ns) / order.pairs as f64 };
         }
     }

@@ -1,5 +1,6 @@
 //! The order that the processes of a measurement get, and their answers.
 
+use doorbell_benches::stats::Samples;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -40,6 +41,11 @@ impl Work {
     /// Whether several messages are under way at once.
     pub fn is_stream(self) -> bool {
         matches!(self, Work::OneWay | Work::BothWays)
+    }
+
+    /// Whether single round trips are timed.
+    pub fn is_exchange(self) -> bool {
+        matches!(self, Work::Latency | Work::Loan | Work::Put | Work::Pairs)
     }
 
     /// Whether one process computes during a transfer.
@@ -150,11 +156,16 @@ impl Order {
     }
 }
 
+/// The unit of [`Seen::trips`] in nanoseconds.
+pub const TRIP_UNIT: f64 = 0.1;
+
 /// The result of one section.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Seen {
     /// Nanoseconds for each message.
     pub ns: f64,
+    /// Half of each round trip, in units of [`TRIP_UNIT`]; empty where round trips are not timed.
+    pub trips: Samples,
     /// The share of that time for which the process can compute, where that is measured.
     pub overlap: Option<f64>,
     /// Nanoseconds for a cache line to move from one processor to the other, before and after the section.

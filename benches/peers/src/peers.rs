@@ -20,12 +20,18 @@ pub enum Who {
     Mpi,
     /// Open MPI whose computing process has a helper thread; overlap only
     MpiHelped,
+    /// Intel MPI
+    Impi,
+    /// Intel MPI whose computing process has a helper thread; overlap only
+    ImpiHelped,
     /// MPICH; collectives only
     Mpich,
     /// iceoryx2
     Iceoryx2,
     /// Aeron over IPC, and over UDP
     Aeron,
+    /// A ring of bytes that a program would write for itself
+    Ring,
     /// QUIC, which encrypts, over UDP
     Quinn,
     /// The bare counter barrier
@@ -34,16 +40,19 @@ pub enum Who {
 
 impl Who {
     /// All, in the order of the columns.
-    pub const ALL: [Who; 11] = [
+    pub const ALL: [Who; 14] = [
         Who::Doorbell,
         Who::Foreground,
         Who::Ucx,
         Who::UcxHelped,
         Who::Mpi,
         Who::MpiHelped,
+        Who::Impi,
+        Who::ImpiHelped,
         Who::Mpich,
         Who::Iceoryx2,
         Who::Aeron,
+        Who::Ring,
         Who::Quinn,
         Who::Floor,
     ];
@@ -57,9 +66,12 @@ impl Who {
             Who::UcxHelped => "UCX with a helper",
             Who::Mpi => "Open MPI",
             Who::MpiHelped => "Open MPI with a helper",
+            Who::Impi => "Intel MPI",
+            Who::ImpiHelped => "Intel MPI with a helper",
             Who::Mpich => "MPICH",
             Who::Iceoryx2 => "iceoryx2",
             Who::Aeron => "Aeron",
+            Who::Ring => "plain ring",
             Who::Quinn => "quinn",
             Who::Floor => "bare barrier",
         }
@@ -67,7 +79,7 @@ impl Who {
 
     /// Whether a helper thread drives the library while the process computes.
     pub fn is_helped(self) -> bool {
-        matches!(self, Who::UcxHelped | Who::MpiHelped)
+        matches!(self, Who::UcxHelped | Who::MpiHelped | Who::ImpiHelped)
     }
 
     /// Its name in `install`.
@@ -76,9 +88,11 @@ impl Who {
             Who::Doorbell | Who::Foreground | Who::Floor => "doorbell",
             Who::Ucx | Who::UcxHelped => "ucx",
             Who::Mpi | Who::MpiHelped => "mpi",
+            Who::Impi | Who::ImpiHelped => "impi",
             Who::Mpich => "mpich",
             Who::Iceoryx2 => "iceoryx2",
             Who::Aeron => "aeron",
+            Who::Ring => "ring",
             Who::Quinn => "quinn",
         }
     }
@@ -135,12 +149,12 @@ impl Peer {
     pub fn knows(&self, table: Table) -> bool {
         let does = match table.work {
             Work::Loan => matches!(self.who, Who::Doorbell | Who::Iceoryx2),
-            Work::Put => matches!(self.who, Who::Doorbell | Who::Ucx | Who::Mpi),
-            Work::Barrier => matches!(self.who, Who::Doorbell | Who::Mpi | Who::Mpich | Who::Floor),
-            Work::Allreduce | Work::Broadcast => matches!(self.who, Who::Doorbell | Who::Mpi | Who::Mpich),
-            Work::Computing => matches!(self.who, Who::Doorbell | Who::Foreground | Who::Mpi | Who::Mpich),
+            Work::Put => matches!(self.who, Who::Doorbell | Who::Ucx | Who::Mpi | Who::Impi),
+            Work::Barrier => matches!(self.who, Who::Doorbell | Who::Mpi | Who::Impi | Who::Mpich | Who::Floor),
+            Work::Allreduce | Work::Broadcast => matches!(self.who, Who::Doorbell | Who::Mpi | Who::Impi | Who::Mpich),
+            Work::Computing => matches!(self.who, Who::Doorbell | Who::Foreground | Who::Mpi | Who::Impi | Who::Mpich),
             Work::PutOverlap | Work::SendOverlap | Work::ReceiveOverlap => {
-                matches!(self.who, Who::Doorbell | Who::Ucx | Who::Mpi) || self.who.is_helped()
+                matches!(self.who, Who::Doorbell | Who::Ucx | Who::Mpi | Who::Impi) || self.who.is_helped()
             }
             _ => !self.is_special(),
         };
@@ -164,9 +178,13 @@ fn peer(installed: &Path, who: Who) -> Peer {
         Who::Mpi | Who::MpiHelped => {
             Program::Launched { launcher: installed.join("venv/bin/mpirun"), library: library("libpeer-mpi.so") }
         }
+        Who::Impi | Who::ImpiHelped => {
+            Program::Launched { launcher: installed.join("impi/bin/mpiexec"), library: library("libpeer-impi.so") }
+        }
         Who::Mpich => Program::Launched { launcher: installed.join("mpich/bin/mpirun"), library: library("libpeer-mpich.so") },
         Who::Iceoryx2 => Program::Own(installed.join("bin/peer-iceoryx2")),
         Who::Aeron => Program::Own(installed.join("bin/peer-aeron")),
+        Who::Ring => Program::Own(installed.join("bin/peer-ring")),
         Who::Quinn => Program::Own(installed.join("bin/peer-quinn")),
     };
     let file = match &program {

@@ -1,8 +1,11 @@
 //! Writes the tables.
 
+mod tails;
+
 use crate::launch::{Outcome, WINDOW};
 use crate::peers::{Peer, Who};
 use crate::plan::{Row, Table, legs, size, title};
+use doorbell_benches::stats::Samples;
 use doorbell_peers::order::{Over, Work};
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
@@ -28,10 +31,12 @@ pub struct Findings {
 }
 
 /// A section that counts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Section {
     round: usize,
     ns: f64,
+    /// Half of each round trip.
+    trips: Samples,
     overlap: Option<f64>,
     hop: f64,
 }
@@ -66,7 +71,13 @@ impl Findings {
                 if seen.shared || before.max(after) > MOVED * before.min(after) {
                     self.left_out += 1;
                 } else {
-                    let section = Section { round, ns: seen.ns, overlap: seen.overlap, hop: (before + after) / 2.0 };
+                    let section = Section {
+                        round,
+                        ns: seen.ns,
+                        trips: seen.trips.clone(),
+                        overlap: seen.overlap,
+                        hop: (before + after) / 2.0,
+                    };
                     self.seen.entry((table, leg.bytes, who)).or_default().push(section);
                 }
             }
@@ -304,6 +315,9 @@ impl Report<'_> {
                 writeln!(f)?;
             }
         }
+        if table.work.is_exchange() {
+            self.tails(f, table, &columns, mood)?;
+        }
         for peer in &columns {
             if let Some(why) = self.findings.failures.get(&(table, peer.who)) {
                 writeln!(f, "\n{} failed: {why}.", peer.who.name())?;
@@ -471,7 +485,7 @@ mod tests {
     fn a_ratio_above_one_means_that_the_peer_takes_longer() {
         let peers = crate::peers::find(std::path::Path::new("/nowhere"), &[Who::Ucx, Who::Mpi]);
         let mut findings = Findings::default();
-        let hop = |ns, hops| Seen { ns, overlap: None, hops, shared: false };
+        let hop = |ns, hops| Seen { ns, hops, ..Seen::default() };
         let answer = |seen: Vec<Seen>| Ok(Answer { legs: vec![seen], ..Answer::default() });
         let near = [100.0, 110.0];
         let thrice = |ns| vec![hop(ns, near); SECTIONS_LEAST];
@@ -490,7 +504,7 @@ mod tests {
     #[test]
     fn what_was_measured_in_different_moods_is_told_apart() {
         let mut findings = Findings::default();
-        let seen = |ns, hop| Seen { ns, overlap: None, hops: [hop; 2], shared: false };
+        let seen = |ns, hop| Seen { ns, hops: [hop; 2], ..Seen::default() };
         for round in 0..3 {
             let legs = vec![vec![seen(10.0, 70.0), seen(12.0, 70.0), seen(14.0, 70.0), seen(40.0, 250.0)]];
             // In the last round the processors were far apart for most sections.

@@ -1,7 +1,7 @@
 //! One of the processes of a measurement.
 
 use crate::collective::Calls;
-use crate::order::{Answer, Leg, Order, Seen, Work};
+use crate::order::{Answer, Leg, Order, Seen, TRIP_UNIT, Work};
 use crate::overlap;
 use crate::place::Place;
 use crate::transport::{Result, Setup, Transport};
@@ -23,7 +23,7 @@ use std::sync::atomic::AtomicBool;
 
 /// The command that runs a program as a worker.
 pub const COMMAND: &str = "worker";
-/// The variables in which the launchers of Open MPI and MPICH number the processes.
+/// The variables in which the launchers of the MPIs number the processes.
 const RANKS: [&str; 2] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"];
 
 /// Runs as a worker: `worker ORDER [NODE]`. Without a node, the launcher's rank counts.
@@ -158,12 +158,23 @@ impl<T: Transport> Worker<'_, T> {
             let (ticks, overlap) = self.section(leg, section)?;
             let after = self.probe(probe)?;
             if section > 0 && (self.side == Side::Ping || self.order.work.is_collective()) {
+                let trips = self.trips(&ticks);
                 let ns = self.ns(leg, ticks);
-                found.push(Seen { ns, overlap, hops: [before.0, after.0], shared: before.1 || after.1 });
+                found.push(Seen { ns, trips, overlap, hops: [before.0, after.0], shared: before.1 || after.1 });
             }
             before = after;
         }
         Ok(found)
+    }
+
+    /// Half of each round trip, if that is what was timed.
+    fn trips(&self, ticks: &[u64]) -> Samples {
+        let mut trips = Samples::new();
+        if self.order.work.is_exchange() {
+            let units = self.clock.ns_per_tick / 2.0 / TRIP_UNIT;
+            ticks.iter().for_each(|ticks| trips.record((*ticks as f64 * units).round() as u64));
+        }
+        trips
     }
 
     /// Nanoseconds for each message.
