@@ -13,7 +13,7 @@ use peers::{Peer, Who};
 use plan::{Row, Table};
 use report::{Findings, Report};
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Measure Doorbell beside other transports: the same work, the same loops, in turns, on the same two processors
@@ -35,6 +35,7 @@ Examples:
   doorbell-peers --rows overlap                   computing during transfers, to the terminal (2 minutes)
   doorbell-peers --rows collectives               teams, to the terminal (3 minutes)
   doorbell-peers --rounds 9 --output -            more rounds, to the terminal
+  doorbell-peers --rows latency --chart f.svg     one table, and a chart of it
 
 Columns with × give the peer's time for a message divided by Doorbell's: above 1
 Doorbell is faster. Times move by 10 to 30 % from hour to hour on virtual machines, ratios
@@ -59,6 +60,9 @@ struct Args {
     /// The file for the tables; `-` is the terminal [default: docs/performance.md if everything is measured, otherwise -]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// The file for a chart of the latencies of 8 B and 64 KiB, as SVG
+    #[arg(long, value_name = "FILE.svg")]
+    chart: Option<PathBuf>,
     /// The two processors
     #[arg(long, value_name = "CPU,CPU", value_delimiter = ',', num_args = 1, default_value = "0,1")]
     pin: Vec<usize>,
@@ -127,6 +131,9 @@ fn measure(args: &Args) -> Result<ExitCode, Failure> {
     };
     let rows: Vec<Row> = if args.rows.is_empty() { Row::ALL.to_vec() } else { args.rows.clone() };
     let tables: Vec<Table> = Row::ALL.iter().filter(|row| rows.contains(row)).flat_map(|row| row.tables()).collect();
+    if args.chart.is_some() && !rows.contains(&Row::Latency) {
+        return Err(Failure::environment("--chart: there are no latencies to draw", "add latency to --rows"));
+    }
     let rounds = if args.quick { args.rounds.min(3) } else { args.rounds };
     let installed = args.peers.clone().unwrap_or_else(|| repository().join("target/peers"));
     let mut peers = peers::find(&installed, &args.only);
@@ -172,6 +179,11 @@ fn measure(args: &Args) -> Result<ExitCode, Failure> {
         None => all.then(|| repository().join("docs/performance.md")),
     };
     write(&report.to_string(), path)?;
+    if let Some(path) = &args.chart {
+        let chart = report.chart();
+        let chart = chart.ok_or_else(|| Failure::environment("--chart: no latency was measured", "the tables say why"))?;
+        save(&chart, path).map_err(|error| Failure::environment(error, "the tables are written"))?;
+    }
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -180,11 +192,15 @@ fn write(text: &str, path: Option<PathBuf>) -> Result<(), Failure> {
         print!("{text}");
         return Ok(());
     };
-    let parent = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-    if let Err(error) = parent.and_then(|()| std::fs::write(&path, text)) {
+    save(text, &path).map_err(|error| {
         print!("{text}");
-        return Err(Failure::environment(format!("could not write {}: {error}", path.display()), "the tables are on stdout"));
-    }
+        Failure::environment(error, "the tables are on stdout")
+    })
+}
+
+fn save(text: &str, path: &Path) -> Result<(), String> {
+    let parent = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+    parent.and_then(|()| std::fs::write(path, text)).map_err(|error| format!("could not write {}: {error}", path.display()))?;
     eprintln!("written to {}", path.display());
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Writes the tables.
 
+mod chart;
 mod tails;
 
 use crate::launch::{Outcome, WINDOW};
