@@ -201,12 +201,13 @@ fn two_halves_measure_with_each_other() {
     let _turn = turn();
     let key = File::new(&[7; 32], 0o600);
     let keyed = ["--key-file", key.path()];
-    let ways: [(&[&str], &[&str]); 6] = [
+    let ways: [(&[&str], &[&str]); 7] = [
         (&["latency", "--sizes", "8,100kB", "--untouched"], &[]),
         (&["latency", "--sizes", "8,4KiB", "--put"], &keyed),
         (&["rate", "--sizes", "8,4KiB", "--put", "--shared"], &[]),
         (&["latency", "--sizes", "8"], &keyed),
         (&["rate", "--sizes", "8,1000"], &keyed),
+        (&["rate", "--sizes", "8,100", "--batch", "7"], &[]),
         (&["bandwidth", "--sizes", "64KiB", "--both-ways", "--window", "3"], &[]),
     ];
     for (way, key) in ways {
@@ -215,6 +216,7 @@ fn two_halves_measure_with_each_other() {
         for row in &found {
             assert_eq!((&row["fabric"], &row["to"]), (&"udp".into(), &listener.address.as_str().into()), "{row}");
             assert_eq!((&row["key"], &row["hop_ns"]), (&(!key.is_empty()).into(), &Value::Null), "{row}");
+            assert_eq!(row["batch"], if way.contains(&"--batch") { 7 } else { 1 }, "{row}");
             assert!(row["put"].as_bool().unwrap_or_default() == way.contains(&"--put"), "{row}");
             assert!(row["p50_ns"].as_f64().unwrap() > 0.0 && row["samples"].as_u64().unwrap() >= 100, "{row}");
         }

@@ -180,6 +180,23 @@ pub fn a_reader_that_panics_does_not_harm_the_node(world: &World) {
     }));
     let panic = panic.map(|result: doorbell::Result<()>| result).unwrap_err();
     assert_eq!(panic.downcast_ref(), Some(&"on purpose"));
+    // In parts, by both ends, and on loan.
+    let (node, to) = (a.clone(), b.id());
+    let sending = doorbell_tests::patience::running("long messages", move || {
+        let peer = node.peer(to).unwrap();
+        for len in [40_000, 300_000] {
+            peer.send(3, &pattern::bytes(len, 3)).unwrap();
+        }
+        node.loan_bytes(1000).unwrap().send(&peer, 3).unwrap();
+    });
+    for _ in 0..3 {
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            read_by(&b, Match::any().tag(3), soon(), |_, _| std::panic::resume_unwind(Box::new("on purpose")))
+        }));
+        assert!(panic.map(|result: doorbell::Result<()>| result).is_err());
+    }
+    sending.join();
+    assert_eq!(b.probe(Match::any().tag(3)).unwrap(), None, "a message came again");
     a.send_until(b.id(), 2, b"two", soon()).unwrap();
     let mut buf = [0; 8];
     assert_eq!(b.recv_until(Match::any().tag(2), &mut buf, soon()).unwrap().len, 3);

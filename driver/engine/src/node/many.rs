@@ -1,6 +1,6 @@
 //! Several messages by one call.
 
-use super::receive::settle;
+use super::receive::{Reading, give, settle};
 use super::send::Patience;
 use super::{Node, Peer};
 use crate::Result;
@@ -10,7 +10,6 @@ use crate::error::Error;
 use crate::message::Match;
 use crate::message::inbound::{Direct, Nobody};
 use crate::message::lending::Lent;
-use crate::message::pool::Pooled;
 use crate::sync::baton::Token;
 use crate::sync::wait::Wait;
 use doorbell_fabric::{Envelope, Payload};
@@ -25,6 +24,7 @@ struct Several<'a> {
     limit: usize,
     taken: usize,
     read: Read<'a>,
+    reading: Reading,
     failed: Option<Error>,
 }
 
@@ -34,7 +34,8 @@ impl Direct for Several<'_> {
     }
 
     fn take(&mut self, envelope: &Envelope, payload: Payload<'_>) {
-        (self.read)(envelope, payload);
+        let read = &mut self.read;
+        self.reading.run(|| read(envelope, payload));
         self.taken += 1;
     }
 
@@ -46,15 +47,25 @@ impl Direct for Several<'_> {
     }
 
     fn has(&self) -> bool {
-        self.taken > 0 || self.failed.is_some()
+        self.taken > 0
     }
 
     fn is_full(&self) -> bool {
-        self.taken >= self.limit || self.failed.is_some()
+        self.taken >= self.limit || self.failed.is_some() || self.reading.is_broken_off()
     }
 }
 
-impl Several<'_> {
+impl<'a> Several<'a> {
+    fn new(accepts: Match, limit: usize, read: Read<'a>) -> Self {
+        Self { accepts, limit, taken: 0, read, reading: Reading::default(), failed: None }
+    }
+
+    /// The number of messages that were read, or why the last one is no message.
+    fn ended(self) -> Result<usize> {
+        self.reading.end();
+        self.failed.map_or(Ok(self.taken), Err)
+    }
+
     /// Takes messages that are there now.
     fn take_now(&mut self, shared: &Shared, me: Token, operation: &'static str) -> Result<()> {
         for _ in 0..TURNS_MAX {
@@ -64,11 +75,7 @@ impl Several<'_> {
             let mut engine = shared.enter(me, operation)?;
             if let Some(pooled) = engine.take_whole(&self.accepts) {
                 drop(engine);
-                match pooled {
-                    Pooled::Whole(message) => self.take(&message.envelope, Payload::private(&message.bytes)),
-                    Pooled::Lent(envelope, lent) => self.take_loan(&envelope, lent),
-                    Pooled::Coming(_) => unreachable!("take_whole takes what is whole"),
-                }
+                give(pooled, self);
                 continue;
             }
             // While the first message is incomplete, later messages must not overtake it.
@@ -85,6 +92,11 @@ impl Several<'_> {
         }
         Ok(())
     }
+}
+
+/// The number of messages that were sent. An error counts only if the first one failed: otherwise the next call returns it.
+fn sent((count, ended): (usize, Result<()>)) -> Result<usize> {
+    if count > 0 { Ok(count) } else { ended.map(|()| 0) }
 }
 
 impl Shared {
@@ -117,12 +129,11 @@ impl Shared {
         if limit == 0 {
             return self.check().map(|_| 0);
         }
-        let mut several = Several { accepts, limit, taken: 0, read, failed: None };
+        let mut several = Several::new(accepts, limit, read);
         self.receive_whole("recv_many", accepts, deadline, &mut several, |_, _| {})?;
-        if !several.is_full() {
-            several.take_now(self, self.check()?, "recv_many")?;
-        }
-        several.failed.map_or(Ok(several.taken), Err)
+        // Whatever keeps further messages away, those that were read count.
+        let _ = self.check().and_then(|me| several.take_now(self, me, "recv_many"));
+        several.ended()
     }
 
     /// Takes the messages that are there now.
@@ -132,12 +143,11 @@ impl Shared {
         if limit == 0 {
             return Ok(0);
         }
-        let mut several = Several { accepts, limit, taken: 0, read, failed: None };
-        several.take_now(self, me, "try_recv_many")?;
-        match several.failed {
-            Some(error) => Err(error),
-            None if several.taken == 0 => self.enter(me, "try_recv_many")?.never(&accepts).map_or(Ok(0), Err),
-            None => Ok(several.taken),
+        let mut several = Several::new(accepts, limit, read);
+        match several.take_now(self, me, "try_recv_many") {
+            Err(error) if several.taken == 0 => Err(error),
+            Ok(()) if several.taken == 0 => self.enter(me, "try_recv_many")?.never(&accepts).map_or(Ok(0), Err),
+            _ => several.ended(),
         }
     }
 }
@@ -233,13 +243,7 @@ impl Peer {
     /// [`send_many_until`](Self::send_many_until) tells how many.
     #[inline]
     pub fn send_many(&self, messages: &[(u64, &[u8])]) -> Result<()> {
-        let mut sent = 0;
-        loop {
-            sent += self.send_series(&messages[sent..]);
-            let Some((tag, bytes)) = messages.get(sent) else { return Ok(()) };
-            self.send_with(*tag, bytes, Patience::Forever)?;
-            sent += 1;
-        }
+        self.send_all(messages, Patience::Forever).1
     }
 
     /// Sends messages as [`send_many`](Self::send_many), waiting until `deadline` at most. Returns how many were sent: all, or those
@@ -248,17 +252,7 @@ impl Peer {
     /// # Errors
     /// As [`Node::send_until`], if the first one failed.
     pub fn send_many_until(&self, messages: &[(u64, &[u8])], deadline: Instant) -> Result<usize> {
-        let mut sent = 0;
-        loop {
-            sent += self.send_series(&messages[sent..]);
-            let Some((tag, bytes)) = messages.get(sent) else { return Ok(sent) };
-            match self.send_with(*tag, bytes, Patience::Until(deadline)) {
-                Ok(()) => sent += 1,
-                // The next call returns it.
-                Err(_) if sent > 0 => return Ok(sent),
-                Err(error) => return Err(error),
-            }
-        }
+        sent(self.send_all(messages, Patience::Until(deadline)))
     }
 
     /// Sends as many of these messages as find room now, and returns their number: `messages[number..]` are left. Never waits.
@@ -267,16 +261,22 @@ impl Peer {
     /// As [`Node::try_send`] of the first message, except [`Error::Full`].
     #[inline]
     pub fn try_send_many(&self, messages: &[(u64, &[u8])]) -> Result<usize> {
-        let mut sent = 0;
+        match self.send_all(messages, Patience::None) {
+            (count, Err(Error::Full { .. })) => Ok(count),
+            all => sent(all),
+        }
+    }
+
+    /// Sends messages until one fails. Returns how many were sent, and why no more.
+    #[inline(always)]
+    fn send_all(&self, messages: &[(u64, &[u8])], patience: Patience) -> (usize, Result<()>) {
+        let mut count = 0;
         loop {
-            sent += self.send_series(&messages[sent..]);
-            let Some((tag, bytes)) = messages.get(sent) else { return Ok(sent) };
-            match self.try_send(*tag, bytes) {
-                Ok(()) => sent += 1,
-                Err(Error::Full { .. }) => return Ok(sent),
-                // The next call returns it.
-                Err(_) if sent > 0 => return Ok(sent),
-                Err(error) => return Err(error),
+            count += self.send_series(&messages[count..]);
+            let Some((tag, bytes)) = messages.get(count) else { return (count, Ok(())) };
+            match self.send_with(*tag, bytes, patience) {
+                Ok(()) => count += 1,
+                failed => return (count, failed),
             }
         }
     }

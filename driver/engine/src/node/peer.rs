@@ -92,7 +92,6 @@ impl Peer {
     /// As [`Node::try_send`].
     #[inline]
     pub fn try_send(&self, tag: u64, bytes: &[u8]) -> Result<()> {
-        check_try(bytes.len())?;
         self.send_with(tag, bytes, Patience::None)
     }
 
@@ -228,6 +227,9 @@ impl Peer {
 
     #[inline(never)]
     fn send_any(&self, tag: u64, bytes: &[u8], patience: Patience) -> Result<()> {
+        if matches!(patience, Patience::None) {
+            check_try(bytes.len())?;
+        }
         let shared = &self.node.shared;
         let me = shared.check()?;
         if shared.send_now(me, &self.outbound, Some(self.incarnation), tag, bytes)? {

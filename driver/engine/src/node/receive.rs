@@ -18,6 +18,8 @@ use crate::sync::wait::{Step, Wait};
 use crate::turn::{Engine, HotTake};
 use doorbell_fabric::world;
 use doorbell_fabric::{Envelope, Payload};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -93,10 +95,35 @@ impl Direct for IntoBuffer<'_> {
     }
 }
 
+/// The calls of a program's reader within a turn of the engine. A panic is kept until the turn is over. Unwinding through the turn would
+/// leave its message half taken: a loan would be given back and come again, and a message in parts would lack its beginning.
+#[derive(Default)]
+pub(super) struct Reading(Option<Box<dyn Any + Send>>);
+
+impl Reading {
+    /// Calls the reader. `None` if it panics.
+    pub fn run<R>(&mut self, read: impl FnOnce() -> R) -> Option<R> {
+        catch_unwind(AssertUnwindSafe(read)).map_err(|panic| self.0 = Some(panic)).ok()
+    }
+
+    /// Whether the reader panicked.
+    pub fn is_broken_off(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Goes on with the panic, if there was one. Call it without the baton.
+    pub fn end(self) {
+        if let Some(panic) = self.0 {
+            resume_unwind(panic);
+        }
+    }
+}
+
 /// A receive that reads the message in place.
 struct InPlace<F, R> {
     accepts: Match,
     read: Option<F>,
+    reading: Reading,
     got: Option<Result<R>>,
 }
 
@@ -107,7 +134,7 @@ impl<F: FnOnce(&Envelope, Payload<'_>) -> R, R> Direct for InPlace<F, R> {
 
     fn take(&mut self, envelope: &Envelope, payload: Payload<'_>) {
         if let Some(read) = self.read.take() {
-            self.got = Some(Ok(read(envelope, payload)));
+            self.got = self.reading.run(|| read(envelope, payload)).map(Ok);
         }
     }
 
@@ -119,7 +146,7 @@ impl<F: FnOnce(&Envelope, Payload<'_>) -> R, R> Direct for InPlace<F, R> {
     }
 
     fn has(&self) -> bool {
-        self.got.is_some()
+        self.read.is_none()
     }
 }
 
@@ -254,8 +281,9 @@ impl Shared {
         deadline: Option<Instant>,
         read: impl FnOnce(&Envelope, Payload<'_>) -> R,
     ) -> Result<R> {
-        let mut direct = InPlace { accepts, read: Some(read), got: None };
+        let mut direct = InPlace { accepts, read: Some(read), reading: Reading::default(), got: None };
         self.receive_whole("recv_with", accepts, deadline, &mut direct, |_, _| {})?;
+        direct.reading.end();
         direct.got.unwrap_or(Err(Error::Timeout { operation: "recv_with", node: accepts.bound_to() }))
     }
 
@@ -278,11 +306,7 @@ impl Shared {
                 if let Some(pooled) = engine.take_whole(&accepts) {
                     // The message is no longer in a lane. It is read without the baton, so that other threads can continue.
                     drop(engine);
-                    match pooled {
-                        Pooled::Whole(message) => direct.take(&message.envelope, Payload::private(&message.bytes)),
-                        Pooled::Lent(envelope, lent) => direct.take_loan(&envelope, lent),
-                        Pooled::Coming(_) => unreachable!("take_whole takes what is whole"),
-                    }
+                    give(pooled, direct);
                 } else if self.progress() != Progress::Poller || engine.is_refusing() {
                     // The receiver itself takes messages for which the poller had no room.
                     if self.progress() != Progress::Poller {
@@ -394,6 +418,15 @@ fn take_now(engine: &mut Engine, me: Token, direct: &mut IntoBuffer<'_>) -> bool
     false
 }
 
+/// Gives a whole message of the pool to a receive.
+pub(super) fn give<D: Direct>(pooled: Pooled, direct: &mut D) {
+    match pooled {
+        Pooled::Whole(message) => direct.take(&message.envelope, Payload::private(&message.bytes)),
+        Pooled::Lent(envelope, lent) => direct.take_loan(&envelope, lent),
+        Pooled::Coming(_) => unreachable!("take_whole takes what is whole"),
+    }
+}
+
 /// Takes a message from the pool. True if the message is there, whole or in part.
 fn take_pooled(engine: &mut Engine, direct: &mut IntoBuffer<'_>) -> bool {
     match engine.take_pooled(&direct.accepts) {
@@ -501,7 +534,7 @@ impl Node {
     /// longer than a packet, or that arrived before the call, is read from private memory.
     ///
     /// `read` runs while this thread holds the node's engine. Other threads of the node wait for it meanwhile, and calls of the
-    /// same node within `read` return [`Error::Reentrant`].
+    /// same node within `read` return [`Error::Reentrant`]. If `read` panics, its message counts as received.
     ///
     /// # Errors
     /// As [`recv`](Self::recv), except [`Error::Truncated`].
