@@ -77,6 +77,67 @@ fn every_64th_packet_says_when_it_was_published() {
     assert_eq!(age((crate::clock::now_ns() as u32).wrapping_add(1 << 30)), None);
 }
 
+#[test]
+fn a_series_goes_through_the_cells_in_order_and_stops_where_it_must() {
+    let block = Block::new(16, 16 << 10);
+    let mut producer = Producer::claim(block.memory(), 1).unwrap();
+    let mut consumer = Consumer::new(block.memory());
+    let bytes: Vec<Vec<u8>> = (0..300).map(|number| message(number, [8, 0, 3, 40, 17][number as usize % 5])).collect();
+    let all: Vec<(u64, &[u8])> = bytes.iter().zip(0..).map(|(bytes, tag)| (tag, &bytes[..])).collect();
+    let (mut sent, mut read) = (0, 0);
+    while read < all.len() {
+        let (count, sum) = producer.push_series(sent as u32, &all[sent..]);
+        assert_eq!(sum, all[sent..][..count].iter().map(|(_, bytes)| bytes.len() as u64).sum());
+        sent += count;
+        if sent < all.len() && count == 0 {
+            // It needs a time stamp, or a look for room.
+            let (tag, bytes) = all[sent];
+            let head = PacketHead { kind: PacketKind::Whole, tag, sequence: sent as u32, total: bytes.len() as u64 };
+            // SAFETY: a slice.
+            sent += usize::from(unsafe { producer.push(&head, bytes.as_ptr(), bytes.len()) } == Push::Done);
+        }
+        // One in seven is not accepted at first.
+        let (before, is_choosy) = (read, read % 2 == 0);
+        let _ = consumer.read_series(
+            read as u32,
+            5,
+            |tag| !is_choosy || tag % 7 != 0,
+            |tag, sequence, payload| {
+                assert_eq!((tag, sequence as usize, payload.to_vec()), (read as u64, read, bytes[read].clone()));
+                read += 1;
+            },
+        );
+        assert!(read - before <= 5 && (!is_choosy || (before..read).all(|number| number % 7 != 0)));
+        if read == before
+            && let Some((head, payload)) = pop(&mut consumer)
+        {
+            assert_eq!((head.tag, &payload), (read as u64, &bytes[read]));
+            read += 1;
+        }
+        // A later sequence number than the first one's is left alone.
+        let _ = consumer.read_series(read as u32 + 1, 5, |_| true, |tag, _, _| panic!("{tag}"));
+    }
+    // A reader that panics leaves its message, and has the ones before it.
+    sent += producer.push_series(0, &all[1..3]).0 - 2;
+    assert_eq!(sent, all.len());
+    let mut seen = Vec::new();
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _ = consumer.read_series(
+            0,
+            5,
+            |_| true,
+            |tag, _, _| {
+                seen.push(tag);
+                if tag == 2 {
+                    std::panic::resume_unwind(Box::new(()));
+                }
+            },
+        );
+    }));
+    assert_eq!((panicked.is_err(), seen), (true, vec![1, 2]));
+    assert_eq!(pop(&mut consumer).map(|(head, _)| head.tag), Some(2));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 128 }, failure_persistence: None, ..Default::default() })]
 
