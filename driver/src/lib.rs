@@ -82,7 +82,7 @@ pub use doorbell_engine::{
     Region, Result, Role, Space, Stats, Stored, Taken, TransferReport, Wait,
 };
 #[cfg(feature = "udp")]
-pub use doorbell_engine::{FabricKind, PortKind, UdpError};
+pub use doorbell_engine::{Address, FabricKind, PortKind, UdpError};
 pub use doorbell_engine::{counter, error, loan, mode};
 pub use zerocopy;
 
@@ -104,7 +104,3 @@ pub use doorbell_macros::atomic;
 pub use doorbell_shm::keys::{LockFacts, OwnerId, Resource, Value};
 #[cfg(feature = "stream")]
 pub use doorbell_stream::{self as stream, Listener, ListenerBuilder, Reactor, Stream, StreamBuilder, reactor};
-
-#[cfg(all(doctest, feature = "tokio"))]
-#[doc = include_str!("../../docs/guide.md")]
-struct Guide;

@@ -2,7 +2,8 @@
 //!
 //! The consumer's cache holds the lines that a payload of some KiB goes to. Between processors that share a cache, a loop of
 //! vector stores is faster. Between other processors the C library's copy is faster: for these lengths it uses the processor's
-//! string move, which requests more lines at once.
+//! string move, which requests more lines at once. A piece that the other end waits for is always copied by the loop: the string move
+//! begins too slowly.
 
 /// The distance between two processors, measured by the time that a cache line takes from one to the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +47,21 @@ pub unsafe fn copy(src: *const u8, dst: *mut u8, len: usize, distance: Distance)
         return unsafe { vectors(src, dst, len) };
     }
     let _ = distance;
+    // SAFETY: caller.
+    unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
+}
+
+/// Copies a piece of a payload, while the other end copies the one before or behind it.
+///
+/// # Safety
+/// As [`std::ptr::copy_nonoverlapping`].
+#[inline]
+pub unsafe fn copy_piece(src: *const u8, dst: *mut u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") && !cfg!(miri) {
+        // SAFETY: caller; the processor has the feature.
+        return unsafe { vectors(src, dst, len) };
+    }
     // SAFETY: caller.
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
 }

@@ -9,10 +9,18 @@ use std::path::PathBuf;
 /// Why a shared-memory object could not be created, opened, or removed.
 ///
 /// Every message names the operation, the segment or domain, the reason, and a remedy.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::EnumDiscriminants)]
+#[strum_discriminants(
+    name(ShmErrorAnchor),
+    vis(pub(self)),
+    derive(strum::IntoStaticStr),
+    strum(serialize_all = "kebab-case", prefix = "shm-")
+)]
 #[non_exhaustive]
 pub enum ShmError {
     /// The process was forked from one that had joined a domain. A forked child does not inherit shared memory.
+    ///
+    /// See `errors.md#shm-forked`.
     #[error("cannot {operation}: this process was forked from a node and is no node itself; join in a program started with exec")]
     Forked {
         /// The operation.
@@ -20,6 +28,8 @@ pub enum ShmError {
     },
 
     /// An option of a join is out of range.
+    ///
+    /// See `errors.md#shm-invalid-option`.
     #[error("cannot join domain '{domain}': {option} is {value}, but {rule}")]
     InvalidOption {
         /// The domain to join.
@@ -33,6 +43,8 @@ pub enum ShmError {
     },
 
     /// A name that cannot be the name of a domain.
+    ///
+    /// See `errors.md#shm-invalid-domain-name`.
     #[error("'{name}' cannot name a domain; use 1 to 64 of the characters A-Z a-z 0-9 _ -")]
     InvalidDomainName {
         /// The given name.
@@ -40,6 +52,8 @@ pub enum ShmError {
     },
 
     /// The file system behind shared memory has no room.
+    ///
+    /// See `errors.md#shm-no-space`.
     #[error(
         "cannot create segment '{segment}': it needs {wanted} bytes and {directory} has {free} free; enlarge that file \
          system (containers: --shm-size), use fewer nodes or smaller lanes, or remove leftovers with 'doorbell clean'"
@@ -56,6 +70,8 @@ pub enum ShmError {
     },
 
     /// Another process held the domain's lock file until the deadline. Nodes hold it only for moments, while they join or leave.
+    ///
+    /// See `errors.md#shm-lock-timeout`.
     #[error(
         "cannot {operation} domain '{domain}': its lock file is held{}; check whether that process is stopped, then try again",
         .holder.map(|pid| format!(", last taken by process {pid}")).unwrap_or_default()
@@ -70,9 +86,12 @@ pub enum ShmError {
     },
 
     /// Living nodes of another build use the domain.
+    ///
+    /// See `errors.md#shm-other-layout`.
     #[error(
         "cannot {operation} domain '{domain}': its layout is {their_version}/{their_hash:016x}, this program has \
-         {our_version}/{our_hash:016x}, and {living} of its nodes live; use one build for all nodes, or another domain name"
+         {our_version}/{our_hash:016x}, and {living} of its nodes live; use one build for all nodes, or another domain name, or \
+         another directory (DOORBELL_SPACE)"
     )]
     OtherLayout {
         /// The operation.
@@ -92,6 +111,8 @@ pub enum ShmError {
     },
 
     /// A segment holds values that no owner writes, and nodes still use it.
+    ///
+    /// See `errors.md#shm-damaged`.
     #[error("cannot {operation}: segment '{segment}' is damaged: {reason}; end the nodes that use it, then run 'doorbell clean'")]
     Damaged {
         /// The operation.
@@ -103,6 +124,8 @@ pub enum ShmError {
     },
 
     /// Someone removed the domain segment from outside while nodes live.
+    ///
+    /// See `errors.md#shm-domain-lost`.
     #[error(
         "cannot {operation} domain '{domain}': its domain segment is gone, but {living} of its nodes live; end those nodes, \
          then 'doorbell clean'"
@@ -117,6 +140,8 @@ pub enum ShmError {
     },
 
     /// A living node has the requested id.
+    ///
+    /// See `errors.md#shm-id-taken`.
     #[error("cannot join domain '{domain}' as node {id}: process {pid} is that node; ask for another id, or for none")]
     IdTaken {
         /// The domain.
@@ -128,6 +153,8 @@ pub enum ShmError {
     },
 
     /// The domain has the largest number of nodes that its creator allowed.
+    ///
+    /// See `errors.md#shm-domain-full`.
     #[error("cannot join domain '{domain}': all its {max_nodes} places are taken; create it with a larger max_nodes")]
     DomainFull {
         /// The domain.
@@ -137,6 +164,8 @@ pub enum ShmError {
     },
 
     /// No node with this id is attached.
+    ///
+    /// See `errors.md#shm-no-such-node`.
     #[error("cannot {operation}: domain '{domain}' has no node {id}; wait until it has joined, or see 'doorbell ls'")]
     NoSuchNode {
         /// The operation.
@@ -148,6 +177,8 @@ pub enum ShmError {
     },
 
     /// The node is in the directory, but its process is gone.
+    ///
+    /// See `errors.md#shm-node-dead`.
     #[error("cannot {operation}: node {id} ({incarnation}) of domain '{domain}' is dead; wait for a new one to join")]
     NodeDead {
         /// The operation.
@@ -161,6 +192,8 @@ pub enum ShmError {
     },
 
     /// The node was just joining or leaving.
+    ///
+    /// See `errors.md#shm-node-changing`.
     #[error("cannot {operation}: node {id} of domain '{domain}' is joining or leaving just now; try again")]
     NodeChanging {
         /// The operation.
@@ -172,6 +205,8 @@ pub enum ShmError {
     },
 
     /// The lane to the node is in use. Each target and priority has only one link at a time.
+    ///
+    /// See `errors.md#shm-lane-busy`.
     #[error("cannot connect to node {id} of domain '{domain}': a link of this priority is open; use that one, or drop it first")]
     LaneBusy {
         /// The domain.
@@ -181,6 +216,8 @@ pub enum ShmError {
     },
 
     /// A peer's region could not be opened.
+    ///
+    /// See `errors.md#shm-region`.
     #[error("cannot open region {number} of node {node} of domain '{domain}': {fault}")]
     Region {
         /// The domain.
@@ -194,6 +231,8 @@ pub enum ShmError {
     },
 
     /// A region of this length cannot be created.
+    ///
+    /// See `errors.md#shm-invalid-region`.
     #[error("cannot create a region of {bytes} bytes in domain '{domain}': {rule}")]
     InvalidRegion {
         /// The domain.
@@ -205,6 +244,8 @@ pub enum ShmError {
     },
 
     /// A lock cannot be created.
+    ///
+    /// See `errors.md#shm-key`.
     #[error("cannot create a lock in domain '{domain}': {fault}")]
     Key {
         /// The domain.
@@ -214,6 +255,8 @@ pub enum ShmError {
     },
 
     /// This node has left its domain.
+    ///
+    /// See `errors.md#shm-left`.
     #[error("cannot {operation}: this node has left domain '{domain}'; join again")]
     Left {
         /// The operation.
@@ -223,6 +266,8 @@ pub enum ShmError {
     },
 
     /// A file with one of this domain's names belongs to another user, or is not a plain file.
+    ///
+    /// See `errors.md#shm-not-ours`.
     #[error("cannot {operation} '{object}': it is {what}; let its owner remove it, or use another domain name")]
     NotOurs {
         /// The operation.
@@ -234,6 +279,8 @@ pub enum ShmError {
     },
 
     /// The operating system refused the operation.
+    ///
+    /// See `errors.md#shm-os`.
     #[error("cannot {operation} '{object}': {source}; {hint}")]
     Os {
         /// The operation.
@@ -252,6 +299,16 @@ impl ShmError {
     /// leaves nothing behind, so repeating it is always safe.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::LockTimeout { .. } | Self::NodeChanging { .. } | Self::LaneBusy { .. } | Self::NoSuchNode { .. })
+    }
+
+    /// Whether the system refused something with this number.
+    pub(crate) fn is_os(&self, number: i32) -> bool {
+        matches!(self, Self::Os { source, .. } if source.raw_os_error() == Some(number))
+    }
+
+    /// The place on the page `docs/errors.md` that explains the error: `"shm-not-ours"` stands for `errors.md#shm-not-ours`.
+    pub fn anchor(&self) -> &'static str {
+        ShmErrorAnchor::from(self).into()
     }
 
     pub(crate) fn os(operation: &'static str, object: impl Into<String>, source: impl Into<io::Error>) -> Self {

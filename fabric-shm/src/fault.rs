@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// All places, in the order in which a node reaches them.
-pub const PLACES: [&str; 54] = [
+pub const PLACES: [&str; 58] = [
     "join.locked",
     "join.domain",
     "join.reaped",
@@ -26,9 +26,13 @@ pub const PLACES: [&str; 54] = [
     "segment.nameless",
     "segment.unfinished",
     "reap.file",
+    "pair.named",
     "lane.claimed",
     "lane.written",
     "lane.published",
+    "lane.moving",
+    "lane.moved",
+    "lane.opened",
     "lane.blanked",
     "bell.claimed",
     "bell.sleeping",

@@ -1,12 +1,15 @@
-//! The layout of shared memory: the header of every segment, and the lanes of an inbox.
+//! The layout of shared memory: the header of every segment, and the lanes from one node to another.
 //!
-//! An inbox is one header page followed by one block for each node id of the domain. A block holds the lanes by which that node
-//! sends to the inbox's owner. Blocks are whole pages. A peer maps only the header page and its own block, so a stray write of
-//! one peer cannot reach the lanes of another.
+//! An inbox has one page that is used: the header, the doorbell, and a bit for each node that has lanes to the inbox's owner. The
+//! lanes of one sender are a file of their own, so a stray write of one peer cannot reach the lanes of another, and a pair of nodes that
+//! never talks has no file.
+//!
+//! The file of a pair has a fixed layout and grows from its start: first the small rings by which every pair begins, then the
+//! words of transfers and loans, then the full rings. See [`crate::domain::Pair`].
 //!
 //! ```text
-//! inbox   | header, doorbell | block of node 0 | block of node 1 | …
-//! block   | lane controls | meetings | returns (one page each) | cells and data: high | normal | low |
+//! inbox   | header, doorbell, callers | a page that nobody touches |
+//! pair    | controls, first rings | meetings | returns | full rings: normal | high | low |
 //! ```
 
 use doorbell_fabric::sync::{AtomicU64, Ordering};
@@ -16,8 +19,11 @@ use std::mem::{offset_of, size_of};
 
 /// The size of a page. Blocks and segments are multiples of it.
 pub const PAGE: usize = 4096;
-/// The size of the first part of an inbox: the segment header and the doorbell words.
+/// The size of the first part of an inbox: the segment header, the doorbell words and the bits of its callers.
 pub const HEADER_BYTES: usize = PAGE;
+/// The size of an inbox. Nobody touches its second page: if a process truncates the file and makes it long again, that page has no
+/// memory, which the owner notices.
+pub const INBOX_BYTES: usize = HEADER_BYTES + PAGE;
 /// The size of a cell: one cache line.
 pub const CELL_BYTES: usize = 64;
 /// The offset of the doorbell words in the header page.
@@ -72,23 +78,31 @@ const _: () = assert!(COUNTERS_USED_OFFSET + COUNTERS / 8 <= COUNTERS_OFFSET && 
 const _: () =
     assert!(DECISIONS_OFFSET.is_multiple_of(RECORD_BYTES) && DECISIONS_OFFSET + DECISIONS * RECORD_BYTES <= RECORDER_OFFSET);
 
-/// The size of the part of a block that holds the control words of its lanes.
-pub const CONTROLS_BYTES: usize = PAGE;
-/// The offset in a block of the rendezvous blocks of transfers: see [`crate::meeting`].
-pub const MEETINGS_OFFSET: usize = CONTROLS_BYTES;
-/// The size of the rendezvous blocks of one block.
-pub const MEETINGS_BYTES: usize = PAGE;
-/// The offset in a block of the words by which its sender returns loans of the inbox's owner, one word for each loan.
-pub const RETURNS_OFFSET: usize = MEETINGS_OFFSET + MEETINGS_BYTES;
-/// The size of the return words of one block.
-pub const RETURNS_BYTES: usize = PAGE;
-/// The size of a block before its first ring.
-pub const BLOCK_HEAD_BYTES: usize = RETURNS_OFFSET + RETURNS_BYTES;
+/// The offset in the header page of an inbox of the bits that tell which nodes made lanes to its owner, by node id.
+pub const CALLERS_OFFSET: usize = 3072;
 /// The size of the control words of one lane.
 pub const CONTROL_BYTES: usize = 256;
+/// The size of the first part of a pair's file: the control words and the first rings of its lanes.
+pub const FIRST_BYTES: usize = 3 * PAGE;
+/// The cells of the first rings, by priority, if the domain's lanes have twice as many.
+const FIRST_CELLS: [u32; PRIORITIES] = [16, 64, 16];
+/// The data bytes of the first rings, by priority.
+const FIRST_DATA: [u32; PRIORITIES] = [1024, 4096, 256];
+/// The offset in a pair's file of the rendezvous blocks of transfers: see [`crate::meeting`].
+pub const MEETINGS_OFFSET: usize = FIRST_BYTES;
+/// The size of the rendezvous blocks of one pair.
+pub const MEETINGS_BYTES: usize = PAGE;
+/// The offset in a pair's file of the words by which its sender returns loans of the target, one word for each loan.
+pub const RETURNS_OFFSET: usize = MEETINGS_OFFSET + MEETINGS_BYTES;
+/// The size of the return words of one pair.
+pub const RETURNS_BYTES: usize = PAGE;
+/// The offset in a pair's file of the full rings. The file is as long as this once the pair uses meetings or returns.
+pub const RINGS_OFFSET: usize = RETURNS_OFFSET + RETURNS_BYTES;
+/// The order of the full rings: the priority that most messages have comes first.
+const RING_ORDER: [Priority; PRIORITIES] = [Priority::Normal, Priority::High, Priority::Low];
 
 /// Raise this when the meaning of shared memory changes but none of the numbers hashed below do.
-pub const LAYOUT_VERSION: u32 = 12;
+pub const LAYOUT_VERSION: u32 = 14;
 
 /// A hash of all offsets and sizes: two builds with the same hash agree on every byte.
 pub const LAYOUT_HASH: u64 = hash(&[
@@ -114,10 +128,21 @@ pub const LAYOUT_HASH: u64 = hash(&[
     RECORDER_OFFSET as u64,
     RECORD_BYTES as u64,
     crate::device::LAYOUT,
-    BLOCK_HEAD_BYTES as u64,
+    INBOX_BYTES as u64,
+    CALLERS_OFFSET as u64,
+    FIRST_BYTES as u64,
     MEETINGS_OFFSET as u64,
     RETURNS_OFFSET as u64,
+    RINGS_OFFSET as u64,
     CONTROL_BYTES as u64,
+    FIRST_CELLS[0] as u64,
+    FIRST_CELLS[1] as u64,
+    FIRST_CELLS[2] as u64,
+    FIRST_DATA[0] as u64,
+    FIRST_DATA[1] as u64,
+    FIRST_DATA[2] as u64,
+    RING_ORDER[0] as u64,
+    RING_ORDER[1] as u64,
     PRIORITIES as u64,
     size_of::<SegmentHeader>() as u64,
     offset_of!(SegmentHeader, layout_hash) as u64,
@@ -154,7 +179,7 @@ pub const fn extend_hash(base: u64, words: &[u64]) -> u64 {
 pub enum SegmentKind {
     /// The directory of a domain.
     Domain = 1,
-    /// The lanes that lead to one node.
+    /// The doorbell of one node. The node lives while it holds this segment.
     Inbox = 2,
     /// The displayed state of one node.
     Board = 3,
@@ -335,7 +360,7 @@ pub struct LaneGeometry {
 
 impl Default for LaneGeometry {
     fn default() -> Self {
-        Self { cells: [64, 512, 64], data_bytes: [16 << 10, 128 << 10, 16 << 10] }
+        Self { cells: [64, 512, 64], data_bytes: [16 << 10, 256 << 10, 16 << 10] }
     }
 }
 
@@ -351,30 +376,51 @@ impl LaneGeometry {
         Ok(())
     }
 
-    /// The size of one block: the lanes of all priorities from one node to another, in whole pages.
-    pub fn block_bytes(&self) -> usize {
-        (0..PRIORITIES).map(|p| self.ring_bytes(p)).sum::<usize>().next_multiple_of(PAGE) + BLOCK_HEAD_BYTES
+    /// The size of a pair's file with all its rings.
+    pub fn pair_bytes(&self) -> usize {
+        RINGS_OFFSET + (0..PRIORITIES).map(|p| self.ring_bytes(p)).sum::<usize>()
     }
 
     fn ring_bytes(&self, priority: usize) -> usize {
-        self.cells[priority] as usize * CELL_BYTES + self.data_bytes[priority] as usize
+        (self.cells[priority] as usize * CELL_BYTES + self.data_bytes[priority] as usize).next_multiple_of(PAGE)
     }
 
-    /// The place of one priority's lane in its block: its control words, its cells, its data.
-    pub fn lane(&self, priority: Priority) -> LanePlace {
-        let ring = BLOCK_HEAD_BYTES + (0..priority.index()).map(|p| self.ring_bytes(p)).sum::<usize>();
-        let cells = self.cells[priority.index()] as usize;
+    /// The sizes of the first rings. The full ring of a lane has at least twice as many cells: when a lane moves to it, all cells of
+    /// its first ring may be taken, and there must be room for a packet.
+    fn first(&self) -> Self {
+        Self { cells: std::array::from_fn(|p| FIRST_CELLS[p].min(self.cells[p] / 2)), data_bytes: FIRST_DATA }
+    }
+
+    /// The place of one priority's first ring in the file of a pair: its control words, its cells, its data.
+    pub fn first_lane(&self, priority: Priority) -> LanePlace {
+        let (first, index) = (self.first(), priority.index());
+        let sum = |words: &[u32]| words.iter().map(|word| *word as usize).sum::<usize>();
+        let all_cells = PRIORITIES * CONTROL_BYTES + sum(&first.cells) * CELL_BYTES;
         LanePlace {
-            control: priority.index() * CONTROL_BYTES,
+            control: index * CONTROL_BYTES,
+            cells: PRIORITIES * CONTROL_BYTES + sum(&first.cells[..index]) * CELL_BYTES,
+            cell_count: first.cells[index] as usize,
+            data: all_cells + sum(&first.data_bytes[..index]),
+            data_bytes: first.data_bytes[index] as usize,
+        }
+    }
+
+    /// The place of one priority's full ring in the file of a pair.
+    pub fn lane(&self, priority: Priority) -> LanePlace {
+        let index = priority.index();
+        let before = RING_ORDER.iter().take_while(|other| **other != priority).map(|other| self.ring_bytes(other.index()));
+        let (ring, cells) = (RINGS_OFFSET + before.sum::<usize>(), self.cells[index] as usize);
+        LanePlace {
+            control: index * CONTROL_BYTES,
             cells: ring,
             cell_count: cells,
             data: ring + cells * CELL_BYTES,
-            data_bytes: self.data_bytes[priority.index()] as usize,
+            data_bytes: self.data_bytes[index] as usize,
         }
     }
 }
 
-/// Offsets of one lane in its block, and its sizes.
+/// Offsets of one ring of a lane in the file of its pair, and its sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LanePlace {
     /// Offset of the control words.
@@ -389,21 +435,16 @@ pub struct LanePlace {
     pub data_bytes: usize,
 }
 
-const _: () = assert!(PRIORITIES * CONTROL_BYTES <= CONTROLS_BYTES);
+impl LanePlace {
+    /// The least size of the file that has this ring.
+    pub fn end(&self) -> usize {
+        (self.data + self.data_bytes).next_multiple_of(PAGE)
+    }
+}
 
 /// The size of a board with this many injection FIFOs.
 pub const fn board_bytes(fifos: usize) -> usize {
     (BOARD_BYTES + fifos * FIFO_BYTES).next_multiple_of(PAGE)
-}
-
-/// The size of an inbox in a domain of `max_nodes` nodes.
-pub fn inbox_bytes(max_nodes: usize, lanes: &LaneGeometry) -> usize {
-    HEADER_BYTES + max_nodes * lanes.block_bytes()
-}
-
-/// The offset of one sender's lanes in an inbox.
-pub fn block_offset(source: NodeId, lanes: &LaneGeometry) -> usize {
-    HEADER_BYTES + source.index() * lanes.block_bytes()
 }
 
 #[cfg(all(test, not(loom)))]
@@ -411,24 +452,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_lie_one_behind_the_other_within_their_block() {
-        let lanes = LaneGeometry::default();
-        lanes.validate().unwrap();
-        let mut end = BLOCK_HEAD_BYTES;
-        for priority in Priority::ALL {
-            let place = lanes.lane(priority);
-            assert_eq!(place.cells, end);
-            assert_eq!(place.data, end + place.cell_count * CELL_BYTES);
-            assert_eq!(place.cells % PAGE, 0);
-            end = place.data + place.data_bytes;
+    fn the_parts_of_a_pair_do_not_overlap() {
+        for lanes in [LaneGeometry::default(), LaneGeometry { cells: [16; PRIORITIES], data_bytes: [16 << 10; PRIORITIES] }] {
+            lanes.validate().unwrap();
+            let mut parts = vec![(0, PRIORITIES * CONTROL_BYTES), (MEETINGS_OFFSET, PAGE), (RETURNS_OFFSET, PAGE)];
+            for priority in Priority::ALL {
+                let (first, full) = (lanes.first_lane(priority), lanes.lane(priority));
+                assert!(first.end() <= FIRST_BYTES && full.end() <= lanes.pair_bytes());
+                assert!(2 * first.cell_count <= full.cell_count && first.data_bytes <= full.data_bytes);
+                for place in [first, full] {
+                    assert!(place.cells.is_multiple_of(CELL_BYTES) && place.data.is_multiple_of(CELL_BYTES));
+                    parts.push((place.cells, place.cell_count * CELL_BYTES));
+                    parts.push((place.data, place.data_bytes));
+                }
+            }
+            parts.sort_unstable();
+            assert!(parts.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0), "{parts:?}");
+            assert_eq!(lanes.pair_bytes() % PAGE, 0);
         }
-        assert!(end <= lanes.block_bytes());
-        assert_eq!(lanes.block_bytes() % PAGE, 0);
     }
 
     #[test]
-    fn eight_nodes_of_default_size_fit_a_container() {
-        assert!(8 * (inbox_bytes(16, &LaneGeometry::default()) + board_bytes(32)) < 60 << 20);
+    fn pairs_that_exchange_small_messages_fit_a_container() {
+        assert!(64 * (63 * FIRST_BYTES + INBOX_BYTES + board_bytes(32)) < 63 << 20);
     }
 
     #[test]

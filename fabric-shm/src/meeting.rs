@@ -22,14 +22,14 @@
 #[cfg(not(loom))]
 use crate::domain::{Membership, PeerInbox};
 #[cfg(not(loom))]
+use crate::error::ShmError;
+#[cfg(not(loom))]
 use crate::layout::MEETINGS_OFFSET;
 #[cfg(not(loom))]
 use crate::returns::PairWords;
 #[cfg(not(loom))]
 use doorbell_fabric::NodeId;
 use doorbell_fabric::sync::{AtomicU64, Ordering, planted_bug};
-#[cfg(not(loom))]
-use std::sync::Arc;
 
 /// The most chunks that a message can be cut into.
 pub const CHUNKS_MAX: u64 = (1 << 24) - 1;
@@ -339,14 +339,20 @@ pub struct Meetings(PairWords<RendezvousBlock>);
 
 #[cfg(not(loom))]
 impl Meetings {
-    /// The slots in the inbox of a peer, for transfers from this node to the peer.
-    pub fn with_target(inbox: &Arc<PeerInbox>) -> Self {
-        Self(PairWords::of_peer(inbox, MEETINGS_OFFSET))
+    /// The slots for transfers from this node to a peer.
+    ///
+    /// # Errors
+    /// There is no room for them, or the peer is gone.
+    pub fn with_target(inbox: &PeerInbox) -> Result<Self, ShmError> {
+        PairWords::new(inbox.pair()?, MEETINGS_OFFSET).map(Self)
     }
 
-    /// The slots in this node's own inbox, for transfers from `source`, a node of the domain.
-    pub fn with_origin(membership: &Arc<Membership>, source: NodeId) -> Self {
-        Self(PairWords::own(membership, source, MEETINGS_OFFSET))
+    /// The slots for transfers to this node from `source`, a node of the domain.
+    ///
+    /// # Errors
+    /// There is no room for them, or this node has left.
+    pub fn with_origin(membership: &Membership, source: NodeId) -> Result<Self, ShmError> {
+        PairWords::new(&membership.pair_from(source)?, MEETINGS_OFFSET).map(Self)
     }
 
     /// One slot; `None` if the index is too high.

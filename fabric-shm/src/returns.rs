@@ -1,12 +1,13 @@
 //! Returns: the words by which readers give loans back.
 //!
 //! Each loan that is sent to a reader has a slot there, and a generation that tells one use of the slot from the next. The reader
-//! gives the loan back by writing that generation into the slot's word with one plain store. The words lie in the inbox of the
-//! loan's owner, in the reader's block. The owner accepts only the generation that it waits for. Any other value gives nothing
+//! gives the loan back by writing that generation into the slot's word with one plain store. The words lie in the file of the
+//! lanes from the reader to the owner. The owner accepts only the generation that it waits for. Any other value gives nothing
 //! back, and a forged one can only give back a loan of the same reader.
 
-use crate::domain::{Membership, PeerInbox};
-use crate::layout::{MEETINGS_BYTES, PAGE, RETURNS_BYTES, RETURNS_OFFSET, block_offset};
+use crate::domain::{Membership, Pair, PeerInbox};
+use crate::error::ShmError;
+use crate::layout::{MEETINGS_BYTES, PAGE, RETURNS_BYTES, RETURNS_OFFSET, RINGS_OFFSET};
 use doorbell_fabric::NodeId;
 use doorbell_fabric::sync::{AtomicU32, Ordering};
 use std::sync::Arc;
@@ -15,46 +16,32 @@ use std::sync::Arc;
 pub const RETURNS: usize = RETURNS_BYTES / 4;
 const _: () = assert!(RETURNS_BYTES == PAGE && MEETINGS_BYTES == PAGE);
 
-/// One page of words in a block of an inbox: for one pair of nodes, in one direction. Mapped as long as this lives.
+/// One page of words in the file of a pair. Mapped as long as this lives.
 #[derive(Debug)]
 pub(crate) struct PairWords<T> {
     first: *const T,
-    _mapped: Mapped,
+    _pair: Arc<Pair>,
 }
 
 impl<T> Clone for PairWords<T> {
     fn clone(&self) -> Self {
-        Self { first: self.first, _mapped: self._mapped.clone() }
+        Self { first: self.first, _pair: self._pair.clone() }
     }
 }
 
-/// Keeps the words mapped.
-#[derive(Clone, Debug)]
-enum Mapped {
-    Peer { _inbox: Arc<PeerInbox> },
-    Own { _membership: Arc<Membership> },
-}
-
-// SAFETY: the address of atomics that `_mapped` keeps mapped.
+// SAFETY: the address of atomics that `_pair` keeps mapped.
 unsafe impl<T: Sync> Send for PairWords<T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for PairWords<T> {}
 
 impl<T> PairWords<T> {
-    /// The page at this offset of this node's block in the inbox of a peer.
-    pub fn of_peer(inbox: &Arc<PeerInbox>, offset: usize) -> Self {
-        // SAFETY: every block has its pages of words before its rings, and `inbox` maps a whole block.
-        let first = unsafe { inbox.block().0.add(offset) }.cast_const().cast();
-        Self { first, _mapped: Mapped::Peer { _inbox: inbox.clone() } }
-    }
-
-    /// The page at this offset of the block of `other`, a node of the domain, in this node's own inbox.
-    pub fn own(membership: &Arc<Membership>, other: NodeId, offset: usize) -> Self {
-        assert!(other.index() < membership.max_nodes(), "the node id is outside the domain");
-        let block = block_offset(other, &membership.lanes());
-        // SAFETY: the inbox has a block for each node of the domain.
-        let first = unsafe { membership.inbox().ptr().add(block + offset) }.cast_const().cast();
-        Self { first, _mapped: Mapped::Own { _membership: membership.clone() } }
+    /// The page at this offset, before the full rings. Makes the file as long as that.
+    pub fn new(pair: &Arc<Pair>, offset: usize) -> Result<Self, ShmError> {
+        pair.grow(RINGS_OFFSET)?;
+        debug_assert!(offset.is_multiple_of(PAGE) && offset < RINGS_OFFSET);
+        // SAFETY: the file has grown to these pages, and the pair maps them.
+        let first = unsafe { pair.ptr().add(offset) }.cast_const().cast();
+        Ok(Self { first, _pair: pair.clone() })
     }
 
     /// One of them; `None` if the index is too high.
@@ -70,14 +57,20 @@ impl<T> PairWords<T> {
 pub struct Returns(PairWords<AtomicU32>);
 
 impl Returns {
-    /// The words in the inbox of an owner, for loans that this node holds.
-    pub fn to_owner(inbox: &Arc<PeerInbox>) -> Self {
-        Self(PairWords::of_peer(inbox, RETURNS_OFFSET))
+    /// The words of an owner, for loans that this node holds.
+    ///
+    /// # Errors
+    /// There is no room for them, or the owner is gone.
+    pub fn to_owner(inbox: &PeerInbox) -> Result<Self, ShmError> {
+        PairWords::new(inbox.pair()?, RETURNS_OFFSET).map(Self)
     }
 
-    /// The words in this node's own inbox, for loans to `reader`, a node of the domain.
-    pub fn of_reader(membership: &Arc<Membership>, reader: NodeId) -> Self {
-        Self(PairWords::own(membership, reader, RETURNS_OFFSET))
+    /// The words for loans of this node to `reader`, a node of the domain.
+    ///
+    /// # Errors
+    /// There is no room for them, or this node has left.
+    pub fn of_reader(membership: &Membership, reader: NodeId) -> Result<Self, ShmError> {
+        PairWords::new(&membership.pair_from(reader)?, RETURNS_OFFSET).map(Self)
     }
 
     /// Reader: gives a loan back. Release: all reads of it happen before its owner writes there again.

@@ -11,6 +11,12 @@
 //!
 //! This crate does no input or output and knows no particular fabric.
 
+// Every other crate depends on this one, so this is the first error elsewhere.
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+compile_error!(
+    "Doorbell needs Linux on x86-64 or AArch64: it uses futexes, membarrier and /dev/shm, and no other system has all of them"
+);
+
 pub mod envelope;
 pub mod fabric;
 pub mod id;

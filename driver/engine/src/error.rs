@@ -24,12 +24,15 @@ pub enum Certainty {
 /// Calls whose timeout means that nothing happened, and that nothing will.
 const MESSAGE_WAITS: [&str; 5] = ["send", "recv", "recv_with", "wait_for", "event"];
 
-/// Why an operation failed.
-#[derive(Debug, thiserror::Error)]
+/// Why an operation failed. Each variant names its row of `docs/errors.md`, the page of the repository about errors.
+#[derive(Debug, thiserror::Error, strum::EnumDiscriminants)]
+#[strum_discriminants(name(ErrorAnchor), vis(pub(self)), derive(strum::IntoStaticStr), strum(serialize_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Error {
     /// There is no room now for the message, or for another update. This is an ordinary result: receive something, wait for a
     /// pending update, or try again later.
+    ///
+    /// See `errors.md#full`.
     #[error(
         "no room for a message to node {node}: it has not read what it was sent; try again, receive first, or send with a deadline"
     )]
@@ -38,6 +41,8 @@ pub enum Error {
         node: NodeId,
     },
     /// The deadline passed.
+    ///
+    /// See `errors.md#timeout`.
     #[error("{operation} did not complete by its deadline{}", of(.node))]
     Timeout {
         /// The name of the call.
@@ -46,12 +51,16 @@ pub enum Error {
         node: Option<NodeId>,
     },
     /// The request was cancelled.
+    ///
+    /// See `errors.md#cancelled`.
     #[error("the request was cancelled")]
     Cancelled,
     /// A receive ended while its sender was copying into the buffer, and the sender has not confirmed that it stopped. Its process
     /// may be stopped, and would write when it continues. So the buffer is not returned: the engine keeps it until the sender
     /// confirms or is dead, and drops it then. The message is not lost, unless the receive was cancelled from within a callback:
     /// the next receive gets it.
+    ///
+    /// See `errors.md#buffer-kept`.
     #[error(
         "the receive ended, but node {node} has not confirmed that it stopped writing to the buffer, so the engine keeps the buffer until node {node} confirms or is dead; receive into another buffer, and continue or end the process of node {node} if it is stopped"
     )]
@@ -60,6 +69,8 @@ pub enum Error {
         node: NodeId,
     },
     /// The peer is dead.
+    ///
+    /// See `errors.md#peer-died`.
     #[error("node {node} ({incarnation}) died; take a new peer when it has joined again")]
     PeerDied {
         /// The node.
@@ -68,6 +79,8 @@ pub enum Error {
         incarnation: Incarnation,
     },
     /// The peer left the domain.
+    ///
+    /// See `errors.md#peer-left`.
     #[error("node {node} ({incarnation}) left the domain; take a new peer when it has joined again")]
     PeerLeft {
         /// The node.
@@ -76,12 +89,16 @@ pub enum Error {
         incarnation: Incarnation,
     },
     /// No such node is attached now, and none was before.
+    ///
+    /// See `errors.md#no-such-node`.
     #[error("no node {node} is attached to the domain; wait for it with wait_for, or list the attached nodes with `doorbell ls`")]
     NoSuchNode {
         /// The node.
         node: NodeId,
     },
     /// The message is longer than the buffer. It is not lost: the error owns it.
+    ///
+    /// See `errors.md#truncated`.
     #[error("a message of {} bytes from node {} is longer than the buffer of {capacity}; it is in the error", .message.bytes.len(), .message.envelope.source)]
     Truncated {
         /// The whole message.
@@ -90,6 +107,8 @@ pub enum Error {
         capacity: usize,
     },
     /// The message does not have the size of the requested type. It is not lost: the error owns it.
+    ///
+    /// See `errors.md#wrong-size`.
     #[error("a message of {} bytes from node {} does not fit the requested type of {expected} bytes; it is in the error", .message.bytes.len(), .message.envelope.source)]
     WrongSize {
         /// The whole message.
@@ -98,6 +117,8 @@ pub enum Error {
         expected: usize,
     },
     /// All memory for loans is in use. This is an ordinary result: try again when readers have returned loans.
+    ///
+    /// See `errors.md#loans-out`.
     #[error(
         "no memory for a loan of {bytes} bytes: the rest of {limit} bytes is in use, or too small; drop loans, let readers drop the messages they took, or raise the limit with loan_bytes"
     )]
@@ -109,6 +130,8 @@ pub enum Error {
     },
     /// The peer wrote something into shared memory that no correct peer writes, or another process truncated its memory. If it
     /// was a region, its contents are lost. Otherwise nothing more is read from the peer.
+    ///
+    /// See `errors.md#damaged`.
     #[error(
         "shared memory of node {node} was damaged, by that node or by another process, and its contents are lost; ask the node for a key of another region, or wait until it joins again"
     )]
@@ -118,12 +141,16 @@ pub enum Error {
     },
     /// Another process truncated this node's inbox, and the messages in it are lost. From then on the node counts as dead to
     /// all others.
+    ///
+    /// See `errors.md#severed`.
     #[error("the inbox of this node ({node}) was truncated by another process; its messages are lost; leave, and join again")]
     Severed {
         /// This node.
         node: NodeId,
     },
     /// The key can't be used like this. Nothing was copied, except after [`KeyFault::Stale`] in the middle of a long put.
+    ///
+    /// See `errors.md#key`.
     #[error("cannot {operation}{}: {why}", with_key(.node))]
     Key {
         /// The name of the call.
@@ -134,6 +161,8 @@ pub enum Error {
         why: KeyFault,
     },
     /// A service failed. [`downcast_ref`](Error::downcast_ref) gives the error of the service's own type.
+    ///
+    /// See `errors.md#service`.
     #[error("{}{why}", cannot(.operation))]
     Service {
         /// The operation in words, such as "lock the lock 'k'". Empty if `why` needs no such words.
@@ -142,6 +171,8 @@ pub enum Error {
         why: Box<dyn ServiceError>,
     },
     /// The operation is not possible here.
+    ///
+    /// See `errors.md#unsupported`.
     #[error("cannot {operation}: {why}")]
     Unsupported {
         /// The name of the operation.
@@ -150,64 +181,105 @@ pub enum Error {
         why: &'static str,
     },
     /// This process is a fork of the one that joined. A node does not survive a fork.
+    ///
+    /// See `errors.md#forked`.
     #[error("this process was forked from the one that joined the domain; join again in the child")]
     Forked,
     /// The call was made within a callback that this thread runs: one that reads a message, reduces vectors, or watches a team.
+    ///
+    /// See `errors.md#reentrant`.
     #[error("{operation} was called within a callback, such as recv_with or a reduction; return from the callback first")]
     Reentrant {
         /// The name of the call.
         operation: &'static str,
     },
     /// The operation was begun, and this call can't wait for its end.
+    ///
+    /// See `errors.md#abandoned`.
     #[error("{operation} ended before the answer came, so it may or may not have taken place; wait for it outside of callbacks")]
     Abandoned {
         /// The name of the call.
         operation: &'static str,
     },
     /// The node has left.
+    ///
+    /// See `errors.md#closed`.
     #[error("this node has left its domain")]
     Closed,
     /// A parameter is invalid.
+    ///
+    /// See `errors.md#invalid`.
     #[error("{what}")]
     Invalid {
         /// The fault, and the correct use.
         what: String,
     },
     /// Joining, leaving or finding a peer failed.
+    ///
+    /// See `errors.md#shm`.
     #[cfg(not(loom))]
     #[error(transparent)]
     Shm(Box<ShmError>),
     /// Taking part in the network failed.
+    ///
+    /// See `errors.md#udp`.
     #[cfg(feature = "udp")]
     #[error(transparent)]
     Udp(Box<UdpError>),
 }
 
 /// The faults of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error, strum::EnumDiscriminants)]
+#[strum_discriminants(
+    name(KeyFaultAnchor),
+    vis(pub(self)),
+    derive(strum::IntoStaticStr),
+    strum(serialize_all = "kebab-case", prefix = "key-")
+)]
 #[non_exhaustive]
 pub enum KeyFault {
     /// The region was withdrawn, or belongs to an earlier incarnation of its node.
+    ///
+    /// See `errors.md#key-stale`.
     #[error("its region was withdrawn, or its node has another incarnation now; ask the owner for a new key")]
     Stale,
     /// The call has more elements than the key covers, or the key reaches beyond its region.
+    ///
+    /// See `errors.md#key-out-of-range`.
     #[error("there are more elements than the key covers; use fewer, or a key that covers more")]
     OutOfRange,
     /// The key may only read.
+    ///
+    /// See `errors.md#key-read-only`.
     #[error("the key may only read; ask the owner for one that may write")]
     ReadOnly,
     /// The key is for elements of another size or alignment.
+    ///
+    /// See `errors.md#key-wrong-type`.
     #[error("the key is for elements of another size or alignment; read it as the type that the owner made the region of")]
     WrongType,
     /// The bytes are no key, or not one that the owner of the region made.
+    ///
+    /// See `errors.md#key-forged`.
     #[error("the owner of the region made no such key; check that its bytes arrived complete and unchanged")]
     Forged,
     /// The domain has no such node.
+    ///
+    /// See `errors.md#key-unknown`.
     #[error("the domain has no such node; check that the key belongs to this domain, and whether its owner has left")]
     Unknown,
     /// The key belongs to another node than the peer.
+    ///
+    /// See `errors.md#key-other-node`.
     #[error("the key belongs to another node than the peer; use a peer of that node, or the call of Node")]
     OtherNode,
+}
+
+impl KeyFault {
+    /// The place on the page `docs/errors.md` that explains the fault. See [`Error::anchor`].
+    pub fn anchor(self) -> &'static str {
+        KeyFaultAnchor::from(self).into()
+    }
 }
 
 /// An error of one service. Each service has one type of errors, which lies in the service's own crate. It converts into
@@ -231,6 +303,11 @@ pub trait ServiceError: std::error::Error + Any + Send + Sync {
     /// The kind of the [`io::Error`] that a program makes of this error.
     fn io_kind(&self) -> io::ErrorKind {
         io::ErrorKind::Other
+    }
+
+    /// The place on the page `docs/errors.md` that explains the error. See [`Error::anchor`].
+    fn anchor(&self) -> &'static str {
+        ErrorAnchor::Service.into()
     }
 }
 
@@ -268,7 +345,7 @@ impl Error {
             #[cfg(not(loom))]
             Error::Shm(error) => error.is_retryable(),
             #[cfg(feature = "udp")]
-            Error::Udp(error) => matches!(**error, UdpError::NoAnswer { .. }),
+            Error::Udp(error) => matches!(**error, UdpError::NoAnswer { .. } | UdpError::NoneAnswers { .. }),
             _ => false,
         }
     }
@@ -295,6 +372,19 @@ impl Error {
             _ => false,
         };
         if is_certain { Certainty::DidNotHappen } else { Certainty::Unknown }
+    }
+
+    /// The place on the page `docs/errors.md` that explains the error: `"peer-died"` stands for `errors.md#peer-died`.
+    pub fn anchor(&self) -> &'static str {
+        match self {
+            Error::Key { why, .. } => why.anchor(),
+            Error::Service { why, .. } => why.anchor(),
+            #[cfg(not(loom))]
+            Error::Shm(error) => error.anchor(),
+            #[cfg(feature = "udp")]
+            Error::Udp(error) => error.anchor(),
+            _ => ErrorAnchor::from(self).into(),
+        }
     }
 
     /// The node that the error concerns, if it concerns one.
@@ -430,6 +520,18 @@ mod tests {
         for error in unknown {
             assert_eq!(error.certainty(), Certainty::Unknown, "{error}");
         }
+    }
+
+    #[test]
+    fn an_error_knows_where_the_page_explains_it() {
+        let node = NodeId(1);
+        assert_eq!(Error::PeerDied { node, incarnation: Incarnation(1) }.anchor(), "peer-died");
+        assert_eq!(Error::Key { operation: "put", node: None, why: KeyFault::OutOfRange }.anchor(), "key-out-of-range");
+        let shm = ShmError::NoSuchNode { operation: "o", domain: "d".into(), id: node };
+        assert_eq!(Error::from(shm).anchor(), "shm-no-such-node");
+        #[cfg(feature = "udp")]
+        assert_eq!(Error::from(UdpError::NoKey { address: ([127, 0, 0, 1], 1).into() }).anchor(), "udp-no-key");
+        assert_eq!(Error::from(Lamp::Broken).anchor(), "service");
     }
 
     #[derive(Debug, thiserror::Error, PartialEq)]

@@ -57,7 +57,7 @@ pub use doorbell_shm::board::{Metric, Metrics};
 #[cfg(not(loom))]
 pub use doorbell_shm::{domain::Member, faults::Faults, layout::LaneGeometry, space::Space};
 #[cfg(feature = "udp")]
-pub use doorbell_udp::{UdpError, port::Kind as PortKind};
+pub use doorbell_udp::{UdpError, fabric::Address, port::Kind as PortKind};
 #[cfg(not(loom))]
 pub use drive::poller::Progress;
 #[cfg(not(loom))]

@@ -27,8 +27,6 @@ pub struct Member {
     pub pid_namespace: u64,
     /// A label for people: no control characters, at most 31 bytes as written.
     pub label: String,
-    /// Bytes of its inbox.
-    pub inbox_bytes: u64,
     /// When it joined, as the time since 1970.
     pub joined: Duration,
     /// Whether it can also be reached over a network.
@@ -39,7 +37,7 @@ impl Member {
     /// A node that is in no directory of this machine. Its join time is set to now.
     pub fn remote(id: NodeId, incarnation: Incarnation, role: Role, pid: u32, label: String) -> Self {
         let joined = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        Self { id, incarnation, role, pid, pid_namespace: 0, label, inbox_bytes: 0, joined, networked: true }
+        Self { id, incarnation, role, pid, pid_namespace: 0, label, joined, networked: true }
     }
 }
 
@@ -175,7 +173,6 @@ impl Directory {
         entry.role.store(member.role as u32, Ordering::Relaxed);
         entry.pid_namespace.store(member.pid_namespace, Ordering::Relaxed);
         entry.joined.store(u64::try_from(member.joined.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-        entry.inbox_bytes.store(member.inbox_bytes, Ordering::Relaxed);
         entry.networked.store(member.networked.into(), Ordering::Relaxed);
         let mut label = [0; 32];
         let len = member.label.len().min(MAX_LABEL);
@@ -222,7 +219,6 @@ impl Directory {
                 pid: entry.pid.load(Ordering::Relaxed),
                 pid_namespace: entry.pid_namespace.load(Ordering::Relaxed),
                 label: read_label(entry),
-                inbox_bytes: entry.inbox_bytes.load(Ordering::Relaxed),
                 joined: Duration::from_nanos(entry.joined.load(Ordering::Relaxed)),
                 networked: entry.networked.load(Ordering::Relaxed) != 0,
             };

@@ -60,7 +60,6 @@ pub(super) struct Entry {
     pub role: AtomicU32,
     pub pid_namespace: AtomicU64,
     pub joined: AtomicU64,
-    pub inbox_bytes: AtomicU64,
     pub label_len: AtomicU64,
     pub label: [AtomicU64; 4],
     /// Not zero if the node can also be reached over a network.
@@ -96,7 +95,6 @@ pub(super) const DIRECTORY_HASH: u64 = extend_hash(
         offset_of!(Entry, role) as u64,
         offset_of!(Entry, pid_namespace) as u64,
         offset_of!(Entry, joined) as u64,
-        offset_of!(Entry, inbox_bytes) as u64,
         offset_of!(Entry, label_len) as u64,
         offset_of!(Entry, label) as u64,
         offset_of!(Entry, networked) as u64,

@@ -14,6 +14,7 @@ mod device;
 mod directory;
 mod keys;
 mod layout;
+mod pair;
 mod peer;
 #[cfg(test)]
 mod tests;
@@ -21,7 +22,7 @@ mod tests;
 use crate::cma::{self, Beacon};
 use crate::error::ShmError;
 use crate::keys::OwnerId;
-use crate::layout::{FIFOS_MAX, FLAG_FENCE, LAYOUT_VERSION, LaneGeometry, SegmentHeader, SegmentKind, board_bytes, inbox_bytes};
+use crate::layout::{FIFOS_MAX, FLAG_FENCE, INBOX_BYTES, LAYOUT_VERSION, LaneGeometry, SegmentHeader, SegmentKind, board_bytes};
 use crate::region::Registry;
 use crate::segment::Segment;
 use crate::space::{DomainLock, Hold, Identity, Names, Space, forked, valid_domain_name, watch};
@@ -36,9 +37,11 @@ use doorbell_fabric::{Incarnation, NodeId, Role};
 pub use keys::{Key, OpenKey, Restored};
 use layout::{DomainFacts, MAX_DOMAIN_BYTES, domain_bytes};
 pub use layout::{MAX_LABEL, MAX_NODES, MIN_NODES};
+pub use pair::Pair;
+pub(crate) use pair::callers;
 pub(crate) use peer::Owner;
 pub use peer::PeerInbox;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -125,6 +128,8 @@ pub struct Membership {
     /// Makes this node count as alive; `None` once it left.
     holds: Mutex<Option<Holds>>,
     regions: Arc<Registry>,
+    /// The lanes to this node that it has opened, by their sender.
+    pairs: Mutex<BTreeMap<NodeId, Arc<Pair>>>,
     /// Other nodes probe this word: see [`crate::cma`].
     _beacon: Beacon,
 }
@@ -164,7 +169,6 @@ impl Membership {
         reap(lock, &mut census, &directory)?;
         fault_point!("join.reaped");
 
-        let DomainFacts { max_nodes, lanes } = *directory.facts();
         let id = pick_id(options, &census, &directory)?;
         let in_use: BTreeSet<u32> =
             directory.ids().filter_map(|id| directory.incarnation(id)).map(|incarnation| incarnation.0).collect();
@@ -185,7 +189,7 @@ impl Membership {
             lock.create(name, bytes, true, &init)
         };
         let (inbox_name, board_name) = (lock.names().inbox(id), lock.names().board(id));
-        let inbox = create(&inbox_name, SegmentKind::Inbox, inbox_bytes(max_nodes, &lanes))?;
+        let inbox = create(&inbox_name, SegmentKind::Inbox, INBOX_BYTES)?;
         // SAFETY: an inbox begins with its header page.
         unsafe { cma::publish_hold(inbox.segment.ptr(), inbox.hold.as_ref().map_or(-1, Hold::descriptor)) };
         fault_point!("join.inbox");
@@ -200,7 +204,6 @@ impl Membership {
             pid: std::process::id(),
             pid_namespace: pid_namespace(lock.space()),
             label: options.label.clone(),
-            inbox_bytes: inbox.segment.len() as u64,
             joined: now(),
             networked: options.networked,
         };
@@ -219,6 +222,7 @@ impl Membership {
             identities: [(board_name, board.identity), (inbox_name, inbox.identity)],
             holds: Mutex::new(Some(Holds { _board: board.hold, inbox: inbox.hold })),
             regions: Arc::default(),
+            pairs: Mutex::default(),
             _beacon: beacon,
         })
     }
@@ -273,7 +277,7 @@ impl Membership {
         self.directory.facts().lanes
     }
 
-    /// This node's inbox: `inbox_bytes(max_nodes, lanes)` bytes that peers write.
+    /// This node's inbox, of which peers write the first page.
     pub fn inbox(&self) -> &Segment {
         &self.inbox
     }
@@ -331,11 +335,20 @@ impl Membership {
             result = result.and(lock.remove(name, Some(*identity)).map(drop));
             fault_point!("leave.removed");
         }
+        // Behind the inbox: a peer that makes lanes from now on sees that the inbox is gone, and removes them itself.
+        result = result.and(self.remove_pairs(&lock));
         drop(holds);
         self.directory.bump();
         tidy(lock, Some(&self.directory));
         tracing::debug!(domain = self.domain(), id = %self.me.id, "left");
         result
+    }
+
+    fn remove_pairs(&self, lock: &DomainLock) -> Result<(), ShmError> {
+        // Those to earlier incarnations, too: a process may have died between making one and seeing that its target had gone.
+        let names = self.space.list()?;
+        let mut ours = names.iter().filter(|name| self.names.is_pair_to(self.id(), name));
+        ours.try_for_each(|name| lock.remove(name, None).map(drop))
     }
 
     /// Makes this node look dead to the others, as if its process had been killed. Removes nothing. For tests.

@@ -1,12 +1,13 @@
 //! The parts of another node's inbox that this node uses.
 
-use super::Membership;
+use super::pair::Way;
+use super::{Membership, Pair};
 use crate::cma::Reach;
 use crate::doorbell::Bell;
 use crate::error::ShmError;
-use crate::layout::{FLAG_FENCE, HEADER_BYTES, HeaderFault, SegmentHeader, SegmentKind, block_offset, inbox_bytes};
+use crate::layout::{FLAG_FENCE, HEADER_BYTES, HeaderFacts, HeaderFault, INBOX_BYTES, SegmentHeader, SegmentKind};
 use crate::segment::Segment;
-use crate::space::{HeldFile, OpenFile, forked};
+use crate::space::{HeldFile, Identity, OpenFile, forked};
 use doorbell_fabric::sync::Barriers;
 use doorbell_fabric::{Incarnation, NodeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,8 +16,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The two parts of a peer's inbox that this node may write: the header page, and the block of its own lanes. No other block is
-/// mapped. `Send` and `Sync`. The parts stay mapped until the value is dropped, whether or not the peer lives.
+/// The inbox of a peer, and the lanes from this node to the peer once they are used. `Send` and `Sync`. All of it stays mapped
+/// until the value is dropped, whether or not the peer lives.
 #[derive(Debug)]
 pub struct PeerInbox {
     id: NodeId,
@@ -24,7 +25,8 @@ pub struct PeerInbox {
     flags: u64,
     nonce: u64,
     header: Segment,
-    block: Segment,
+    way: Way,
+    pair: OnceLock<Arc<Pair>>,
     owner: Arc<Owner>,
     /// Its process, if that number is valid in this pid namespace.
     pid: Option<u32>,
@@ -79,9 +81,9 @@ impl PeerInbox {
             };
             let damaged = |reason: String| ShmError::Damaged { operation: OPERATION, segment: name.clone(), reason };
             let fault = |error| ShmError::os("map segment", name.clone(), error);
-            let expected = inbox_bytes(membership.max_nodes(), &membership.lanes());
-            if file.len() < expected as u64 {
-                return Err(damaged(HeaderFault::TooShort { found: file.len() as usize, expected }.to_string()));
+            if file.len() < INBOX_BYTES as u64 {
+                let short = HeaderFault::TooShort { found: file.len() as usize, expected: INBOX_BYTES };
+                return Err(damaged(short.to_string()));
             }
             let header = file.map(0, HEADER_BYTES).map_err(fault)?;
             // SAFETY: page-aligned, and mapped for its length.
@@ -93,8 +95,6 @@ impl PeerInbox {
                 }
                 continue;
             }
-            let lanes = membership.lanes();
-            let block = file.map(block_offset(membership.id(), &lanes), lanes.block_bytes()).map_err(fault)?;
             // A pid is valid only in its own namespace and only while its owner is known to live: see below.
             let namespace = membership.pid_namespace();
             let process = (namespace != 0 && namespace == member.pid_namespace).then(|| process_of(member.pid)).flatten();
@@ -102,8 +102,9 @@ impl PeerInbox {
             let pid = process.is_some().then_some(member.pid);
             let here = matches!(file, OpenFile::Heap(_));
             let owner = Arc::new(Owner { file, process, dead: AtomicBool::new(false) });
-            let reach = OnceLock::new();
-            let peer = Self { id, incarnation, flags: facts.flags, nonce: facts.nonce, header, block, owner, pid, here, reach };
+            let (pair, reach, way) = (OnceLock::new(), OnceLock::new(), Way::from(membership));
+            let HeaderFacts { flags, nonce, .. } = facts;
+            let peer = Self { id, incarnation, flags, nonce, header, way, pair, owner, pid, here, reach };
             // The owner still held its file after the process was opened, so that process is the owner and not a later one.
             if !peer.is_alive() {
                 return Err(dead(incarnation));
@@ -139,15 +140,30 @@ impl PeerInbox {
         self.header.ptr()
     }
 
-    /// The block of lanes that this node fills, and its length.
-    #[inline]
-    pub fn block(&self) -> (*mut u8, usize) {
-        (self.block.ptr(), self.block.len())
+    /// The lanes from this node to the peer. The first call opens or creates them; it makes system calls, and does not wait.
+    ///
+    /// # Errors
+    /// There is no room for them, or the peer is gone.
+    pub fn pair(&self) -> Result<&Arc<Pair>, ShmError> {
+        if let Some(pair) = self.pair.get() {
+            return Ok(pair);
+        }
+        let pair = Arc::new(self.way.open(self)?);
+        Ok(self.pair.get_or_init(|| pair))
     }
 
-    /// Whether another process truncated it and this process touched a missing page. Two loads.
+    /// Whether another process truncated it or the lanes to it, and this process touched a missing page. Two loads.
     pub fn is_cut(&self) -> bool {
-        self.header.is_cut() || self.block.is_cut()
+        self.header.is_cut() || self.pair.get().is_some_and(|pair| pair.is_cut())
+    }
+
+    /// Whether the lanes to it have all their memory: see [`Pair::is_whole`]. One load if there are none.
+    pub fn has_whole_lanes(&self) -> bool {
+        self.pair.get().is_none_or(|pair| pair.is_whole())
+    }
+
+    pub(super) fn identity(&self) -> Identity {
+        self.owner.file.identity()
     }
 
     /// Wakes the peer if it sleeps. Call it after changing anything in the memory shared with the peer.

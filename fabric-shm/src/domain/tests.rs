@@ -8,8 +8,9 @@ mod regions;
 
 use super::layout::DIRECTORY_HASH;
 use super::*;
-use crate::layout::{HEADER_BYTES, LAYOUT_HASH, PAGE};
+use crate::layout::{CALLERS_OFFSET, FIRST_BYTES, HEADER_BYTES, INBOX_BYTES, LAYOUT_HASH, PAGE};
 use crate::space::HeapSpace;
+use doorbell_fabric::Priority;
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,8 +56,11 @@ fn who_leaves_leaves_nothing() {
     each_space(|space| {
         let first = join(space);
         let second = join(space);
-        let inbox = inbox_bytes(4, &SMALL);
-        assert_eq!((first.inbox().len(), first.board().len()), (inbox, board_bytes(32)));
+        assert_eq!((first.inbox().len(), first.board().len()), (INBOX_BYTES, board_bytes(32)));
+        for (from, to) in [(&first, &second), (&second, &first)] {
+            from.open_peer(to.id()).unwrap().pair().unwrap();
+        }
+        assert_eq!(names(space).iter().filter(|name| name.contains("-from-")).count(), 2);
         assert_eq!((first.max_nodes(), first.lanes()), (4, SMALL));
         let generation = first.generation();
         second.leave().unwrap();
@@ -105,7 +109,6 @@ fn the_directory_tells_who_is_there() {
         assert_eq!(members[0].role, Role::Io);
         assert_eq!(members[0].label, "a\u{fffd}b ü");
         assert_eq!(members[0].pid, std::process::id());
-        assert_eq!(members[0].inbox_bytes, inbox_bytes(4, &SMALL) as u64);
         assert_eq!(second.member(NodeId(3)).unwrap().incarnation, second.incarnation());
         for absent in [1, 4, 1023, u16::MAX] {
             assert_eq!(first.member(NodeId(absent)), None);
@@ -133,22 +136,41 @@ fn options_out_of_range_are_refused() {
 }
 
 #[test]
-fn a_peer_is_reached_through_its_header_and_one_block() {
+fn a_peer_is_reached_through_its_header_and_the_lanes_of_the_pair() {
     each_space(|space| {
         let (first, second) = (join(space), join(space));
         let peer = second.open_peer(first.id()).unwrap();
         assert_eq!((peer.id(), peer.incarnation()), (first.id(), first.incarnation()));
-        let (block, len) = peer.block();
-        assert_eq!(len, SMALL.block_bytes());
         let word = |ptr: *mut u8, offset: usize| {
-            // SAFETY: within a mapped page or block, and aligned.
+            // SAFETY: within a mapped page or pair, and aligned.
             unsafe { &*ptr.add(offset).cast::<AtomicU64>() }
         };
         word(peer.header(), HEADER_BYTES - 8).store(17, Ordering::Relaxed);
-        word(block, len - 8).store(18, Ordering::Relaxed);
         assert_eq!(word(first.inbox().ptr(), HEADER_BYTES - 8).load(Ordering::Relaxed), 17);
-        let end = crate::layout::block_offset(second.id(), &SMALL) + len;
-        assert_eq!(word(first.inbox().ptr(), end - 8).load(Ordering::Relaxed), 18);
+
+        // A pair that has not talked has no lanes; each end can make them.
+        assert!(
+            matches!(first.existing_pair_from(second.id()), Ok(None))
+                && matches!(second.existing_pair_from(first.id()), Ok(None))
+        );
+        let announced = || word(first.inbox().ptr(), CALLERS_OFFSET).load(Ordering::Relaxed);
+        assert_eq!(announced(), 0);
+        let ours = peer.pair().unwrap();
+        assert_eq!(announced(), 1 << second.id().0);
+        let theirs = first.existing_pair_from(second.id()).unwrap().unwrap();
+        word(ours.ptr(), FIRST_BYTES - 8).store(18, Ordering::Relaxed);
+        assert_eq!(word(theirs.ptr(), FIRST_BYTES - 8).load(Ordering::Relaxed), 18);
+        // Either end makes it longer, and then both see the new part.
+        let (end, lanes) = (SMALL.lane(Priority::Normal).end(), [(first.id(), &second), (second.id(), &first)]);
+        ours.grow(end).unwrap();
+        theirs.rely_on(end);
+        word(ours.ptr(), end - 8).store(19, Ordering::Relaxed);
+        assert_eq!(word(theirs.ptr(), end - 8).load(Ordering::Relaxed), 19);
+        assert!(ours.is_whole() && theirs.is_whole());
+        for (from, to) in lanes {
+            to.pair_from(from).unwrap().grow(SMALL.pair_bytes()).unwrap();
+        }
+        assert!(matches!(first.pair_from(second.id()), Ok(pair) if Arc::ptr_eq(&pair, &theirs)));
 
         assert!(second.open_peer(second.id()).unwrap().is_alive());
         assert!(peer.is_alive());
@@ -239,7 +261,7 @@ fn a_living_domain_that_lost_its_segment_is_not_joined() {
 
 #[test]
 fn a_full_space_is_an_error_that_leaves_nothing() {
-    let needed = domain_bytes(4) + inbox_bytes(4, &SMALL) + board_bytes(32);
+    let needed = domain_bytes(4) + INBOX_BYTES + board_bytes(32);
     for capacity in [0, domain_bytes(4), needed - board_bytes(32), needed - 1] {
         let space = Space::Heap(Arc::new(HeapSpace::with_capacity(capacity)));
         let full = Membership::join(options(&space)).unwrap_err();
@@ -335,14 +357,14 @@ fn a_listing_shows_the_living_and_the_dead_and_cleaning_removes_the_dead() {
         assert_eq!((&domains[0].layout, domains[0].max_nodes), (&DomainLayout::Ours, Some(4)));
         assert_eq!(domains[0].nodes.iter().map(|node| node.alive).collect::<Vec<_>>(), [true, false]);
         assert_eq!(domains[0].nodes[1].member.as_ref().unwrap().incarnation, second.incarnation());
-        assert_eq!(domains[0].nodes[0].bytes as usize, inbox_bytes(4, &SMALL) + board_bytes(32));
-        assert!(domains[0].bytes as usize >= 2 * (inbox_bytes(4, &SMALL) + board_bytes(32)) + domain_bytes(4));
+        assert_eq!(domains[0].nodes[0].bytes as usize, INBOX_BYTES + board_bytes(32));
+        assert!(domains[0].bytes as usize >= 2 * (INBOX_BYTES + board_bytes(32)) + domain_bytes(4));
 
         let generation = first.generation();
         let report = clean(space, None, false).unwrap();
         assert_eq!(report.kept.iter().map(|kept| (kept.domain.as_str(), kept.living)).collect::<Vec<_>>(), [("grid", 1)]);
         assert!(report.removed.len() >= 5, "{report:?}");
-        assert!(report.bytes as usize >= 2 * (inbox_bytes(4, &SMALL) + board_bytes(32)) + domain_bytes(4));
+        assert!(report.bytes as usize >= 2 * (INBOX_BYTES + board_bytes(32)) + domain_bytes(4));
         assert_ne!(first.generation(), generation);
         assert_eq!(first.members().len(), 1);
         assert_eq!(list_domains(space).unwrap().len(), 1);

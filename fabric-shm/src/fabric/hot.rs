@@ -2,15 +2,17 @@
 
 use crate::board::LatencyHistogram;
 use crate::domain::PeerInbox;
-use crate::lane::{Consumer, FirstWord, Peek, RawMemory, Seen, age};
+use crate::lane::{Consumer, FirstWord, Peek, RawMemory, Seen, SeriesEnd, age};
 use crate::region::PeerRegion;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, PacketKind, Payload, Priority};
 use std::sync::Arc;
 
 /// How often a reader looks for the next packet of a message before it lets other work in: some microseconds.
 const REST_LOOKS: u32 = 256;
+/// How often a reader looks for the next piece of a payload, without a pause: some microseconds.
+const PIECE_LOOKS: u32 = 2048;
 
-/// A lane of this node's inbox.
+/// A lane to this node.
 pub(super) struct Lane {
     pub(super) consumer: Consumer<RawMemory>,
     pub(super) source: NodeId,
@@ -105,8 +107,14 @@ impl Hot<'_> {
     /// Looks for a packet up to `rounds` times.
     #[inline(always)]
     pub fn watch(&self, rounds: u32) -> Option<FirstWord> {
+        self.watch_for(rounds, false)
+    }
+
+    /// The same for the receiver of a message, which may begin with a packet that is only [opened](FirstWord::is_opened).
+    #[inline(always)]
+    pub fn watch_for(&self, rounds: u32, also_opened: bool) -> Option<FirstWord> {
         let expected = self.lane.consumer.expected_line();
-        self.lane.consumer.watch(rounds, || {
+        self.lane.consumer.watch(rounds, also_opened, || {
             if let Some(line) = expected {
                 crate::hint::prefetch(line);
             }
@@ -130,6 +138,42 @@ impl Hot<'_> {
         self.read_whole(first, sequence, accepts, |_, payload| {
             payload.copy_to(buf);
         })
+    }
+
+    /// As [`take_whole`](Self::take_whole), for a message that its sender may still be writing. If the sender stops, `buf` has bytes
+    /// without meaning.
+    #[inline(never)]
+    pub fn take_opened(
+        &mut self,
+        first: FirstWord,
+        sequence: u32,
+        accepts: impl FnOnce(u64) -> bool,
+        buf: &mut [u8],
+    ) -> Option<Envelope> {
+        let len = first.payload_bytes();
+        if !first.is_opened() || len > buf.len() {
+            return None;
+        }
+        let Lane { source, incarnation, priority, ref mut consumer, .. } = *self.lane;
+        if consumer.unstamped_sequence() != Some(sequence) {
+            return None;
+        }
+        let tag = consumer.tag();
+        let place = if accepts(tag) { consumer.place(len, false)? } else { return None };
+        // SAFETY: the first packet's place, and `buf` has room (checked).
+        let is_whole = unsafe { consumer.copy_opened(place, len, buf.as_mut_ptr(), PIECE_LOOKS) };
+        // A packet whose words have changed is examined anew.
+        if !is_whole
+            || consumer.unstamped_sequence() != Some(sequence)
+            || consumer.tag() != tag
+            || consumer.place(len, false)? != place
+        {
+            return None;
+        }
+        if consumer.take_from(place, len) {
+            self.lane.ring_producer();
+        }
+        Some(Envelope { source, incarnation, tag, len, sequence, priority })
     }
 
     /// As [`take_whole`](Self::take_whole), for a message that `read` reads in place.
@@ -158,7 +202,8 @@ impl Hot<'_> {
         Some(envelope)
     }
 
-    /// As [`read_whole`](Self::read_whole) for up to `limit` messages that lie in their cells: see [`Consumer::read_series`].
+    /// As [`read_whole`](Self::read_whole) for up to `limit` short messages: see [`Consumer::read_series`]. Returns true if nothing
+    /// more was published.
     #[inline(always)]
     pub fn read_series(
         &mut self,
@@ -166,14 +211,15 @@ impl Hot<'_> {
         limit: u64,
         accepts: impl Fn(u64) -> bool,
         mut read: impl FnMut(&Envelope, Payload<'_>),
-    ) {
+    ) -> bool {
         let Lane { source, incarnation, priority, .. } = *self.lane;
-        let rings = self.lane.consumer.read_series(sequence, limit, accepts, |tag, sequence, payload| {
+        let end = self.lane.consumer.read_series(sequence, limit, accepts, |tag, sequence, payload| {
             read(&Envelope { source, incarnation, tag, len: payload.len(), sequence, priority }, payload);
         });
-        if rings {
+        if end == SeriesEnd::Rings {
             self.lane.ring_producer();
         }
+        end == SeriesEnd::Empty
     }
 
     /// As [`read_whole`](Self::read_whole), for a packet that may carry a time stamp.

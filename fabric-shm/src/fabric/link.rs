@@ -1,12 +1,16 @@
 //! The sending half of one lane.
 
-use crate::domain::PeerInbox;
+use crate::domain::{Pair, PeerInbox};
 use crate::doorbell::Bell;
 use crate::faults::Faults;
-use crate::lane::{BulkMemory, Outstanding, Producer, RawMemory};
+use crate::lane::{BulkMemory, LaneMemory, Outstanding, Producer, RawMemory, packet_bytes};
 use crate::region::OwnRegion;
-use doorbell_fabric::{Link, PacketHead, PacketKind, Push};
+use doorbell_fabric::{Link, PacketHead, PacketKind, Push, world};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// After the lane could not grow, the time before the next attempt.
+const GROW_AGAIN: Duration = Duration::from_secs(1);
 
 /// The sending half of one lane.
 pub struct ShmLink {
@@ -18,7 +22,33 @@ pub struct ShmLink {
     pub(super) fenced: bool,
     pub(super) faults: Option<Faults>,
     pub(super) last_len: usize,
+    pub(super) larger: Larger,
+    pub(super) pair: Arc<Pair>,
     pub(super) _inbox: Arc<PeerInbox>,
+}
+
+/// The full ring of a lane.
+pub(super) struct Larger {
+    memory: RawMemory,
+    /// The least size of the pair's file that has it.
+    end: usize,
+    state: Growth,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Growth {
+    /// The lane uses its first ring.
+    Small,
+    /// The same, and there was no memory for the full ring.
+    Failed(Instant),
+    /// The lane uses its full ring.
+    Full,
+}
+
+impl Larger {
+    pub(super) fn new(memory: RawMemory, end: usize) -> Self {
+        Self { memory, end, state: Growth::Small }
+    }
 }
 
 // SAFETY: `bell` points into the mapping that `_inbox` keeps, and is accessed through atomics only.
@@ -28,19 +58,54 @@ impl ShmLink {
     /// The longest message that always fits into an idle lane.
     #[inline]
     pub fn most_at_once(&self) -> usize {
-        self.producer.data_bytes() / 2
+        self.larger.memory.data_bytes() / 2
     }
 
-    /// The backlog that the target has not read yet, as far as is known. `None` if the lane is damaged; the next push reports
-    /// that.
+    /// The size of the data ring, as far as the lane can have it.
+    #[inline]
+    fn ring_bytes(&self) -> usize {
+        if matches!(self.larger.state, Growth::Failed(_)) { self.producer.data_bytes() } else { self.larger.memory.data_bytes() }
+    }
+
+    /// Goes on in the full ring, if the lane does not yet. Returns whether it is worth trying again.
+    #[cold]
+    fn grow(&mut self) -> bool {
+        match self.larger.state {
+            Growth::Full => return false,
+            Growth::Failed(when) if world::since(when) < GROW_AGAIN => return false,
+            _ => {}
+        }
+        if let Err(error) = self.pair.grow(self.larger.end) {
+            // The lanes of a node that has gone have no name any more.
+            if self.larger.state == Growth::Small && !error.is_os(libc::ENOENT) {
+                tracing::warn!(node = self._inbox.id().0, %error, "a lane stays small, and is slow");
+            }
+            self.larger.state = Growth::Failed(world::now());
+            self.producer.limit(usize::MAX);
+            return true;
+        }
+        let moved = self.producer.move_to(self.larger.memory);
+        if moved {
+            self.larger.state = Growth::Full;
+        }
+        moved
+    }
+
+    /// The backlog that the target has not read yet, as far as is known, beside the room that the lane has or can have. `None` if the
+    /// lane is damaged; the next push reports that.
     #[inline]
     pub fn outstanding(&mut self) -> Option<Outstanding> {
-        self.producer.outstanding().ok()
+        let mut all = self.producer.outstanding().ok()?;
+        if self.larger.state == Growth::Small {
+            all.places = self.larger.memory.cell_count() as u64;
+            all.room = all.room.max(self.ring_bytes() as u64);
+        }
+        Some(all)
     }
 
     /// Whether a whole message of `len` bytes fits now, in packets of `packet` bytes.
     pub fn has_room(&mut self, len: usize, packet: usize) -> bool {
-        self.producer.has_room(len, packet)
+        self.producer.has_room(len, packet) || (self.grow() && self.producer.has_room(len, packet))
     }
 
     /// Records whether messages wait for room on this link: see [`Producer::wait_for_room`].
@@ -91,19 +156,6 @@ impl ShmLink {
         done
     }
 
-    /// As [`push_whole`](Self::push_whole), out of line.
-    ///
-    /// # Safety
-    /// As [`push_whole`](Self::push_whole).
-    #[inline(never)]
-    pub unsafe fn push_longer(&mut self, tag: u64, sequence: u32, bytes: &[u8]) -> bool {
-        // SAFETY: caller.
-        let done = unsafe { self.push_whole(tag, sequence, bytes) };
-        // The lines of the next one come while the caller prepares it: without that a stream of 64 bytes goes at half the speed.
-        self.own_ahead();
-        done
-    }
-
     /// Pushes the first of several short messages: see [`Producer::push_series`]. Then call [`ring`](Self::ring).
     #[inline(always)]
     pub fn push_series(&mut self, sequence: u32, messages: &[(u64, &[u8])]) -> (usize, u64) {
@@ -129,7 +181,11 @@ impl Link for ShmLink {
             return Push::Full;
         }
         // SAFETY: caller.
-        let push = unsafe { self.producer.push(head, bytes, len) };
+        let mut push = unsafe { self.producer.push(head, bytes, len) };
+        if push == Push::Full && self.grow() {
+            // SAFETY: caller.
+            push = unsafe { self.producer.push(head, bytes, len) };
+        }
         if push == Push::Done {
             self.last_len = len;
             self.ring();
@@ -139,7 +195,7 @@ impl Link for ShmLink {
 
     #[inline]
     fn packet_bytes(&self) -> usize {
-        self.producer.packet_bytes()
+        packet_bytes(self.ring_bytes())
     }
 
     #[inline]

@@ -3,21 +3,24 @@
 //! A poll costs about the same with one peer as with sixty. It looks at the recently busy lanes every time, and at a few of the
 //! others in turn.
 
+mod callers;
 mod hot;
 mod link;
 mod peers;
 
 use crate::board::LatencyHistogram;
-use crate::domain::{Membership, PeerInbox};
+use crate::domain::{Membership, Pair, PeerInbox};
 use crate::doorbell::Bell;
 use crate::error::ShmError;
 use crate::faults::Faults;
-use crate::lane::{Consumer, Peek, Producer, RawMemory, age};
-use crate::layout::{FLAG_FENCE, block_offset};
+use crate::lane::{LaneMemory, Peek, Producer, age, packet_bytes};
+use crate::layout::FLAG_FENCE;
+use callers::Blank;
 use doorbell_fabric::sync::Barriers;
 use doorbell_fabric::{Fabric, Incarnation, NodeId, PRIORITIES, Priority, Sink, Verdict};
 pub use hot::Hot;
 use hot::Lane;
+use link::Larger;
 pub use link::ShmLink;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -68,6 +71,14 @@ enum Slot {
 pub struct ShmFabric {
     // Declared before `membership`, which owns the segments that they point into.
     lanes: Vec<Lane>,
+    /// The files of the lanes, by their sender, once there are any.
+    pairs: Vec<Option<Arc<Pair>>>,
+    /// The node from which the next search for unannounced lanes begins.
+    next_unseen: usize,
+    /// The node from which the next search for truncated lanes begins.
+    next_checked: usize,
+    /// The memory of all lanes that have no file.
+    blank: Arc<Blank>,
     slots: Vec<Slot>,
     /// The latest incarnation of each node that was reported.
     told: Vec<Incarnation>,
@@ -97,17 +108,12 @@ pub struct ShmFabric {
 impl ShmFabric {
     /// The lanes of a node that has joined.
     pub fn new(membership: Arc<Membership>, faults: Option<Faults>) -> Self {
-        let geometry = membership.lanes();
-        let inbox = membership.inbox().ptr();
         let latencies = Arc::<LatencyHistogram>::default();
+        let blank = Arc::new(Blank::default());
         let lane_of = |index: usize| {
             let (source, priority) = (NodeId((index / PRIORITIES) as u16), Priority::ALL[index % PRIORITIES]);
-            // SAFETY: the membership created its inbox with `inbox_bytes(max_nodes, geometry)` bytes; `self.membership` keeps it
-            // mapped.
-            let memory = unsafe { RawMemory::new(inbox.add(block_offset(source, &geometry)), geometry.lane(priority)) };
-            let consumer = Consumer::new(memory);
             Lane {
-                consumer,
+                consumer: blank.consumer(),
                 source,
                 incarnation: Incarnation(0),
                 priority,
@@ -126,6 +132,10 @@ impl ShmFabric {
         let count = membership.max_nodes();
         let mut fabric = Self {
             lanes: (0..count * PRIORITIES).map(lane_of).collect(),
+            pairs: (0..count).map(|_| None).collect(),
+            next_unseen: 0,
+            next_checked: 0,
+            blank,
             slots: (0..count).map(|_| Slot::Vacant).collect(),
             told: vec![Incarnation(0); count],
             busy: Vec::with_capacity(BUSY_MAX),
@@ -201,6 +211,7 @@ impl ShmFabric {
         while taken < budget && !lane.damaged {
             match lane.consumer.peek() {
                 Peek::Empty => break,
+                Peek::Moved => lane.consumer.follow(),
                 Peek::Packet(seen) => {
                     // Read the clock before the packet is used, because its use may call the application.
                     let age = if seen.stamp != 0 { age(seen.stamp) } else { None };
@@ -319,9 +330,7 @@ impl ShmFabric {
     /// Whether everything left of a node waits for messages that come by another link.
     pub fn is_put_off(&self, node: NodeId) -> bool {
         let lanes = &self.lanes[node.index() * PRIORITIES..][..PRIORITIES];
-        let is_over = |lane: &Lane| {
-            lane.later || lane.damaged || !lane.is_of_known_life() || !matches!(lane.consumer.peek(), Peek::Packet(_))
-        };
+        let is_over = |lane: &Lane| lane.later || lane.damaged || !lane.is_of_known_life() || !lane.consumer.has_packet();
         lanes.iter().all(is_over)
     }
 
@@ -415,7 +424,9 @@ impl ShmFabric {
     /// Whether a packet waits in any lane, or the directory changed. For the last look before sleeping. Lanes that the driver
     /// refused do not count, because the driver cannot take their packets however often it looks.
     pub fn has_news(&self) -> bool {
-        self.membership.generation() != self.generation || self.open.iter().any(|&lane| self.lanes[lane].is_news())
+        self.membership.generation() != self.generation
+            || self.has_callers()
+            || self.open.iter().any(|&lane| self.lanes[lane].is_news())
     }
 
     /// Arms the bell for the sleeper of this number and looks at every lane once more. If it finds nothing, returns how long the
@@ -446,16 +457,16 @@ impl Fabric for ShmFabric {
             Some(Slot::Live(inbox)) if inbox.incarnation() == incarnation => inbox.clone(),
             _ => return Err(ShmError::NoSuchNode { operation: "connect", domain: domain(), id: target }),
         };
-        let (block, len) = inbox.block();
-        let place = self.membership.lanes().lane(priority);
-        debug_assert!(place.data + place.data_bytes <= len);
-        // SAFETY: open_peer mapped a whole block of this geometry; `inbox` in the link keeps it mapped.
-        let memory = unsafe { RawMemory::new(block, place) };
-        let producer = Producer::claim(memory, self.membership.incarnation().0)
+        let pair = inbox.pair()?.clone();
+        // SAFETY: the link keeps the pair.
+        let (first, full) = unsafe { pair.rings(priority) };
+        let larger = Larger::new(full, self.membership.lanes().lane(priority).end());
+        let mut producer = Producer::claim(first, self.membership.incarnation().0)
             .ok_or_else(|| ShmError::LaneBusy { domain: domain(), id: target })?;
+        producer.limit(packet_bytes(first.data_bytes()));
         let fenced = inbox.flags() & FLAG_FENCE != 0 || !Barriers::join().machine;
         let faults = self.faults.as_mut().map(Faults::fork);
-        Ok(ShmLink { producer, bulk: None, bell: inbox.header(), fenced, faults, last_len: 0, _inbox: inbox })
+        Ok(ShmLink { producer, bulk: None, bell: inbox.header(), fenced, faults, last_len: 0, larger, pair, _inbox: inbox })
     }
 
     #[inline]

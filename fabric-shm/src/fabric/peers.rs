@@ -5,7 +5,7 @@ use super::{Change, ShmFabric, Slot};
 use crate::domain::PeerInbox;
 use crate::doorbell::Bell;
 use crate::error::ShmError;
-use crate::lane::{BulkMemory, Peek};
+use crate::lane::BulkMemory;
 use crate::region::PeerRegion;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES};
 use std::sync::Arc;
@@ -33,14 +33,19 @@ impl ShmFabric {
     /// Reads the directory if it changed. Costs one load if it did not.
     #[inline]
     pub fn refresh_peers(&mut self) {
+        if self.has_callers() {
+            self.see_callers();
+        }
         if self.membership.generation() != self.generation {
             self.read_directory();
         }
     }
 
-    /// Checks for every known peer whether it lives. Costs some 500 ns for each.
+    /// Checks for every known peer whether it lives, and for some in turn whether the lanes of both were truncated. Costs some 500 ns
+    /// for each.
     pub fn check_peers(&mut self) {
         self.refresh_peers();
+        self.see_unannounced();
         if !self.severed && self.membership.is_severed() {
             self.severed = true;
             self.reopen();
@@ -51,11 +56,15 @@ impl ShmFabric {
             self.truncated = truncated;
             self.changes.extend(truncated.map(Change::Truncated));
         }
+        let truncated = self.truncated_pairs();
         for index in 0..self.slots.len() {
             let Slot::Live(inbox) = &self.slots[index] else { continue };
             let inbox = inbox.clone();
             let lanes = &self.lanes[index * PRIORITIES..][..PRIORITIES];
-            let is_cut = inbox.is_cut() || lanes.iter().any(|lane| lane.bulk.as_ref().is_some_and(PeerRegion::is_cut));
+            let is_cut = inbox.is_cut()
+                || truncated.contains(&index)
+                || self.pairs[index].as_ref().is_some_and(|pair| pair.is_cut())
+                || lanes.iter().any(|lane| lane.bulk.as_ref().is_some_and(PeerRegion::is_cut));
             if is_cut && !lanes[0].damaged && inbox.id() != self.membership.id() {
                 self.changes.push_back(Change::Cut(inbox.id()));
                 self.close_lanes(inbox.id());
@@ -98,6 +107,12 @@ impl ShmFabric {
             _ => false,
         }) {
             self.check_peers();
+        }
+        // An earlier incarnation may have sent and ended before this node saw it. Its lanes must be read, and freed, before those of the
+        // next. They exist if a later one is listed, whether or not their announcement does.
+        self.see_callers();
+        for member in &members {
+            self.see_caller(member.id.index());
         }
         for index in 0..self.slots.len() {
             if matches!(self.slots[index], Slot::Vacant) {
@@ -190,15 +205,17 @@ impl ShmFabric {
         if self.closing == 0 {
             return;
         }
+        // A node may have announced its lanes just before it ended.
+        self.see_callers();
         let mut changed = false;
         for index in 0..self.slots.len() {
             let Slot::Closing(incarnation) = self.slots[index] else { continue };
-            if self.beside[index] == Some(incarnation) {
+            // Its lanes may exist, and this process have no descriptor to open them.
+            if self.beside[index] == Some(incarnation) || !self.see_caller(index) {
                 continue;
             }
             let lanes = &mut self.lanes[index * PRIORITIES..][..PRIORITIES];
-            let is_drained =
-                |lane: &Lane| lane.damaged || !lane.is_of_known_life() || !matches!(lane.consumer.peek(), Peek::Packet(_));
+            let is_drained = |lane: &Lane| lane.damaged || !lane.is_of_known_life() || !lane.consumer.has_packet();
             if lanes.iter().all(is_drained) {
                 for lane in lanes {
                     // The next incarnation may already have claimed a lane that this one never claimed.
@@ -210,6 +227,7 @@ impl ShmFabric {
                     (lane.judged, lane.asked_before) = (false, false);
                     lane.producer = None;
                 }
+                self.forget_truncated(index);
                 self.slots[index] = Slot::Vacant;
                 self.closing -= 1;
                 self.changes.push_back(Change::Drained(NodeId(index as u16), incarnation));

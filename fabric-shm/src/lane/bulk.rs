@@ -1,6 +1,6 @@
 //! The bulk ring: a second data ring of a lane, in memory that belongs to its producer.
 //!
-//! An inbox has lanes for all possible nodes, so a lane's own data ring is small, and a small ring is slow for long messages.
+//! A node has lanes from many others, so a lane's own data ring is small, and a small ring is slow for long messages.
 //! Between processors that share a cache, its lines move from one core's private cache to the other's, which takes longer than
 //! from the shared cache. Between other processors, every written line is still held by the other side. So a sender of long
 //! messages creates a larger ring, offers it with a control word of the lane, and uses it once the consumer has mapped it
@@ -9,13 +9,10 @@
 //! Positions and rules are those of the data ring. The lowest bit of a cell's place tells the two rings apart.
 
 use super::data_room;
-use crate::copies::Distance;
 use doorbell_fabric::LinkDown;
 
 /// The shortest payload that goes to the bulk ring.
 pub const BULK_LEAST: usize = 8 << 10;
-/// The part of a bulk ring that is used between processors that share a cache, so that the cache can hold it.
-const NEAR_BYTES: u64 = 2 << 20;
 /// The consumer reports its progress at least once for this many bytes.
 const TOLD_WITHIN: u64 = 256 << 10;
 /// The allowed lengths of a bulk ring. The length is a power of two.
@@ -59,8 +56,6 @@ impl BulkMemory {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Filled {
     pub bytes: u64,
-    /// The bytes of a lap that are used; the rest of the ring is skipped.
-    pub used: u64,
     /// Position of the next byte.
     pub tail: u64,
     /// The consumer's position when last read.
@@ -69,7 +64,7 @@ pub(super) struct Filled {
 
 impl Filled {
     pub fn new(bytes: usize) -> Self {
-        Self { bytes: bytes as u64, used: bytes as u64, tail: 0, head_seen: 0 }
+        Self { bytes: bytes as u64, tail: 0, head_seen: 0 }
     }
 
     /// The place of the next `len` bytes: at the tail, or at the ring's start if they would not fit in one piece. `None` if there
@@ -77,27 +72,20 @@ impl Filled {
     #[inline(always)]
     pub fn place(&self, len: usize) -> Option<u64> {
         let offset = self.tail & (self.bytes - 1);
-        let place = if offset + len as u64 <= self.used { self.tail } else { self.tail + (self.bytes - offset) };
+        let place = if offset + len as u64 <= self.bytes { self.tail } else { self.tail + (self.bytes - offset) };
         (place + data_room(len) - self.head_seen <= self.bytes).then_some(place)
     }
 
     /// Whether `len` bytes fit, in packets of `packet` bytes.
     pub fn fits(&self, len: usize, packet: usize) -> bool {
-        // Bytes that were skipped at the end of a lap are not in use.
-        let skipped = if self.tail / self.bytes == self.head_seen / self.bytes { 0 } else { self.bytes - self.used };
-        (self.tail - self.head_seen).saturating_sub(skipped) + data_room(len) + packet as u64 <= self.used
+        self.tail - self.head_seen + data_room(len) + packet as u64 <= self.bytes
     }
 
     /// Whether the ring accepts payloads of this length: at most a quarter of the ring. Then one payload, the waste at the ring's
     /// end, and the bytes that were read but not yet reported always fit together.
     #[inline(always)]
     pub fn takes(&self, len: usize) -> bool {
-        len >= BULK_LEAST && len as u64 <= self.used / 4
-    }
-
-    /// Uses only a part of the ring between processors that share a cache.
-    pub fn adapt(&mut self, distance: Distance) {
-        self.used = if distance == Distance::Near { self.bytes.min(NEAR_BYTES) } else { self.bytes };
+        len >= BULK_LEAST && len as u64 <= self.bytes / 4
     }
 
     /// Takes the consumer's reported position. It is compared as a distance, so a forged word looks like a full or an empty ring

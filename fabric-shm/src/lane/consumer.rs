@@ -1,9 +1,9 @@
 //! The reading end of a lane.
 
-#[cfg(not(loom))]
-use super::RawMemory;
 use super::bulk::{BulkMemory, Drained, IN_BULK};
-use super::{Control, INLINE_BYTES, LaneMemory, check_word, word};
+use super::{Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, PIECES_LEAST, check_word, piece_bytes, word};
+#[cfg(not(loom))]
+use super::{RawMemory, SERIES_BYTES};
 #[cfg(not(loom))]
 use doorbell_fabric::Payload;
 use doorbell_fabric::sync::{Ordering, light_barrier};
@@ -13,13 +13,22 @@ use doorbell_fabric::{PacketHead, PacketKind};
 /// instructions would overlap the journey of each line. In a conversation the line is here already, from the lap before.
 const ASK_AHEAD: u64 = 16;
 
+/// The same for payloads in the data ring, in bytes.
+#[cfg(not(loom))]
+const ASK_BEFORE: u64 = 1024;
+
 /// The only reader of a lane. Its positions are private; it publishes its progress only for the producer.
 pub struct Consumer<M> {
+    /// The ring in use.
     memory: M,
+    /// The ring by which the lane begins, and the one to which its producer may move.
+    rings: (M, Option<M>),
     /// Position of the next packet.
     head: u64,
     /// The position that was last reported to the producer.
     head_told: u64,
+    /// The number of packets after which the next report is due: see [`report_after`].
+    report_after: u64,
     data: Drained,
     bulk: Option<(BulkMemory, Drained)>,
     /// The offered bulk ring, until the offer is answered.
@@ -28,6 +37,8 @@ pub struct Consumer<M> {
     /// Length of the last payload that did not fit into its cell.
     last_len: usize,
     refusing: bool,
+    /// The position behind an opened packet that was not published in time, or 0.
+    given_up: u64,
 }
 
 /// The first packet of a lane: checked, and in private memory except for its payload.
@@ -43,7 +54,7 @@ pub struct Seen {
 }
 
 /// The place of the first packet's payload.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In its cell.
     Inline,
@@ -51,6 +62,18 @@ pub enum Place {
     Data(u64),
     /// At this position of the bulk ring.
     Bulk(u64),
+}
+
+/// Why a series of messages ended.
+#[cfg(not(loom))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeriesEnd {
+    /// Nothing more was published.
+    Empty,
+    /// The producer waits for room, and its bell is to be rung.
+    Rings,
+    /// The limit, or a message of another kind.
+    Other,
 }
 
 /// The first word of the first packet in a lane.
@@ -62,6 +85,12 @@ impl FirstWord {
     #[inline(always)]
     pub fn is_whole(self) -> bool {
         (self.0 >> 32) as u8 == PacketKind::Whole as u8
+    }
+
+    /// Whether the packet is not published yet, while its producer writes the payload.
+    #[inline(always)]
+    pub fn is_opened(self) -> bool {
+        (self.0 >> 32) as u8 == OPENED
     }
 
     /// The length of its payload.
@@ -78,16 +107,27 @@ pub enum Peek {
     Empty,
     /// A packet.
     Packet(Seen),
+    /// The producer goes on in the larger ring: [`follow`](Consumer::follow) it and look again.
+    Moved,
     /// Values that no producer writes.
     Damaged(&'static str),
 }
 
-impl<M: LaneMemory> Consumer<M> {
-    /// The reader of a lane that is blank or was [`reset`](Self::reset).
-    pub fn new(memory: M) -> Self {
+/// The number of packets after which the consumer reports its progress: once a quarter lap, and in a small ring once half a lap.
+fn report_after(memory: &impl LaneMemory) -> u64 {
+    let cells = memory.cell_count() as u64;
+    if cells <= 64 { cells / 2 } else { cells / 4 }
+}
+
+impl<M: LaneMemory + Clone> Consumer<M> {
+    /// The reader of a lane that is blank or was [`reset`](Self::reset). Its producer may move to the larger ring, if there is one.
+    /// Both have the same control words.
+    pub fn new(memory: M, larger: Option<M>) -> Self {
         let data = Drained::new(memory.data_bytes());
         Self {
-            memory,
+            report_after: report_after(&memory),
+            memory: memory.clone(),
+            rings: (memory, larger),
             head: 0,
             head_told: 0,
             data,
@@ -96,15 +136,16 @@ impl<M: LaneMemory> Consumer<M> {
             answered: false,
             last_len: usize::MAX,
             refusing: false,
+            given_up: 0,
         }
     }
 
     /// Whether a packet waits: one load of a line that stays in this processor's cache until the producer writes it.
     #[inline(always)]
     pub fn is_ready(&self) -> bool {
-        // The same condition as in `peek`: a word without a kind is not a packet, whichever process wrote it.
+        // A word without a kind is not a packet, whichever process wrote it.
         let check = self.first_word();
-        check as u32 == (self.head + 1) as u32 && check >> 32 != 0
+        check as u32 == (self.head + 1) as u32 && (check >> 32) as u8 != OPENED
     }
 
     /// Whether a packet waits that was not refused.
@@ -124,15 +165,17 @@ impl<M: LaneMemory> Consumer<M> {
         self.memory.cell_word(self.cell(), word::CHECK).load(Ordering::Acquire)
     }
 
-    /// Looks for a packet up to `rounds` times, and calls `between` after each look that finds none. Returns the packet's first
-    /// word.
+    /// Looks for a packet up to `rounds` times, and calls `between` after each look that finds none. Returns the packet's first word.
+    /// With `also_opened` it also finds a packet that is only [opened](FirstWord::is_opened).
     #[inline(always)]
-    pub fn watch(&self, rounds: u32, mut between: impl FnMut()) -> Option<FirstWord> {
+    pub fn watch(&self, rounds: u32, also_opened: bool, mut between: impl FnMut()) -> Option<FirstWord> {
+        // An opened packet has a length and no kind.
+        let enough = if also_opened { !0 << 32 } else { 0xff << 32 };
         // Acquire: pairs with PUBLISH.
         let (word, position) = (self.memory.cell_word(self.cell(), word::CHECK), (self.head + 1) as u32);
         for _ in 0..rounds {
             let check = word.load(Ordering::Acquire);
-            if check as u32 == position && check >> 32 != 0 {
+            if check as u32 == position && check & enough != 0 {
                 return Some(FirstWord(check));
             }
             between();
@@ -158,7 +201,7 @@ impl<M: LaneMemory> Consumer<M> {
     /// Examines the first packet without taking it.
     #[inline(always)]
     pub fn peek(&self) -> Peek {
-        self.watch(1, || ()).map_or(Peek::Empty, |first| self.examine(first))
+        self.watch(1, false, || ()).map_or(Peek::Empty, |first| self.examine(first))
     }
 
     /// Examines the first packet, whose first word was read since the last packet was taken.
@@ -168,7 +211,11 @@ impl<M: LaneMemory> Consumer<M> {
         let load = |index| self.memory.cell_word(cell, index).load(Ordering::Relaxed);
         let len = (check >> 40) as usize;
         let Some(kind) = PacketKind::from_number((check >> 32) as u8) else {
-            return Peek::Damaged("a packet of unknown kind");
+            return match (check >> 32) as u8 {
+                OPENED => Peek::Empty,
+                MOVED if self.may_move() => Peek::Moved,
+                _ => Peek::Damaged("a packet of unknown kind"),
+            };
         };
         let Some(place) = self.place(len, kind.has_total()) else {
             return Peek::Damaged("a packet's payload lies outside the lane");
@@ -180,6 +227,87 @@ impl<M: LaneMemory> Consumer<M> {
         let sequence = load(word::SEQUENCE);
         let head = PacketHead { kind, tag: load(word::TAG), sequence: sequence as u32, total };
         Peek::Packet(Seen { head, len, stamp: (sequence >> 32) as u32, place })
+    }
+
+    /// Whether the producer can still move: a lane moves once.
+    fn may_move(&self) -> bool {
+        self.rings.1.is_some() && !self.has_moved()
+    }
+
+    /// Whether this end reads the larger ring.
+    pub fn has_moved(&self) -> bool {
+        self.memory.data_bytes() != self.rings.0.data_bytes()
+    }
+
+    /// Takes the packet [`Moved`](Peek::Moved) and goes on in the larger ring.
+    #[cold]
+    pub fn follow(&mut self) {
+        if let (true, Some(larger)) = (self.may_move(), &self.rings.1) {
+            self.memory = larger.clone();
+            self.report_after = report_after(&self.memory);
+            self.data.bytes = self.memory.data_bytes() as u64;
+            self.head += 1;
+        }
+    }
+
+    /// Whether a correct packet waits: one for the caller, or the packet behind which others are in the larger ring.
+    pub fn has_packet(&self) -> bool {
+        matches!(self.peek(), Peek::Packet(_) | Peek::Moved)
+    }
+
+    /// Copies the payload of the first packet, `len` bytes at `place`, which is opened, while its producer writes it. Returns true if
+    /// it was published meanwhile as a whole message of that length. Returns false after `looks` looks that found no further piece:
+    /// then `dst` has bytes without meaning, and the packet is not copied so again.
+    ///
+    /// # Safety
+    /// `place` is the [place](Self::place) of that packet, and `len` bytes are writable at `dst`.
+    pub unsafe fn copy_opened(&mut self, place: Place, len: usize, dst: *mut u8, looks: u32) -> bool {
+        if len < PIECES_LEAST {
+            // No producer opens what lies in its cell.
+            return false;
+        }
+        let (cell, whole) = (self.cell(), check_word(self.head + 1, PacketKind::Whole as u8, len));
+        let (mut copied, mut left) = (0, looks);
+        while left > 0 && self.given_up != self.head + 1 {
+            // Acquire: pairs with PUBLISH.
+            let is_whole = self.memory.cell_word(cell, word::CHECK).load(Ordering::Acquire) == whole;
+            // Acquire: pairs with WRITTEN.
+            let written = self.memory.cell_word(cell, word::WRITTEN).load(Ordering::Acquire);
+            // Another process wrote the number.
+            let written = if is_whole { len } else { usize::try_from(written).unwrap_or(len).min(len) };
+            // Less than a piece is no progress, so a peer can make this end look at most so often for each piece.
+            if written > copied && (written == len || written >= copied + piece_bytes(len)) {
+                // SAFETY: the place holds `len` bytes in one piece, as many as are writable at `dst` (caller).
+                unsafe { self.copy_piece(place, copied, dst.add(copied), written - copied) };
+                (copied, left) = (written, looks);
+            } else {
+                // No pause: the next piece comes within a few journeys of a line, and a pause takes as long as one.
+                left -= 1;
+            }
+            if is_whole {
+                return true;
+            }
+        }
+        self.given_up = self.head + 1;
+        false
+    }
+
+    /// Copies a piece of the payload at `place`, from its byte `at` on.
+    ///
+    /// # Safety
+    /// The piece lies in the payload at this [place](Self::place), and `len` bytes are writable at `dst`.
+    unsafe fn copy_piece(&self, place: Place, at: usize, dst: *mut u8, len: usize) {
+        match (place, &self.bulk) {
+            // SAFETY: caller.
+            (Place::Data(place), _) => unsafe {
+                self.memory.read_piece((place & (self.memory.data_bytes() as u64 - 1)) as usize + at, dst, len);
+            },
+            #[cfg(not(loom))]
+            // SAFETY: caller.
+            (Place::Bulk(place), Some((memory, _))) => unsafe { crate::copies::copy_piece(memory.at(place).add(at), dst, len) },
+            // A packet in its cell is never opened.
+            _ => {}
+        }
     }
 
     /// Copies the payload of the first packet.
@@ -235,8 +363,8 @@ impl<M: LaneMemory> Consumer<M> {
     pub fn take_from(&mut self, place: Place, len: usize) -> bool {
         self.head += 1;
         self.memory.ask_for_cell(((self.head + ASK_AHEAD) & (self.memory.cell_count() as u64 - 1)) as usize);
-        // Report once a quarter lap: the producer reads the line with these words, and every store here costs it a cache miss.
-        let mut is_due = self.head - self.head_told >= self.memory.cell_count() as u64 / 4;
+        // Report seldom: the producer reads the line with these words, and every store here costs it a cache miss.
+        let mut is_due = self.head - self.head_told >= self.report_after;
         if let Place::Data(place) = place {
             self.last_len = len;
             is_due |= self.data.take(place, len);
@@ -253,25 +381,34 @@ impl<M: LaneMemory> Consumer<M> {
         let Peek::Packet(Seen { head: PacketHead { kind: PacketKind::First, total, .. }, len, .. }) = self.peek() else {
             return false;
         };
-        let cells = self.memory.cell_count() as u64;
-        let (mut parts, mut bytes) = (1, len as u64);
+        // The packet behind which the producer uses the larger ring may lie between the parts.
+        let (mut memory, mut parts, mut bytes) = (&self.memory, 1, len as u64);
         while bytes < total {
-            let position = self.head + parts;
+            let (position, cells) = (self.head + parts, memory.cell_count() as u64);
             // Acquire: as in `first_word`.
-            let check = self.memory.cell_word((position & (cells - 1)) as usize, word::CHECK).load(Ordering::Acquire);
-            if parts == cells || check as u32 != (position + 1) as u32 {
+            let check = memory.cell_word((position & (cells - 1)) as usize, word::CHECK).load(Ordering::Acquire);
+            if parts >= cells || check as u32 != (position + 1) as u32 {
                 // The rest may still come.
                 return false;
             }
-            if (check >> 32) as u8 != PacketKind::Next as u8 {
-                // The rest will not come: another message begins, or the sender reports that it gave this one up.
-                for _ in 0..parts {
-                    let Peek::Packet(seen) = self.peek() else { break };
-                    let _ = self.take(&seen);
+            match (check >> 32) as u8 {
+                MOVED if self.may_move() && std::ptr::eq(memory, &self.memory) => {
+                    let Some(larger) = &self.rings.1 else { return false };
+                    (memory, parts) = (larger, parts + 1);
                 }
-                return true;
+                kind if kind == PacketKind::Next as u8 => (parts, bytes) = (parts + 1, bytes + (check >> 40)),
+                _ => {
+                    // The rest will not come: another message begins, or the sender reports that it gave this one up.
+                    for _ in 0..parts {
+                        match self.peek() {
+                            Peek::Packet(seen) => _ = self.take(&seen),
+                            Peek::Moved => self.follow(),
+                            Peek::Empty | Peek::Damaged(_) => break,
+                        }
+                    }
+                    return true;
+                }
             }
-            (parts, bytes) = (parts + 1, bytes + (check >> 40));
         }
         false
     }
@@ -353,10 +490,13 @@ impl<M: LaneMemory> Consumer<M> {
     /// Blanks the lane and lets a new incarnation claim it. Call it only when the former producer is dead or has left, and
     /// everything it published was taken.
     pub fn reset(&mut self) {
+        // A producer blanks the larger ring before it moves there.
+        self.memory = self.rings.0.clone();
+        self.report_after = report_after(&self.memory);
         for cell in 0..self.memory.cell_count() {
             self.memory.cell_word(cell, word::CHECK).store(0, Ordering::Relaxed);
         }
-        self.head = 0;
+        (self.head, self.given_up) = (0, 0);
         self.data = Drained::new(self.memory.data_bytes());
         (self.bulk, self.offered, self.answered) = (None, 0, false);
         for control in [Control::Waiting, Control::Bulk, Control::BulkHead, Control::BulkTaken] {
@@ -382,10 +522,9 @@ impl Consumer<RawMemory> {
         (self.last_len <= 64).then(|| self.memory.data_at(at))
     }
 
-    /// Reads whole messages that lie in their cells, one behind the other, up to `limit`: `read` gets tag, sequence number and
+    /// Reads whole messages of at most 1 KiB, one behind the other, up to `limit`: `read` gets tag, sequence number and
     /// payload of each. The first one must have this sequence number. Stops before a message that has another, carries a time stamp,
-    /// or is not accepted, and where the producer is to be told of the progress. If `read` panics, its message stays the first one. Returns true if the producer waits for room and its bell
-    /// is to be rung.
+    /// or is not accepted, and where the producer waits for room. If `read` panics, its message stays the first one.
     #[inline(always)]
     #[must_use]
     pub fn read_series(
@@ -394,7 +533,7 @@ impl Consumer<RawMemory> {
         limit: u64,
         accepts: impl Fn(u64) -> bool,
         mut read: impl FnMut(u64, u32, Payload<'_>),
-    ) -> bool {
+    ) -> SeriesEnd {
         /// Writes the position back, also when `read` panics.
         struct Head<'a>(&'a mut u64, u64);
         impl Drop for Head<'_> {
@@ -404,36 +543,62 @@ impl Consumer<RawMemory> {
         }
         // Copies, which the compiler need not read again after each call.
         let (memory, mask) = (self.memory, self.memory.cell_count() as u64 - 1);
-        // It ends at the report that is due once a quarter lap, for which the producer may wait.
-        let due = (self.head_told + (mask + 1) / 4).saturating_sub(self.head).max(1);
-        let end = self.head + limit.min(due);
         let lag = sequence.wrapping_sub(self.head as u32);
-        let mut head = Head(&mut self.head, 0);
-        head.1 = *head.0;
-        while head.1 < end {
-            let (cell, expected) = ((head.1 & mask) as usize, lag.wrapping_add(head.1 as u32));
-            // Acquire: pairs with PUBLISH.
-            let check = memory.cell_word(cell, word::CHECK).load(Ordering::Acquire);
-            let len = (check >> 40) as usize;
-            let is_whole = check << 24 == check_word(head.1 + 1, PacketKind::Whole as u8, 0) << 24;
-            if !is_whole
-                || len > INLINE_BYTES
-                || memory.cell_word(cell, word::SEQUENCE).load(Ordering::Relaxed) != u64::from(expected)
-            {
-                break;
+        let last = self.head + limit;
+        loop {
+            // Up to the report that is due.
+            let end = (self.head_told + self.report_after).max(self.head + 1).min(last);
+            let mut head = Head(&mut self.head, 0);
+            head.1 = *head.0;
+            let (mut is_due, mut is_empty) = (false, false);
+            while head.1 < end && !is_due {
+                let (cell, expected) = ((head.1 & mask) as usize, lag.wrapping_add(head.1 as u32));
+                // Acquire: pairs with PUBLISH.
+                let check = memory.cell_word(cell, word::CHECK).load(Ordering::Acquire);
+                let len = (check >> 40) as usize;
+                is_empty = check as u32 != (head.1 + 1) as u32;
+                let is_whole = check << 24 == check_word(head.1 + 1, PacketKind::Whole as u8, 0) << 24;
+                if !is_whole
+                    || len > SERIES_BYTES
+                    || memory.cell_word(cell, word::SEQUENCE).load(Ordering::Relaxed) != u64::from(expected)
+                {
+                    break;
+                }
+                let tag = memory.cell_word(cell, word::TAG).load(Ordering::Relaxed);
+                if !accepts(tag) {
+                    break;
+                }
+                if len <= INLINE_BYTES {
+                    // SAFETY: the payload lies in its cell (checked), which is mapped as long as the memory (RawMemory::new). The
+                    // producer does not get it back before `tell`.
+                    read(tag, expected, unsafe { Payload::from_raw(memory.inline_at(cell), len) });
+                } else {
+                    let place = memory.cell_word(cell, word::PLACE).load(Ordering::Relaxed);
+                    // This also refuses a place in the bulk ring.
+                    if !self.data.holds(place, len) {
+                        break;
+                    }
+                    let ring = memory.data_bytes() as u64 - 1;
+                    memory.ask_for_data(((place + ASK_BEFORE) & ring) as usize, len);
+                    // SAFETY: the payload lies in the data ring (checked); as above.
+                    read(tag, expected, unsafe { Payload::from_raw(memory.data_at((place & ring) as usize), len) });
+                    self.last_len = len;
+                    is_due = self.data.take(place, len);
+                }
+                head.1 += 1;
+                memory.ask_for_cell(((head.1 + ASK_AHEAD) & mask) as usize);
             }
-            let tag = memory.cell_word(cell, word::TAG).load(Ordering::Relaxed);
-            if !accepts(tag) {
-                break;
+            drop(head);
+            if (is_due || self.head - self.head_told >= self.report_after) && self.tell() {
+                return SeriesEnd::Rings;
             }
-            // SAFETY: the payload lies in its cell (checked), which is mapped as long as the memory (RawMemory::new). The producer
-            // does not get it back before `tell`.
-            read(tag, expected, unsafe { Payload::from_raw(memory.inline_at(cell), len) });
-            head.1 += 1;
-            memory.ask_for_cell(((head.1 + ASK_AHEAD) & mask) as usize);
+            if is_empty {
+                return SeriesEnd::Empty;
+            }
+            if (self.head < end && !is_due) || self.head == last {
+                return SeriesEnd::Other;
+            }
         }
-        drop(head);
-        self.head - self.head_told >= self.memory.cell_count() as u64 / 4 && self.tell()
     }
 
     /// The payload of the first packet, in place.

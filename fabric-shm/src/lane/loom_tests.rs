@@ -2,14 +2,14 @@
 
 use super::*;
 use crate::copies::Distance;
-use doorbell_fabric::sync::AtomicU64;
+use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::{PacketHead, PacketKind, Push};
 use std::sync::Arc;
 
 /// Lane memory that loom observes.
 struct LoomMemory {
     words: Vec<AtomicU64>,
-    controls: Vec<AtomicU64>,
+    controls: Arc<Vec<AtomicU64>>,
     data: Vec<loom::cell::UnsafeCell<u8>>,
 }
 
@@ -18,12 +18,21 @@ impl LoomMemory {
     fn new(cells: usize, data_bytes: usize) -> Self {
         Self {
             words: (0..cells * word::COUNT).map(|_| AtomicU64::new(0)).collect(),
-            controls: (0..=Control::Bulk as usize).map(|_| AtomicU64::new(0)).collect(),
+            controls: Arc::new((0..=Control::Bulk as usize).map(|_| AtomicU64::new(0)).collect()),
             // One observed byte stands for a whole cache line. That is enough to detect two sides that touch it at once.
             data: (0..data_bytes / 64).map(|_| loom::cell::UnsafeCell::new(0)).collect(),
         }
     }
+
+    /// A larger ring of the same lane.
+    fn larger(&self, cells: usize, data_bytes: usize) -> Self {
+        Self { controls: self.controls.clone(), ..Self::new(cells, data_bytes) }
+    }
 }
+
+/// The same for a producer that copies it.
+#[derive(Clone, Copy)]
+struct Leaked(&'static Arc<LoomMemory>);
 
 impl LaneMemory for Arc<LoomMemory> {
     fn cell_word(&self, cell: usize, word: usize) -> &AtomicU64 {
@@ -57,11 +66,39 @@ impl LaneMemory for Arc<LoomMemory> {
     }
 }
 
+impl LaneMemory for Leaked {
+    fn cell_word(&self, cell: usize, word: usize) -> &AtomicU64 {
+        self.0.cell_word(cell, word)
+    }
+
+    fn control(&self, control: Control) -> &AtomicU64 {
+        self.0.control(control)
+    }
+
+    fn cell_count(&self) -> usize {
+        self.0.cell_count()
+    }
+
+    fn data_bytes(&self) -> usize {
+        self.0.data_bytes()
+    }
+
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, distance: Distance) {
+        // SAFETY: caller.
+        unsafe { self.0.write_data(offset, src, len, distance) };
+    }
+
+    unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize) {
+        // SAFETY: caller.
+        unsafe { self.0.read_data(offset, dst, len) };
+    }
+}
+
 fn exchange(lens: &'static [usize]) {
     loom::model(move || {
         let memory = Arc::new(LoomMemory::new(2, 128));
         let mut producer = Producer::claim(memory.clone(), 1).unwrap();
-        let mut consumer = Consumer::new(memory);
+        let mut consumer = Consumer::new(memory, None);
         let sender = loom::thread::spawn(move || {
             for (sequence, len) in lens.iter().enumerate() {
                 let bytes = [sequence as u8 + 1; 64];
@@ -82,6 +119,7 @@ fn exchange(lens: &'static [usize]) {
                 match consumer.peek() {
                     Peek::Packet(seen) => break seen,
                     Peek::Empty => loom::thread::yield_now(),
+                    Peek::Moved => panic!("there is no larger ring"),
                     Peek::Damaged(what) => panic!("{what}"),
                 }
             };
@@ -107,4 +145,109 @@ fn small_packets_arrive_whole() {
 #[test]
 fn data_packets_arrive_whole() {
     exchange(&[64, 64, 64]);
+}
+
+/// Three messages of a batch, of which two are published together.
+#[test]
+fn groups_arrive_whole() {
+    loom::model(|| {
+        let memory = Arc::new(LoomMemory::new(4, 256));
+        let mut producer = Producer::claim(Leaked(Box::leak(Box::new(memory.clone()))), 1).unwrap();
+        let mut consumer = Consumer::new(memory, None);
+        let sender = loom::thread::spawn(move || {
+            let bytes = [[1; 64], [2; 64], [3; 64]];
+            let messages = [(1, &bytes[0][..]), (2, &bytes[1]), (3, &bytes[2])];
+            assert_eq!(producer.push_series(0, &messages), (3, 192));
+        });
+        let mut taken = 0;
+        let mut take = |consumer: &mut Consumer<_>| {
+            while let Peek::Packet(seen) = consumer.peek() {
+                let mut bytes = [0; 64];
+                // SAFETY: from the latest peek; 64 bytes are enough.
+                unsafe { consumer.copy_out(&seen, bytes.as_mut_ptr()) };
+                taken += 1;
+                assert_eq!((seen.len, seen.head.tag, bytes[0]), (64, taken, taken as u8));
+                let _ = consumer.take(&seen);
+            }
+            taken
+        };
+        take(&mut consumer);
+        sender.join().unwrap();
+        assert_eq!(take(&mut consumer), 3);
+    });
+}
+
+/// A payload in three pieces, which the consumer copies while they are written.
+#[test]
+fn pieces_arrive_whole() {
+    loom::model(|| {
+        let memory = Arc::new(LoomMemory::new(2, 256));
+        let mut producer = Producer::claim(memory.clone(), 1).unwrap();
+        let mut consumer = Consumer::new(memory, None);
+        let sender = loom::thread::spawn(move || {
+            let bytes = [1; PIECES_LEAST];
+            let head = PacketHead { kind: PacketKind::Whole, tag: 7, sequence: 0, total: PIECES_LEAST as u64 };
+            // SAFETY: as many readable bytes.
+            assert_eq!(unsafe { producer.push(&head, bytes.as_ptr(), PIECES_LEAST) }, Push::Done);
+        });
+        let mut bytes = [0; PIECES_LEAST];
+        if let Some(first) = consumer.watch(1, true, || ()) {
+            assert_eq!((first.payload_bytes(), consumer.tag(), consumer.unstamped_sequence()), (PIECES_LEAST, 7, Some(0)));
+            let place = consumer.place(PIECES_LEAST, false).unwrap();
+            // SAFETY: the first packet's place; the array has as many bytes.
+            if unsafe { consumer.copy_opened(place, PIECES_LEAST, bytes.as_mut_ptr(), 2) } {
+                assert_eq!((bytes[0], bytes[64], bytes[128]), (1, 1, 1));
+            }
+        }
+        sender.join().unwrap();
+        // The packet is there by now, whatever was copied before.
+        let Peek::Packet(seen) = consumer.peek() else { panic!("no packet") };
+        // SAFETY: from the latest peek; the array has as many bytes.
+        unsafe { consumer.copy_out(&seen, bytes.as_mut_ptr()) };
+        assert_eq!((seen.len, bytes[0], bytes[64], bytes[128]), (PIECES_LEAST, 1, 1, 1));
+    });
+}
+
+/// A lane of two cells moves to one of four, with packets before and behind that.
+#[test]
+fn packets_arrive_whole_over_a_move() {
+    loom::model(|| {
+        let memory = Arc::new(LoomMemory::new(2, 64));
+        let larger = Arc::new(memory.larger(4, 256));
+        // Left there by an earlier producer: the cell of the packet behind the move.
+        larger.cell_word(2, word::CHECK).store(check_word(3, PacketKind::Whole as u8, 8), Ordering::Relaxed);
+        let mut producer = Producer::claim(memory.clone(), 1).unwrap();
+        let mut consumer = Consumer::new(memory, Some(larger.clone()));
+        let push = |producer: &mut Producer<_>, sequence: u32| {
+            let bytes = [sequence as u8 + 1; 64];
+            let head = PacketHead { kind: PacketKind::Whole, tag: 0, sequence, total: 64 };
+            // SAFETY: 64 readable bytes.
+            unsafe { producer.push(&head, bytes.as_ptr(), 64) }
+        };
+        let sender = loom::thread::spawn(move || {
+            assert_eq!(push(&mut producer, 0), Push::Done);
+            // The first ring is full, unless the consumer has been quick.
+            if push(&mut producer, 1) != Push::Done {
+                assert!(producer.move_to(larger));
+                assert_eq!(push(&mut producer, 1), Push::Done);
+            }
+        });
+        for sequence in 0..2 {
+            let seen = loop {
+                match consumer.peek() {
+                    Peek::Packet(seen) => break seen,
+                    Peek::Moved => consumer.follow(),
+                    Peek::Empty => loom::thread::yield_now(),
+                    Peek::Damaged(what) => panic!("{what}"),
+                }
+            };
+            let mut bytes = [0; 64];
+            // SAFETY: from the latest peek; 64 bytes are enough.
+            unsafe { consumer.copy_out(&seen, bytes.as_mut_ptr()) };
+            assert_eq!((seen.head.sequence, seen.len, bytes[0]), (sequence, 64, sequence as u8 + 1));
+            let _ = consumer.take(&seen);
+            consumer.tell();
+        }
+        sender.join().unwrap();
+    });
 }

@@ -52,6 +52,22 @@ pub trait LaneMemory {
     /// # Safety
     /// `len` bytes are writable at `dst`; `offset + len` is at most `data_bytes()`.
     unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize);
+    /// Copies a piece of a longer payload into the data ring.
+    ///
+    /// # Safety
+    /// As [`write_data`](Self::write_data).
+    unsafe fn write_piece(&self, offset: usize, src: *const u8, len: usize) {
+        // SAFETY: caller.
+        unsafe { self.write_data(offset, src, len, Distance::default()) };
+    }
+    /// Copies a piece of a longer payload out of the data ring.
+    ///
+    /// # Safety
+    /// As [`read_data`](Self::read_data).
+    unsafe fn read_piece(&self, offset: usize, dst: *mut u8, len: usize) {
+        // SAFETY: caller.
+        unsafe { self.read_data(offset, dst, len) };
+    }
     /// Asks the processor to move written lines to a cache level where the consumer finds them sooner.
     #[inline(always)]
     fn offer_data(&self, _offset: usize, _len: usize) {}
@@ -84,18 +100,18 @@ unsafe impl Send for RawMemory {}
 
 #[cfg(not(loom))]
 impl RawMemory {
-    /// The lane at `place` in the block that begins at `block`.
+    /// The ring at `place` in the file of a pair, which is mapped from `start` on.
     ///
     /// # Safety
-    /// The block is page aligned, long enough for `place`, and stays mapped as long as this value or a copy is used.
-    pub unsafe fn new(block: *mut u8, place: LanePlace) -> Self {
-        debug_assert!(block.addr().is_multiple_of(CELL_BYTES));
-        // SAFETY: all offsets lie in the block (caller).
+    /// The mapping is page aligned, long enough for `place`, and stays as long as this value or a copy is used.
+    pub unsafe fn new(start: *mut u8, place: LanePlace) -> Self {
+        debug_assert!(start.addr().is_multiple_of(CELL_BYTES));
+        // SAFETY: all offsets lie in the mapping (caller).
         unsafe {
             Self {
-                control: block.add(place.control),
-                cells: block.add(place.cells),
-                data: block.add(place.data),
+                control: start.add(place.control),
+                cells: start.add(place.cells),
+                data: start.add(place.data),
                 cell_count: place.cell_count,
                 data_bytes: place.data_bytes,
             }
@@ -108,6 +124,14 @@ impl RawMemory {
         debug_assert!(offset < self.data_bytes);
         // SAFETY: the caller's mask keeps it in range.
         unsafe { self.data.add(offset) }
+    }
+
+    /// Prefetches `len` bytes of the data ring, from an offset on, for reading.
+    #[inline(always)]
+    pub(crate) fn ask_for_data(&self, offset: usize, len: usize) {
+        for line in (0..len).step_by(64) {
+            hint::prefetch(self.data.wrapping_add((offset + line) & (self.data_bytes - 1)));
+        }
     }
 
     /// The address of an inline packet's payload.
@@ -156,6 +180,20 @@ impl LaneMemory for RawMemory {
         debug_assert!(offset + len <= self.data_bytes);
         // SAFETY: caller.
         unsafe { std::ptr::copy_nonoverlapping(self.data.add(offset), dst, len) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_piece(&self, offset: usize, src: *const u8, len: usize) {
+        debug_assert!(offset + len <= self.data_bytes);
+        // SAFETY: caller.
+        unsafe { crate::copies::copy_piece(src, self.data.add(offset), len) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_piece(&self, offset: usize, dst: *mut u8, len: usize) {
+        debug_assert!(offset + len <= self.data_bytes);
+        // SAFETY: caller.
+        unsafe { crate::copies::copy_piece(self.data.add(offset), dst, len) }
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! The lane: a single-producer, single-consumer ring of packets in shared memory.
 //!
 //! A lane has **cells** of one cache line and a **data ring**. A packet takes one cell. A payload that does not fit into the cell
-//! goes to the data ring, in one piece. The producer writes the cell's first word last, with release. That word carries the
+//! goes to the data ring, in one piece. The producer publishes a packet by the cell's first word, with release. That word carries the
 //! position of the packet, so the consumer never mistakes leftovers of an earlier lap for a new packet. Payload bytes never lie
 //! where the consumer expects a first word.
 //!
@@ -10,11 +10,18 @@
 //! ```
 //!
 //! The cost of one small message, from publishing to being seen: the polled line moves to the producer and back. No other shared
-//! line is written. The consumer publishes its progress once a quarter lap.
+//! line is written. The consumer publishes its progress once a quarter lap, and in a small ring once half a lap.
 //!
 //! Every 64th packet carries the time of its publication. The consumer computes the latency for the board.
 //!
-//! A producer that dies at any instruction has either published its packet or not. The consumer never sees unpublished bytes. It
+//! A lane begins with a small ring. When a packet finds no room there, the producer blanks a larger ring, writes a packet *moved*
+//! into the small one, and goes on in the larger ring. The consumer follows when it reads that packet. Positions go on.
+//!
+//! The producer writes a payload of some KiB in pieces. It *opens* the packet after the first piece: the cell's first word then has a
+//! position and a length, but no kind, so there is no packet yet. Another word counts the bytes that are written. A waiting consumer
+//! may copy them while the producer writes the next piece; the message arrives only with the packet.
+//!
+//! A producer that dies at any instruction has either published its packet or not. Unpublished bytes are never a message. It
 //! trusts nothing in a lane: it copies a cell's words once, checks the copy, and uses that.
 
 mod bulk;
@@ -23,11 +30,15 @@ mod memory;
 mod producer;
 
 pub use bulk::{BULK_BYTES, BULK_LEAST, BulkMemory};
+#[cfg(not(loom))]
+pub use consumer::SeriesEnd;
 pub use consumer::{Consumer, FirstWord, Peek, Place, Seen};
 #[cfg(not(loom))]
 pub use memory::RawMemory;
 pub use memory::{Control, LaneMemory};
-pub use producer::{Outstanding, Producer};
+#[cfg(not(loom))]
+pub(crate) use producer::SERIES_BYTES;
+pub use producer::{Outstanding, Producer, packet_bytes};
 
 /// The longest payload that fits into a cell.
 pub const INLINE_BYTES: usize = 40;
@@ -41,13 +52,35 @@ pub(crate) mod word {
     pub const PAYLOAD: usize = 3;
     pub const PLACE: usize = 3;
     pub const TOTAL: usize = 4;
+    pub const WRITTEN: usize = 5;
     pub const COUNT: usize = 8;
 }
 
-/// The first word of a cell: position in bits 0 to 31, kind in 32 to 39, length in 40 to 63. Never zero, as no kind is.
+/// The first word of a cell: position in bits 0 to 31, kind in 32 to 39, length in 40 to 63. Never zero: a packet has a kind,
+/// and an opened one a length.
 #[inline(always)]
 pub(crate) fn check_word(position: u64, kind: u8, len: usize) -> u64 {
     position as u32 as u64 | (kind as u64) << 32 | (len as u64) << 40
+}
+
+/// The kind, in the first word of a cell, of the packet behind which the producer uses the larger ring. No [`PacketKind`] has this
+/// number.
+///
+/// [`PacketKind`]: doorbell_fabric::PacketKind
+pub(crate) const MOVED: u8 = 0xff;
+
+/// The kind of a packet that its producer has opened: not a packet yet.
+pub(crate) const OPENED: u8 = 0;
+
+/// The shortest payload that is written in pieces. For a shorter one, the additional journeys of the cell cost more than the
+/// overlap saves.
+pub const PIECES_LEAST: usize = if cfg!(loom) { 192 } else { 8 << 10 };
+
+/// The length of a piece: short enough that the consumer begins early, and long enough that the journeys of the cell, one for each
+/// piece, take a small part of the time.
+#[inline]
+pub(crate) fn piece_bytes(len: usize) -> usize {
+    if cfg!(loom) { 64 } else { (len / 8).next_multiple_of(64).max(2 << 10) }
 }
 
 /// One in this many packets of a lane carries a time stamp. A power of two.

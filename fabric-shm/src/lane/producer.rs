@@ -1,21 +1,37 @@
 //! The writing end of a lane.
 
 use super::bulk::{BulkMemory, Filled, IN_BULK};
-use super::{Control, INLINE_BYTES, LaneMemory, STAMP_EVERY, STAMPED, check_word, data_room, stamp, word};
+use super::{
+    Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, PIECES_LEAST, STAMP_EVERY, STAMPED, check_word, data_room, piece_bytes,
+    stamp, word,
+};
 use crate::copies::Distance;
 use doorbell_fabric::sync::{Ordering, planted_bug};
 use doorbell_fabric::{LinkDown, PacketHead, PacketKind, Push};
 use std::time::Instant;
 
-/// The longest packet whose lines are worth owning ahead. The requests for a longer one delay the reply.
-const OWN_AHEAD_BYTES: usize = 2048;
+/// The most bytes whose lines are worth owning ahead: about as many as arrive while a reply is under way.
+const OWN_AHEAD_BYTES: usize = 4096;
 
 /// The longest packet whose lines are offered to the consumer. Of a longer one, the consumer prefetches the next line while it
 /// reads the first, and the offers would only cost time.
 const OFFER_BYTES: usize = 1024;
 
+/// The longest message of a series. Each needs few lines, so the next cells and their payloads come together.
+pub(crate) const SERIES_BYTES: usize = 1024;
+
+/// The most messages of a series that are published together. The consumer then reads them while the producer writes others, and not
+/// the line that the producer writes.
+const GROUP: usize = if cfg!(loom) { 2 } else { 32 };
+
+/// How many bytes before its turn a part of the data ring is owned in a series.
+const OWN_BEFORE: u64 = 512;
+
 /// The number of ticks between two packets from which the consumer is likely to be waiting for the next one.
 const SELDOM_TICKS: u64 = 768;
+
+/// One in so many looks for the consumer's progress measures its distance, which takes two looks at the clock.
+const MEASURE_EVERY: u32 = 8;
 
 /// The greatest length that a cell's first word can state, in whole lines.
 const LENGTH_MAX: usize = (1 << 24) - 64;
@@ -31,6 +47,12 @@ pub struct Producer<M> {
     bulk: Option<Bulk>,
     /// The distance of the consumer's processor when last measured.
     distance: Distance,
+    /// How often this end looked for the consumer's progress.
+    looks: u32,
+    /// The longest packet that this ring takes.
+    most: usize,
+    /// The position behind the packet by which this end moved to the larger ring, or 0.
+    moved: u64,
     waiting: bool,
     /// The time, in ticks, of the last push of a packet that might be offered.
     pushed_at: u64,
@@ -58,6 +80,13 @@ struct Bulk {
     taken: bool,
 }
 
+/// The most bytes that one packet carries: a quarter of the data ring. Then a packet, the waste at the ring's end, and the bytes
+/// that the consumer has read but not yet freed always fit together.
+#[inline]
+pub fn packet_bytes(data_bytes: usize) -> usize {
+    (data_bytes / 4).min(LENGTH_MAX)
+}
+
 impl<M: LaneMemory> Producer<M> {
     /// Claims a free lane for an incarnation. `None` while the lane still belongs to another: the consumer has not yet read
     /// everything that the former producer left behind.
@@ -75,16 +104,12 @@ impl<M: LaneMemory> Producer<M> {
             data,
             bulk: None,
             distance: Distance::default(),
+            looks: 0,
+            most: usize::MAX,
+            moved: 0,
             waiting: false,
             pushed_at: 0,
         })
-    }
-
-    /// The most bytes that one packet carries: a quarter of the data ring. Then a packet, the waste at the ring's end, and the
-    /// bytes that the consumer has read but not yet freed always fit together.
-    #[inline]
-    pub fn packet_bytes(&self) -> usize {
-        (self.memory.data_bytes() / 4).min(LENGTH_MAX)
     }
 
     /// Bytes of the data ring.
@@ -109,6 +134,37 @@ impl<M: LaneMemory> Producer<M> {
         fits(self) || (self.look_at_head().is_ok() && fits(self))
     }
 
+    /// Lets longer packets find no room in this ring, until this end has [moved](Self::move_to). A packet of more than a quarter of a
+    /// ring waits for the consumer each time that the ring begins anew.
+    pub fn limit(&mut self, most: usize) {
+        self.most = most;
+    }
+
+    /// Goes on in a larger ring, whose memory nobody uses: blanks it, and tells the consumer where to look from the next packet on.
+    /// Both rings have the same control words. Returns false if the lane has no cell left for that.
+    #[cold]
+    pub fn move_to(&mut self, larger: M) -> bool {
+        let cells = self.memory.cell_count() as u64;
+        if self.tail - self.head_seen >= cells && !self.has_free_cell(cells) {
+            return false;
+        }
+        for cell in 0..larger.cell_count() {
+            larger.cell_word(cell, word::CHECK).store(0, Ordering::Relaxed);
+        }
+        fault_point!("lane.moving");
+        // Release: the larger ring is blank before the consumer looks there.
+        let order = if planted_bug("moved") { Ordering::Relaxed } else { Ordering::Release };
+        let cell = (self.tail & (cells - 1)) as usize;
+        self.memory.cell_word(cell, word::CHECK).store(check_word(self.tail + 1, MOVED, 0), order);
+        self.tail += 1;
+        self.moved = self.tail;
+        self.most = usize::MAX;
+        self.data.bytes = larger.data_bytes() as u64;
+        self.memory = larger;
+        fault_point!("lane.moved");
+        true
+    }
+
     /// Whether the consumer said that it accepts no more messages for now.
     #[inline]
     pub fn refused(&self) -> bool {
@@ -129,12 +185,13 @@ impl<M: LaneMemory> Producer<M> {
     pub fn outstanding(&mut self) -> Result<Outstanding, LinkDown> {
         let cells = self.memory.cell_count() as u64;
         let (packets, bytes) = (self.tail - self.head_seen, self.data.tail - self.data.head_seen);
-        let bulk = matches!(&self.bulk, Some(Bulk { ring, taken: true, .. }) if ring.tail - ring.head_seen >= ring.used / 4);
+        let bulk = matches!(&self.bulk, Some(Bulk { ring, taken: true, .. }) if ring.tail - ring.head_seen >= ring.bytes / 4);
         if packets >= cells / 4 || bytes >= self.data.bytes / 4 || bulk {
             self.see_head()?;
         }
         let mut all = Outstanding {
-            packets: self.tail - self.head_seen,
+            // The packet that tells of the move is none of the sender's.
+            packets: self.tail - self.head_seen - u64::from(self.moved > self.head_seen),
             places: cells,
             bytes: self.data.tail - self.data.head_seen,
             room: self.data.bytes,
@@ -142,8 +199,8 @@ impl<M: LaneMemory> Producer<M> {
         if let Some(Bulk { ring, taken: true, .. }) = &self.bulk {
             let bytes = ring.tail - ring.head_seen;
             // The fuller of the two rings determines how full the lane is.
-            if bytes * all.room > all.bytes * ring.used {
-                (all.bytes, all.room) = (bytes, ring.used);
+            if bytes * all.room > all.bytes * ring.bytes {
+                (all.bytes, all.room) = (bytes, ring.bytes);
             }
         }
         Ok(all)
@@ -155,10 +212,10 @@ impl<M: LaneMemory> Producer<M> {
         self.tail
     }
 
-    /// Writes one packet and publishes it with one release store.
+    /// Writes one packet and publishes it.
     ///
     /// # Safety
-    /// `len` bytes are readable at `bytes`, and `len` is at most `packet_bytes()`.
+    /// `len` bytes are readable at `bytes`, and `len` is at most 16 MiB less a cache line (`LENGTH_MAX`).
     #[inline]
     pub unsafe fn push(&mut self, head: &PacketHead, bytes: *const u8, len: usize) -> Push {
         let cells = self.memory.cell_count() as u64;
@@ -172,8 +229,14 @@ impl<M: LaneMemory> Producer<M> {
             }
         }
         let cell = (self.tail & (cells - 1)) as usize;
-        // SAFETY: `len` bytes are readable (caller).
-        if let Err(push) = unsafe { self.write(cell, bytes, len, head.kind) } {
+        let written = if len >= PIECES_LEAST && head.kind == PacketKind::Whole && !is_stamped(self.tail) {
+            // SAFETY: `len` bytes are readable (caller).
+            unsafe { self.write_in_pieces(cell, head.tag, head.sequence, bytes, len) }
+        } else {
+            // SAFETY: as above.
+            unsafe { self.write(cell, bytes, len, head.kind) }
+        };
+        if let Err(push) = written {
             return push;
         }
         if head.kind.has_total() {
@@ -197,13 +260,18 @@ impl<M: LaneMemory> Producer<M> {
         // Copies, which the compiler need not read again after each store to the lane.
         let (memory, tail) = (self.memory, self.tail);
         let mask = memory.cell_count() as u64 - 1;
-        if tail - self.head_seen >= mask || is_stamped(tail) {
+        if is_stamped(tail) || (tail - self.head_seen >= mask && !self.has_free_cell(mask)) {
             return false;
         }
         let cell = (tail & mask) as usize;
         if len <= INLINE_BYTES {
             // SAFETY: `len` bytes are readable (caller).
             unsafe { write_inline(&memory, cell, bytes, len) };
+        } else if len >= PIECES_LEAST {
+            // SAFETY: as above.
+            if unsafe { self.write_in_pieces(cell, tag, sequence, bytes, len) }.is_err() {
+                return false;
+            }
         // SAFETY: as above.
         } else if unsafe { self.write(cell, bytes, len, PacketKind::Whole) }.is_err() {
             return false;
@@ -212,36 +280,94 @@ impl<M: LaneMemory> Producer<M> {
         true
     }
 
-    /// Pushes the first of these messages, each a tag and its bytes, as long as they fit into their cells, there is known room, and
-    /// none gets a time stamp. Returns their number and their bytes. The first one gets this sequence number.
+    /// Pushes the first of these messages, each a tag and its bytes, as long as they have at most 1 KiB, there is known
+    /// room, and none gets a time stamp. Returns their number and their bytes. The first one gets this sequence number.
     #[inline(always)]
     pub fn push_series(&mut self, sequence: u32, messages: &[(u64, &[u8])]) -> (usize, u64)
     where
         M: Copy,
     {
         // Copies, as in `push_whole`.
-        let (memory, mut tail) = (self.memory, self.tail);
-        let room = (memory.cell_count() as u64 - 1).saturating_sub(tail - self.head_seen);
+        let (memory, start) = (self.memory, self.tail);
+        let (mut tail, mask) = (start, memory.cell_count() as u64 - 1);
+        if tail - self.head_seen + messages.len() as u64 > mask {
+            self.has_free_cell(mask);
+        }
+        let room = mask.saturating_sub(tail - self.head_seen);
         let unstamped = if STAMPED { tail.wrapping_neg() & (STAMP_EVERY - 1) } else { room };
-        let (mut sequence, mut sum) = (sequence, 0);
-        for (tag, bytes) in messages.iter().take(room.min(unstamped) as usize) {
-            if bytes.len() > INLINE_BYTES {
+        let fill = |at: u64, place: u64, (tag, bytes): (u64, &[u8])| {
+            let cell = (at & mask) as usize;
+            if bytes.len() <= INLINE_BYTES {
+                // SAFETY: a slice.
+                unsafe { write_inline(&memory, cell, bytes.as_ptr(), bytes.len()) };
+            } else {
+                memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
+            }
+            describe(&memory, cell, 0, tag, sequence.wrapping_add(at.wrapping_sub(start) as u32));
+            check_word(at + 1, PacketKind::Whole as u8, bytes.len())
+        };
+        let (mut left, mut sum) = (&messages[..messages.len().min(room.min(unstamped) as usize)], 0);
+        while let Some((first, rest)) = left.split_first() {
+            let Some(place) = self.place_in_series(first.1) else { break };
+            let (at, mut count) = (tail, 1);
+            sum += first.1.len() as u64;
+            // Too early: the cells behind it are written later.
+            if planted_bug("group") {
+                reveal(&memory, at, fill(at, place, *first));
+            }
+            for message in rest.iter().take(GROUP - 1) {
+                let Some(place) = self.place_in_series(message.1) else { break };
+                let at = at + count as u64;
+                // The consumer looks there only after the first packet of the group.
+                memory.cell_word((at & mask) as usize, word::CHECK).store(fill(at, place, *message), Ordering::Relaxed);
+                memory.own_cell(((at + 1) & mask) as usize);
+                (count, sum) = (count + 1, sum + message.1.len() as u64);
+            }
+            // The consumer waits for the first cell of a group. That line is written last and at once: written early, it would travel to
+            // the consumer and back.
+            reveal(&memory, at, fill(at, place, *first));
+            tail += count as u64;
+            memory.own_cell((tail & mask) as usize);
+            let is_over = count < GROUP;
+            left = &left[count..];
+            if is_over {
                 break;
             }
-            let cell = (tail & (memory.cell_count() as u64 - 1)) as usize;
-            // SAFETY: a slice.
-            unsafe { write_inline(&memory, cell, bytes.as_ptr(), bytes.len()) };
-            tail = publish(&memory, tail, 0, PacketKind::Whole, *tag, sequence, bytes.len());
-            (sequence, sum) = (sequence.wrapping_add(1), sum + bytes.len() as u64);
         }
         let count = tail - std::mem::replace(&mut self.tail, tail);
         (count as usize, sum)
     }
 
+    /// Writes the payload of a message of a series into the data ring, unless it fits into its cell, and returns its place. `None`: it is
+    /// too long, or there is no known room.
+    #[inline(always)]
+    fn place_in_series(&mut self, bytes: &[u8]) -> Option<u64> {
+        let len = bytes.len();
+        if len <= INLINE_BYTES {
+            return Some(0);
+        }
+        let place = self.data.place(len).filter(|_| len <= SERIES_BYTES.min(self.most))?;
+        let ring = self.memory.data_bytes() as u64 - 1;
+        // SAFETY: a slice; inside the ring and not yet given to the consumer (place).
+        unsafe { self.memory.write_data((place & ring) as usize, bytes.as_ptr(), len, self.distance) };
+        self.data.tail = place + data_room(len);
+        // The lines of a later one come meanwhile: without that a stream of 64 bytes goes at half the speed.
+        self.memory.own_data(((self.data.tail + OWN_BEFORE) & ring) as usize, len);
+        Some(place)
+    }
+
+    /// Looks for the consumer's progress, and whether fewer than `most` packets are unread. The first ring is short, so this comes
+    /// often.
+    #[cold]
+    #[inline(never)]
+    fn has_free_cell(&mut self, most: u64) -> bool {
+        self.look_at_head().is_ok() && self.tail - self.head_seen < most
+    }
+
     /// Writes a payload into a cell, or into a ring and its place into the cell.
     ///
     /// # Safety
-    /// `len` bytes are readable at `bytes`, and `len` is at most `packet_bytes()`.
+    /// `len` bytes are readable at `bytes`, and `len` is at most 16 MiB less a cache line (`LENGTH_MAX`).
     #[inline(always)]
     unsafe fn write(&mut self, cell: usize, bytes: *const u8, len: usize, kind: PacketKind) -> Result<(), Push> {
         if len <= INLINE_BYTES && !kind.has_total() {
@@ -272,6 +398,49 @@ impl<M: LaneMemory> Producer<M> {
         Ok(())
     }
 
+    /// Writes the long payload of a whole message, and opens its packet after the first piece. Not for one that gets a time stamp: the
+    /// consumer takes that one by a longer way.
+    ///
+    /// # Safety
+    /// As for [`write`](Self::write).
+    #[inline(never)]
+    unsafe fn write_in_pieces(&mut self, cell: usize, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> Result<(), Push> {
+        let reserved = self.reserve(len, true)?;
+        let (place, bulk) = (reserved & !IN_BULK, self.bulk.as_mut().filter(|_| reserved & IN_BULK != 0));
+        let offset = (place & (self.memory.data_bytes() as u64 - 1)) as usize;
+        let write = |at: usize, len: usize| match &bulk {
+            // SAFETY: readable (caller); inside the ring and not yet given to the consumer (reserve).
+            Some(bulk) => unsafe { crate::copies::copy_piece(bytes.add(at), bulk.memory.at(place).add(at), len) },
+            // SAFETY: as above.
+            None => unsafe { self.memory.write_piece(offset + at, bytes.add(at), len) },
+        };
+        let word = |index| self.memory.cell_word(cell, index);
+        word(word::TAG).store(tag, Ordering::Relaxed);
+        word(word::SEQUENCE).store(sequence.into(), Ordering::Relaxed);
+        word(word::PLACE).store(reserved, Ordering::Relaxed);
+        let piece = piece_bytes(len);
+        write(0, piece);
+        word(word::WRITTEN).store(piece as u64, Ordering::Relaxed);
+        // Release: a consumer that sees this word sees the rest of the cell and the first piece.
+        word(word::CHECK).store(check_word(self.tail + 1, OPENED, len), Ordering::Release);
+        let mut at = piece;
+        while len - at > piece {
+            write(at, piece);
+            at += piece;
+            // WRITTEN: release, so that a consumer that sees this number sees the bytes.
+            let order = if planted_bug("written") { Ordering::Relaxed } else { Ordering::Release };
+            word(word::WRITTEN).store(at as u64, order);
+        }
+        fault_point!("lane.opened");
+        write(at, len - at);
+        let tail = place + data_room(len);
+        match bulk {
+            Some(bulk) => bulk.ring.tail = tail,
+            None => self.data.tail = tail,
+        }
+        Ok(())
+    }
+
     /// Whether the consumer is likely to wait for these lines. In a stream it lags behind, and offering them would only cost
     /// time.
     #[inline(always)]
@@ -287,7 +456,9 @@ impl<M: LaneMemory> Producer<M> {
     /// sends later: the lines arrive while it waits.
     #[inline]
     pub fn own_ahead(&self, len: usize) {
-        if len > INLINE_BYTES && len <= OWN_AHEAD_BYTES {
+        let goes_elsewhere = self.bulk.as_ref().is_some_and(|bulk| bulk.taken && bulk.ring.takes(len));
+        if len > INLINE_BYTES && !goes_elsewhere {
+            let len = len.min(OWN_AHEAD_BYTES);
             self.memory.own_data((self.data.tail & (self.memory.data_bytes() as u64 - 1)) as usize, len);
         }
     }
@@ -295,6 +466,9 @@ impl<M: LaneMemory> Producer<M> {
     /// The place of the next `len` bytes, in the data ring or, if allowed, in the bulk ring.
     #[inline(always)]
     fn reserve(&mut self, len: usize, may_bulk: bool) -> Result<u64, Push> {
+        if len > self.most {
+            return Err(Push::Full);
+        }
         let place = |lane: &Self| match &lane.bulk {
             Some(bulk) if may_bulk && bulk.taken && bulk.ring.takes(len) => bulk.ring.place(len).map(|place| place | IN_BULK),
             _ => lane.data.place(len),
@@ -318,10 +492,12 @@ impl<M: LaneMemory> Producer<M> {
         self.memory.control(Control::Bulk).store(offer, Ordering::Release);
     }
 
-    /// Reads the consumer's position, and measures its distance.
+    /// Reads the consumer's position, and now and then measures its distance.
     #[cold]
     fn look_at_head(&mut self) -> Result<(), LinkDown> {
-        if cfg!(any(loom, miri)) {
+        let looks = self.looks;
+        self.looks = looks.wrapping_add(1);
+        if cfg!(any(loom, miri)) || !looks.is_multiple_of(MEASURE_EVERY) {
             return self.see_head();
         }
         let began = Instant::now();
@@ -348,7 +524,6 @@ impl<M: LaneMemory> Producer<M> {
         if let Some(bulk) = &mut self.bulk {
             if bulk.taken {
                 bulk.ring.see(self.memory.control(Control::BulkHead).load(acquire))?;
-                bulk.ring.adapt(self.distance);
             } else {
                 bulk.taken = self.memory.control(Control::BulkTaken).load(acquire) == bulk.offer;
             }
@@ -367,16 +542,28 @@ fn is_stamped(tail: u64) -> bool {
 #[inline(always)]
 fn publish<M: LaneMemory>(memory: &M, tail: u64, stamp: u32, kind: PacketKind, tag: u64, sequence: u32, len: usize) -> u64 {
     let mask = memory.cell_count() as u64 - 1;
-    let cell = (tail & mask) as usize;
+    describe(memory, (tail & mask) as usize, stamp, tag, sequence);
+    reveal(memory, tail, check_word(tail + 1, kind as u8, len));
+    memory.own_cell(((tail + 1) & mask) as usize);
+    tail + 1
+}
+
+/// Writes what the consumer has to know of a packet beside its payload.
+#[inline(always)]
+fn describe<M: LaneMemory>(memory: &M, cell: usize, stamp: u32, tag: u64, sequence: u32) {
     memory.cell_word(cell, word::TAG).store(tag, Ordering::Relaxed);
     memory.cell_word(cell, word::SEQUENCE).store(u64::from(sequence) | u64::from(stamp) << 32, Ordering::Relaxed);
     fault_point!("lane.written");
+}
+
+/// Writes the first word of the cell at a position. This publishes its packet, and the packets behind it whose first words are written.
+#[inline(always)]
+fn reveal<M: LaneMemory>(memory: &M, position: u64, check: u64) {
+    let cell = (position & (memory.cell_count() as u64 - 1)) as usize;
     // PUBLISH: release, so that a consumer that sees this word sees the rest of the cell and the data.
     let order = if planted_bug("publish") { Ordering::Relaxed } else { Ordering::Release };
-    memory.cell_word(cell, word::CHECK).store(check_word(tail + 1, kind as u8, len), order);
-    memory.own_cell(((tail + 1) & mask) as usize);
+    memory.cell_word(cell, word::CHECK).store(check, order);
     fault_point!("lane.published");
-    tail + 1
 }
 
 /// Writes whole words, then the rest without reading beyond the end of the source.

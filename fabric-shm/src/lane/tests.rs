@@ -4,6 +4,8 @@ use doorbell_fabric::{PacketHead, PacketKind, Priority, Push};
 use proptest::prelude::*;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
+mod pieces;
+
 /// A block in the heap. The tests use one lane of it.
 struct Block {
     ptr: *mut u8,
@@ -14,7 +16,7 @@ struct Block {
 impl Block {
     fn new(cells: u32, data_bytes: u32) -> Self {
         let lanes = LaneGeometry { cells: [cells; 3], data_bytes: [data_bytes; 3] };
-        let layout = Layout::from_size_align(lanes.block_bytes(), PAGE).unwrap();
+        let layout = Layout::from_size_align(lanes.pair_bytes(), PAGE).unwrap();
         // SAFETY: the size is not zero.
         Self { ptr: unsafe { alloc_zeroed(layout) }, layout, lanes }
     }
@@ -23,6 +25,12 @@ impl Block {
         // SAFETY: the block is as long as its geometry needs and outlives the lanes of each test.
         unsafe { RawMemory::new(self.ptr, self.lanes.lane(Priority::Normal)) }
     }
+
+    /// The ring by which the lane begins.
+    fn first(&self) -> RawMemory {
+        // SAFETY: as above.
+        unsafe { RawMemory::new(self.ptr, self.lanes.first_lane(Priority::Normal)) }
+    }
 }
 
 impl Drop for Block {
@@ -30,6 +38,15 @@ impl Drop for Block {
         // SAFETY: allocated with this layout.
         unsafe { dealloc(self.ptr, self.layout) };
     }
+}
+
+/// A packet, behind the one by which the producer moved if that comes first.
+fn followed(consumer: &mut Consumer<RawMemory>) -> Option<(PacketHead, Vec<u8>)> {
+    if matches!(consumer.peek(), Peek::Moved) {
+        assert!(consumer.is_ready() && consumer.has_packet());
+        consumer.follow();
+    }
+    pop(consumer)
 }
 
 fn push(producer: &mut Producer<RawMemory>, kind: PacketKind, sequence: u32, bytes: &[u8]) -> Push {
@@ -64,7 +81,7 @@ fn message(sequence: u32, len: usize) -> Vec<u8> {
 fn every_64th_packet_says_when_it_was_published() {
     let block = Block::new(16, 16 << 10);
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
-    let mut consumer = Consumer::new(block.memory());
+    let mut consumer = Consumer::new(block.memory(), None);
     for sequence in 0..200 {
         assert_eq!(push(&mut producer, PacketKind::Whole, sequence, b"x"), Push::Done);
         let Peek::Packet(seen) = consumer.peek() else { panic!("nothing came") };
@@ -81,8 +98,9 @@ fn every_64th_packet_says_when_it_was_published() {
 fn a_series_goes_through_the_cells_in_order_and_stops_where_it_must() {
     let block = Block::new(16, 16 << 10);
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
-    let mut consumer = Consumer::new(block.memory());
-    let bytes: Vec<Vec<u8>> = (0..300).map(|number| message(number, [8, 0, 3, 40, 17][number as usize % 5])).collect();
+    let mut consumer = Consumer::new(block.memory(), None);
+    let bytes: Vec<Vec<u8>> =
+        (0..300).map(|number| message(number, [8, 0, 64, 40, 41, 1000, SERIES_BYTES][number as usize % 7])).collect();
     let all: Vec<(u64, &[u8])> = bytes.iter().zip(0..).map(|(bytes, tag)| (tag, &bytes[..])).collect();
     let (mut sent, mut read) = (0, 0);
     while read < all.len() {
@@ -147,7 +165,7 @@ proptest! {
     fn a_lane_is_a_queue(steps in prop::collection::vec((any::<bool>(), prop_oneof![0..=48_usize, 0..=4096_usize]), 1..if cfg!(miri) { 60 } else { 1500 })) {
         let block = Block::new(16, 16 << 10);
         let mut producer = Producer::claim(block.memory(), 1).unwrap();
-        let mut consumer = Consumer::new(block.memory());
+        let mut consumer = Consumer::new(block.memory(), None);
         let mut model = std::collections::VecDeque::new();
         let mut sequence = 0;
         for (send, len) in steps {
@@ -181,7 +199,7 @@ proptest! {
     fn forged_cells_stay_inside(words in prop::array::uniform8(any::<u64>()), small in any::<bool>()) {
         let block = Block::new(16, 16 << 10);
         let memory = block.memory();
-        let consumer = Consumer::new(block.memory());
+        let consumer = Consumer::new(block.memory(), None);
         for (index, value) in words.into_iter().enumerate() {
             let value = match index {
                 word::CHECK => (value & !0xffff_ffff) | 1,
@@ -201,7 +219,7 @@ proptest! {
 fn a_full_lane_says_so_and_loses_nothing() {
     let block = Block::new(16, 16 << 10);
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
-    let mut consumer = Consumer::new(block.memory());
+    let mut consumer = Consumer::new(block.memory(), None);
     for sequence in 0..15 {
         assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &[sequence as u8]), Push::Done);
     }
@@ -217,7 +235,7 @@ fn a_full_lane_says_so_and_loses_nothing() {
 fn giving_up_always_finds_room() {
     let block = Block::new(16, 16 << 10);
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
-    let mut consumer = Consumer::new(block.memory());
+    let mut consumer = Consumer::new(block.memory(), None);
     for _ in 0..3 {
         assert_eq!(push(&mut producer, PacketKind::First, 0, b"part"), Push::Done);
         while push(&mut producer, PacketKind::Next, 0, b"part") == Push::Done {}
@@ -232,7 +250,7 @@ fn giving_up_always_finds_room() {
 fn only_what_was_given_up_is_skipped() {
     let block = Block::new(16, 16 << 10);
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
-    let mut consumer = Consumer::new(block.memory());
+    let mut consumer = Consumer::new(block.memory(), None);
     let mut long = |kind, len: usize| assert_eq!(push_of(&mut producer, kind, 0, &vec![7; len], 3000), Push::Done);
     assert!(!consumer.skip_given_up(), "nothing is there");
     long(PacketKind::First, 1000);
@@ -255,7 +273,7 @@ fn only_what_was_given_up_is_skipped() {
 fn the_largest_packet_always_fits_a_lane_that_was_read() {
     let block = Block::new(16, 16 << 10);
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
-    let mut consumer = Consumer::new(block.memory());
+    let mut consumer = Consumer::new(block.memory(), None);
     for sequence in 0..if cfg!(miri) { 20 } else { 200 } {
         let bytes = message(sequence, 4096 - (sequence as usize * 97) % 900);
         assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &bytes), Push::Done);
@@ -280,7 +298,7 @@ fn a_forged_head_is_found_out() {
 fn a_lane_is_claimed_once_until_it_is_reset() {
     let block = Block::new(16, 16 << 10);
     let mut first = Producer::claim(block.memory(), 1).unwrap();
-    let mut consumer = Consumer::new(block.memory());
+    let mut consumer = Consumer::new(block.memory(), None);
     assert!(Producer::claim(block.memory(), 2).is_none());
     for sequence in 0..9 {
         push(&mut first, PacketKind::Whole, sequence, &message(sequence, 100));
@@ -307,7 +325,7 @@ fn long_payloads_go_to_the_bulk_ring_once_both_ends_have_it() {
     let block = Block::new(16, 64 << 10);
     let mut room = vec![0; 256 << 10];
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
-    let mut consumer = Consumer::new(block.memory());
+    let mut consumer = Consumer::new(block.memory(), None);
     assert_eq!(consumer.offered(), None);
     // SAFETY: the vector outlives both ends.
     unsafe { producer.offer_bulk(bulk(&mut room), 6) };
@@ -362,7 +380,7 @@ fn a_bulk_ring_that_is_declined_or_was_another_lifes_is_not_used() {
     let mut room = vec![0; 64 << 10];
     for answered in [false, true] {
         let mut producer = Producer::claim(block.memory(), 1).unwrap();
-        let mut consumer = Consumer::new(block.memory());
+        let mut consumer = Consumer::new(block.memory(), None);
         // SAFETY: the vector outlives both ends.
         unsafe { producer.offer_bulk(bulk(&mut room), 0) };
         let long = message(1, BULK_LEAST);
@@ -378,7 +396,7 @@ fn a_bulk_ring_that_is_declined_or_was_another_lifes_is_not_used() {
         assert!(room.iter().all(|byte| *byte == 0));
         consumer.reset();
     }
-    let mut next = Consumer::new(block.memory());
+    let mut next = Consumer::new(block.memory(), None);
     let _ = next.tell();
     assert_eq!(next.offered(), None);
 }
@@ -390,7 +408,7 @@ fn forged_places_in_a_bulk_ring_are_found_out() {
     for with_ring in [false, true] {
         for place in [1, 3, 64 + 1, (64 << 10) + 1, (56 << 10) + 65, u64::MAX, u64::MAX - 62, 1 << 63 | 1, 33] {
             let mut producer = Producer::claim(block.memory(), 1).unwrap();
-            let mut consumer = Consumer::new(block.memory());
+            let mut consumer = Consumer::new(block.memory(), None);
             if with_ring {
                 // SAFETY: the vector outlives the consumer.
                 unsafe { consumer.answer(Some(bulk(&mut room))) };
@@ -405,7 +423,7 @@ fn forged_places_in_a_bulk_ring_are_found_out() {
                     assert!(is_right && bytes.iter().all(|byte| *byte == 0));
                 }
                 Peek::Damaged(_) => assert!(!is_right, "{place}"),
-                Peek::Empty => panic!("nothing at {place}"),
+                Peek::Empty | Peek::Moved => panic!("nothing at {place}"),
             }
             consumer.reset();
         }
@@ -432,4 +450,87 @@ fn a_consumer_that_says_it_read_what_was_not_written_is_found_out() {
     let end =
         if end == Some(Push::Full) { push(&mut producer, PacketKind::Whole, 100, &message(0, 16 << 10)) } else { end.unwrap() };
     assert!(matches!(end, Push::Down(_)), "{end:?}");
+}
+
+#[test]
+fn a_lane_goes_on_in_its_full_ring_with_nothing_lost_and_the_next_begins_small() {
+    let block = Block::new(64, 16 << 10);
+    let mut consumer = Consumer::new(block.first(), Some(block.memory()));
+    for incarnation in 1..=3 {
+        let mut producer = Producer::claim(block.first(), incarnation).unwrap();
+        let (mut sent, mut read, mut moved) = (0, 0, false);
+        while read < if cfg!(miri) { 60 } else { 500 } {
+            let len = [8, 200, 40, 1000, 64][sent as usize % 5];
+            match push(&mut producer, PacketKind::Whole, sent, &message(sent, len)) {
+                Push::Done => sent += 1,
+                Push::Full if !moved => {
+                    assert!(producer.move_to(block.memory()));
+                    moved = true;
+                }
+                // The consumer is behind by a ring.
+                _ => {
+                    let (head, bytes) = followed(&mut consumer).expect("the ring is full");
+                    assert_eq!((head.sequence, bytes.len()), (read, [8, 200, 40, 1000, 64][read as usize % 5]));
+                    assert_eq!(bytes, message(read, bytes.len()));
+                    read += 1;
+                }
+            }
+        }
+        while followed(&mut consumer).is_some() {}
+        assert!(moved && producer.data_bytes() == 16 << 10);
+        consumer.reset();
+    }
+}
+
+#[test]
+fn a_lane_moves_once_and_only_where_it_can() {
+    let block = Block::new(64, 16 << 10);
+    let mut producer = Producer::claim(block.first(), 1).unwrap();
+    let mut alone = Consumer::new(block.first(), None);
+    assert!(producer.move_to(block.memory()));
+    assert!(matches!(alone.peek(), Peek::Damaged(_)), "this end knows no larger ring");
+    alone.follow();
+    assert_eq!(alone.taken(), 0);
+    let mut consumer = Consumer::new(block.first(), Some(block.memory()));
+    assert!(matches!(consumer.peek(), Peek::Moved));
+    consumer.follow();
+    assert!(matches!(consumer.peek(), Peek::Empty));
+    // A producer that breaks the rules says it again in the full ring.
+    let word = block.memory();
+    word.cell_word(1, word::CHECK).store(check_word(2, MOVED, 0), doorbell_fabric::sync::Ordering::Release);
+    assert!(matches!(consumer.peek(), Peek::Damaged(_)));
+}
+
+#[test]
+fn a_message_that_was_given_up_behind_a_move_is_skipped() {
+    for parts_before in 1..4 {
+        let block = Block::new(64, 16 << 10);
+        let mut producer = Producer::claim(block.first(), 1).unwrap();
+        let mut consumer = Consumer::new(block.first(), Some(block.memory()));
+        for part in 0..4 {
+            let kind = if part == 0 { PacketKind::First } else { PacketKind::Next };
+            if part == parts_before {
+                assert!(producer.move_to(block.memory()));
+            }
+            assert_eq!(push_of(&mut producer, kind, 0, &[part; 100], 1000), Push::Done);
+            assert!(!consumer.skip_given_up(), "the rest may still come");
+        }
+        assert_eq!(push_of(&mut producer, PacketKind::GivenUp, 0, &[], 0), Push::Done);
+        assert!(consumer.skip_given_up());
+        let Peek::Packet(seen) = consumer.peek() else { panic!("what gave it up comes next") };
+        assert_eq!(seen.head.kind, PacketKind::GivenUp);
+    }
+}
+
+#[test]
+fn a_full_first_ring_has_a_cell_for_the_move_and_the_full_ring_one_for_giving_up() {
+    // As few cells as a domain can have.
+    let block = Block::new(16, 16 << 10);
+    let mut producer = Producer::claim(block.first(), 1).unwrap();
+    let mut sequence = 0;
+    while push_of(&mut producer, PacketKind::First, sequence, b"part", 1000) == Push::Done {
+        sequence += 1;
+    }
+    assert!(sequence > 2 && producer.move_to(block.memory()));
+    assert_eq!(push_of(&mut producer, PacketKind::GivenUp, sequence, &[], 0), Push::Done);
 }

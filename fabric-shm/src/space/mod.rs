@@ -1,7 +1,8 @@
 //! The place where segments live: as files of a directory in memory (`/dev/shm`), or in the heap of one process.
 //!
 //! In both, segments have names, lengths, identities and owners that live or do not, and each domain has a lock. A segment is
-//! created, named or removed only under the lock of its domain.
+//! created, named or removed only under the lock of its domain. The one exception is the file of a pair of nodes: its two ends
+//! create it without the lock, for which a sender could not wait.
 
 mod fork;
 mod heap;
@@ -80,6 +81,69 @@ impl Space {
             Self::Posix(space) => space.open(name),
             Self::Heap(space) => Ok(space.open(name).map(OpenFile::Heap)),
         }
+    }
+
+    /// Opens the file of a pair, and creates it with `bytes` zeroed bytes if there is none. Takes no lock: of several processes that
+    /// create it at once, one succeeds, and the others open its file. The file can [grow](Self::grow) to `most` bytes.
+    pub(crate) fn open_or_create(&self, names: &Names, name: &str, bytes: usize, most: usize) -> Result<OpenFile, ShmError> {
+        // In the heap a segment cannot grow.
+        let bytes = if matches!(self, Self::Heap(_)) { most } else { bytes };
+        for _ in 0..4 {
+            if let Some(file) = self.open(name)? {
+                if file.len() >= bytes as u64 {
+                    return Ok(file);
+                }
+                // Another process truncated it. A process that has it mapped notices, and opens this one's successor.
+                self.remove(name, file.identity())?;
+            }
+            let new = NewSegment { name, bytes, owned: false, init: &|_| () };
+            let created = match self {
+                Self::Posix(space) => space.create(names, &new),
+                Self::Heap(space) => space.create(&new),
+            };
+            match created {
+                Err(error) if !error.is_os(libc::EEXIST) => return Err(error),
+                _ => {}
+            }
+        }
+        // Another process removes it again and again.
+        Err(ShmError::os("open lanes", name, io::Error::from_raw_os_error(libc::ENOENT)))
+    }
+
+    /// Removes a name outside the domain's lock, if it still names that segment.
+    pub(crate) fn remove(&self, name: &str, identity: Identity) -> Result<bool, ShmError> {
+        match self {
+            Self::Posix(space) => space.remove(name, Some(identity)),
+            Self::Heap(space) => Ok(space.remove(name, Some(identity))),
+        }
+    }
+
+    /// The segment that has this name now.
+    pub(crate) fn identity(&self, name: &str) -> Option<Identity> {
+        match self {
+            Self::Posix(space) => space.look(name).map(|look| look.identity),
+            Self::Heap(space) => space.open(name).map(|file| file.identity()),
+        }
+    }
+
+    /// Makes a segment at least `bytes` bytes long, and reserves their memory. Two processes may do that at once.
+    pub(crate) fn grow(&self, name: &str, identity: Identity, bytes: usize) -> Result<(), ShmError> {
+        let Self::Posix(space) = self else { return Ok(()) };
+        // The other end may have done it, and then this process needs no descriptor.
+        if space.look(name).is_some_and(|look| look.identity == identity && look.has(bytes as u64)) {
+            return Ok(());
+        }
+        match space.open(name)? {
+            Some(OpenFile::Posix(file)) if file.identity() == identity => space.extend(file.file(), name, bytes),
+            _ => Err(ShmError::os("make longer", name, io::Error::from_raw_os_error(libc::ENOENT))),
+        }
+    }
+
+    /// Whether a segment lacks a part of its first `bytes` bytes, so that another process truncated it. False if it has no name any
+    /// more. One or two system calls.
+    pub(crate) fn lacks(&self, name: &str, identity: Identity, bytes: u64) -> bool {
+        let Self::Posix(space) = self else { return false };
+        space.look(name).is_some_and(|look| look.identity == identity && !look.has(bytes))
     }
 
     /// The names of all files of this user's domains.
@@ -223,6 +287,23 @@ impl OpenFile {
         match self {
             Self::Posix(file) => file.reserved(),
             Self::Heap(_) => self.len(),
+        }
+    }
+
+    /// Tells it from a later one with the same name.
+    pub fn identity(&self) -> Identity {
+        match self {
+            Self::Posix(file) => file.identity(),
+            Self::Heap(file) => file.identity(),
+        }
+    }
+
+    /// Maps its first `len` bytes, of which the file may have fewer: those behind its end may not be touched before it
+    /// [grows](Space::grow).
+    pub fn map_ahead(&self, len: usize) -> io::Result<Segment> {
+        match self {
+            Self::Posix(file) => file.map(0, len, true),
+            Self::Heap(_) => self.map(0, len),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The names of segments: `doorbell.<uid>.<domain>` and a suffix. The pattern is the same in every layout, so that any build can
 //! tell whether a domain of another build still lives.
 
-use doorbell_fabric::NodeId;
+use doorbell_fabric::{Incarnation, NodeId};
 
 /// The names of one domain's files.
 #[derive(Clone, Debug)]
@@ -66,6 +66,16 @@ impl Names {
         format!("{}.{id}.board", self.domain())
     }
 
+    /// The lanes from `source` to an incarnation of a node. They belong to that node.
+    pub fn pair(&self, id: NodeId, incarnation: Incarnation, source: NodeId) -> String {
+        format!("{}.{id}.{}-from-{source}", self.domain(), incarnation.0)
+    }
+
+    /// Whether this is the name of lanes to any incarnation of a node.
+    pub fn is_pair_to(&self, id: NodeId, name: &str) -> bool {
+        name.strip_prefix(&format!("{}.{id}.", self.domain())).is_some_and(|rest| rest.contains("-from-"))
+    }
+
     pub fn region(&self, id: NodeId, number: u32) -> String {
         format!("{}.{id}.r{number}", self.domain())
     }
@@ -115,6 +125,7 @@ mod tests {
             (names.lock(), Part::Lock),
             (names.inbox(NodeId(7)), Part::Inbox(NodeId(7))),
             (names.board(NodeId(1023)), Part::OfNode(NodeId(1023))),
+            (names.pair(NodeId(12), Incarnation(u32::MAX), NodeId(1023)), Part::OfNode(NodeId(12))),
             (names.region(NodeId(12), u32::MAX), Part::OfNode(NodeId(12))),
             (names.device("io.3"), Part::Device),
             (names.unfinished(3), Part::Other),

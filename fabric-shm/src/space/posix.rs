@@ -1,25 +1,42 @@
 //! Segments as files of a directory, usually `/dev/shm`.
 //!
 //! A segment is created without a name, reserved, mapped, initialised, locked, and then linked. A process killed at any of these
-//! steps leaves nothing behind, and an existing name always denotes a whole segment. A lock on a file's first byte (an "open file
+//! steps leaves nothing behind, and an existing name always denotes a whole segment. Where files need a name at once, an unfinished
+//! one may stay until the next node joins. A lock on a file's first byte (an "open file
 //! description" lock) means that the file's owner lives. The kernel drops it however the owner dies.
 
 use super::fork::{HeldFile, forked, gated};
 use super::{Created, Hold, Identity, Names, NewSegment, OpenFile};
 use crate::error::ShmError;
+use crate::layout::random;
 use crate::mapping::Mapping;
 use crate::segment::Segment;
 use doorbell_fabric::world;
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, FcntlArg, fcntl};
+use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, FcntlArg, RenameFlags, fcntl, renameat2};
+use nix::sys::statfs::{Statfs, TMPFS_MAGIC, fstatfs, statfs};
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+/// A file, as its name shows it.
+pub(super) struct Look {
+    pub identity: Identity,
+    pub len: u64,
+    /// See [`reserved`].
+    pub reserved: u64,
+}
+
+impl Look {
+    /// Whether it has its first bytes, and memory for as many.
+    pub fn has(&self, bytes: u64) -> bool {
+        self.len >= bytes && self.reserved >= bytes
+    }
+}
 
 /// A directory in which segments are files.
 #[derive(Clone, Debug)]
@@ -66,21 +83,31 @@ impl PosixSpace {
 
     pub(super) fn open(&self, name: &str) -> Result<Option<OpenFile>, ShmError> {
         let path = self.path(name);
-        match HeldFile::open(|| existing().open(&path)) {
+        // Where the directory is mounted read-only, a process can still read what others show.
+        let open = || match existing().open(&path) {
+            Err(error) if error.raw_os_error() == Some(libc::EROFS) => existing().write(false).open(&path),
+            result => result,
+        };
+        match HeldFile::open(open) {
             Ok(file) => Ok(Some(OpenFile::Posix(PosixFile::new("open segment", name, file)?))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(open_error("open segment", name, error)),
         }
     }
 
-    pub(super) fn remove(&self, name: &str, identity: Option<Identity>) -> Result<bool, ShmError> {
+    /// The file that has this name now.
+    pub(super) fn look(&self, name: &str) -> Option<Look> {
         let path = self.path(name);
-        if let Some(wanted) = identity
-            && !fs::symlink_metadata(&path).is_ok_and(|found| Identity { device: found.dev(), inode: found.ino() } == wanted)
-        {
+        let found = fs::symlink_metadata(&path).ok()?;
+        let identity = Identity { device: found.dev(), inode: found.ino() };
+        Some(Look { identity, len: found.len(), reserved: reserved(&found, || statfs(&path)) })
+    }
+
+    pub(super) fn remove(&self, name: &str, identity: Option<Identity>) -> Result<bool, ShmError> {
+        if identity.is_some() && self.look(name).map(|look| look.identity) != identity {
             return Ok(false);
         }
-        match fs::remove_file(&path) {
+        match fs::remove_file(self.path(name)) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             // Another user's file or a directory cannot be a segment of ours, so it stays.
@@ -101,9 +128,7 @@ impl PosixSpace {
                 if set_lock(&file.file).map_err(|error| ShmError::os("lock", &name, error))? {
                     // The last node to leave removes the file. A lock on a file without a name locks nobody out, so check that
                     // the name still denotes this file.
-                    if fs::symlink_metadata(&path)
-                        .is_ok_and(|now| file.identity == (Identity { device: now.dev(), inode: now.ino() }))
-                    {
+                    if self.look(&name).is_some_and(|look| look.identity == file.identity) {
                         // For the error message of a waiter that times out. Nothing depends on it, so a full file system does no
                         // harm here.
                         let _ = file.file.write_at(format!("{:<11}\n", std::process::id()).as_bytes(), 0);
@@ -128,10 +153,12 @@ impl PosixSpace {
         {
             return Ok(created);
         }
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let unfinished = names.unfinished(NUMBER.fetch_add(1, Ordering::Relaxed));
-        let from = self.path(&unfinished);
-        let created = self.create_named(&from, new);
+        // Two processes may have the same number, each in its own namespace.
+        let from = self.path(&names.unfinished(random() as u32));
+        let fault = |error| ShmError::os("create segment", new.name, error);
+        let file = HeldFile::open(|| existing().create_new(true).open(&from)).map_err(fault)?;
+        fault_point!("segment.unfinished");
+        let created = self.name(&from, file, new);
         if created.is_err() {
             let _ = fs::remove_file(&from);
         }
@@ -170,17 +197,19 @@ impl PosixSpace {
         }
     }
 
-    fn create_named(&self, from: &Path, new: &NewSegment<'_>) -> Result<Created, ShmError> {
-        let name = new.name;
-        let fault = |error| ShmError::os("create segment", name, error);
-        let file = HeldFile::open(|| existing().create_new(true).open(from)).map_err(fault)?;
-        fault_point!("segment.unfinished");
+    /// Fills a file and gives it its name in place of its first one. Replaces no other file.
+    fn name(&self, from: &Path, file: HeldFile, new: &NewSegment<'_>) -> Result<Created, ShmError> {
         let (file, segment) = self.fill(file, new)?;
-        let to = self.path(name);
-        if fs::symlink_metadata(&to).is_ok() {
-            return Err(ShmError::os("name segment", name, io::Error::from_raw_os_error(libc::EEXIST)));
+        let to = self.path(new.name);
+        match fs::hard_link(from, &to) {
+            Ok(()) => _ = fs::remove_file(from),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(ShmError::os("name segment", new.name, error));
+            }
+            // A file system without links.
+            Err(_) => renameat2(AT_FDCWD, from, AT_FDCWD, &to, RenameFlags::RENAME_NOREPLACE)
+                .map_err(|error| ShmError::os("name segment", new.name, error))?,
         }
-        fs::rename(from, &to).map_err(fault)?;
         Ok(file.created(segment, new.owned))
     }
 
@@ -219,6 +248,22 @@ impl PosixSpace {
         }
     }
 
+    /// Makes a file that is in use longer, and reserves that. Only what the system itself can do: the C library's emulation writes
+    /// to bytes that others use.
+    pub(super) fn extend(&self, file: &File, name: &str, bytes: usize) -> Result<(), ShmError> {
+        let has = file.metadata().map_err(|error| ShmError::os("make longer", name, error))?.len();
+        let more = (bytes as u64).saturating_sub(has);
+        if self.free().is_some_and(|free| free < more) {
+            return Err(self.no_space(name, more as usize));
+        }
+        let whole = FallocateFlags::empty();
+        match nix::fcntl::fallocate(file, whole, 0, bytes as libc::off_t) {
+            Ok(()) => Ok(()),
+            Err(Errno::ENOSPC | Errno::EDQUOT | Errno::EFBIG) => Err(self.no_space(name, more as usize)),
+            Err(error) => Err(ShmError::os("make longer", name, error)),
+        }
+    }
+
     /// The bytes free for this user; `None` if the file system has no limit or does not report it.
     pub fn free(&self) -> Option<u64> {
         let stat = nix::sys::statvfs::statvfs(&*self.directory).ok().filter(|stat| stat.blocks() > 0)?;
@@ -247,6 +292,10 @@ fn open_error(operation: &'static str, name: &str, error: io::Error) -> ShmError
         Some(libc::ELOOP) => ShmError::NotOurs { operation, object: name.to_owned(), what: "a symbolic link".to_owned() },
         Some(libc::EISDIR | libc::ENXIO) => {
             ShmError::NotOurs { operation, object: name.to_owned(), what: "not a plain file".to_owned() }
+        }
+        // Any user can make a file with such a name. It must not hide the domains beside it from `ls` and its like.
+        Some(libc::EACCES | libc::EPERM) => {
+            ShmError::NotOurs { operation, object: name.to_owned(), what: "a file that this user may not open".to_owned() }
         }
         _ => ShmError::os(operation, name, error),
     }
@@ -298,8 +347,8 @@ pub(super) fn is_held_by(file: Identity, pid: libc::pid_t, fd: i32) -> bool {
 /// The bytes of a file that have memory. They are fewer than its length if it has holes, and reading a hole allocates memory.
 /// Only tmpfs counts like this. On other file systems blocks belong to a disk and may be compressed or allocated late, and the
 /// system can reclaim what was read of a hole.
-fn reserved(file: &File, found: &Metadata) -> u64 {
-    let is_tmpfs = nix::sys::statfs::fstatfs(file).is_ok_and(|system| system.filesystem_type() == nix::sys::statfs::TMPFS_MAGIC);
+fn reserved(found: &Metadata, system: impl FnOnce() -> nix::Result<Statfs>) -> u64 {
+    let is_tmpfs = system().is_ok_and(|system| system.filesystem_type() == TMPFS_MAGIC);
     if is_tmpfs { found.blocks().saturating_mul(512) } else { found.len() }
 }
 
@@ -343,7 +392,7 @@ impl PosixFile {
             return not_ours(format!("owned by user {}", found.uid()));
         }
         let identity = Identity { device: found.dev(), inode: found.ino() };
-        let reserved = reserved(&file, &found);
+        let reserved = reserved(&found, || fstatfs(&*file));
         Ok(Self { file, identity, len: found.len(), reserved })
     }
 
@@ -358,7 +407,7 @@ impl PosixFile {
     /// Whether it still has the length and the memory that it had when it was opened.
     pub fn is_whole(&self) -> io::Result<bool> {
         let found = self.file.metadata()?;
-        Ok(found.len() >= self.len && reserved(&self.file, &found) >= self.reserved)
+        Ok(found.len() >= self.len && reserved(&found, || fstatfs(&*self.file)) >= self.reserved)
     }
 
     pub fn is_held(&self) -> io::Result<bool> {

@@ -58,8 +58,8 @@ impl Counter {
         buffer: B,
     ) -> Result<Operation<Completion<B>>> {
         self.is_of(peer.node())?;
-        let (node, outbound) = (self.node.clone(), peer.outbound().clone());
-        let sending = owned::send(node, outbound, Some(peer.incarnation()), tag, buffer, None, self.counted())?;
+        let incarnation = Some(peer.incarnation());
+        let sending = owned::send_or_begin(&self.node, peer.outbound(), incarnation, tag, buffer, Some(self.counted()))?;
         self.wake_at_zero();
         Ok(sending)
     }

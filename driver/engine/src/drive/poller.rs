@@ -3,7 +3,7 @@
 //! With `Inline` there is none, except on a network, where peers need answers. With `Adaptive` it turns only while nonblocking
 //! operations are pending and no thread of the application has turned the engine for a millisecond; on a network, whenever no
 //! thread has. With `Poller` it turns always, and no other thread does. A poller without work sleeps long, because an idle node
-//! should cost nothing. It wakes when a datagram comes, when a timer of the network is due, when an operation begins, or when
+//! should cost nothing. It wakes when a datagram comes, when a timer of the network is due, when an operation begins while none is pending, or when
 //! the parking leader leaves.
 
 use crate::drive::Shared;
@@ -57,13 +57,18 @@ const STALLED: Duration = Duration::from_millis(250);
 const IDLE: u32 = 1;
 const BESIDE_HELM: u32 = 2;
 
+const AWAKE: u32 = 0;
+const DOZES: u32 = 1;
+const SLEEPS: u32 = 2;
+
 /// The state shared by the application's threads and the poller.
 #[derive(Default)]
 pub struct PollerWord {
     /// Why the poller sleeps, if not on the bell. Zero if it does not sleep, or only briefly.
     asleep: AtomicU32,
-    /// The poller sleeps on the bell for long, because nothing is pending. It may have to be woken without a ring.
-    dozing: AtomicBool,
+    /// How the poller sleeps on the bell: [`AWAKE`], [`DOZES`] for a short time, or [`SLEEPS`] for long, because nothing is pending. It
+    /// may have to be woken without a ring.
+    dozing: AtomicU32,
     stop: AtomicBool,
     /// The number of pending nonblocking operations.
     pending: AtomicUsize,
@@ -82,6 +87,11 @@ impl PollerWord {
         if !self.relieved.load(Ordering::SeqCst) {
             self.wake();
         }
+    }
+
+    /// A nonblocking operation began, and was over at once.
+    pub fn began_and_over(&self) {
+        self.pending.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes that something could not be sent, and that no thread waits for it.
@@ -168,13 +178,23 @@ impl PollerWord {
     /// operation ends the sleep. A thread that looks by itself disarms the bell, and does not tell when it ceases to look, so a
     /// pending nonblocking operation must not wait for that.
     pub fn doze(&self, timeout: Duration) -> Duration {
-        self.dozing.store(true, Ordering::SeqCst);
-        if self.is_needed() { timeout.min(UNRUNG) } else { timeout }
+        // First the sleep, then the look for operations: a thread that begins one does this in the opposite order.
+        self.dozing.store(SLEEPS, Ordering::SeqCst);
+        if !self.is_needed() {
+            return timeout;
+        }
+        self.dozing.store(DOZES, Ordering::SeqCst);
+        timeout.min(UNRUNG)
     }
 
-    /// Ends a long sleep: called after it, or by a thread that has to end it. Returns whether it was going on.
+    /// Whether it sleeps on the bell for long, because nothing was pending.
+    pub fn sleeps(&self) -> bool {
+        self.dozing.load(Ordering::SeqCst) == SLEEPS
+    }
+
+    /// Ends a sleep on the bell: called after it, or by a thread that has to end it. Returns whether it was going on.
     pub fn rouse(&self) -> bool {
-        self.dozing.load(Ordering::SeqCst) && self.dozing.swap(false, Ordering::SeqCst)
+        self.dozing.load(Ordering::SeqCst) != AWAKE && self.dozing.swap(AWAKE, Ordering::SeqCst) != AWAKE
     }
 }
 

@@ -47,15 +47,24 @@ impl Shared {
     /// Notes that a nonblocking operation began, for which the poller may have to turn the engine.
     pub fn began(&self) {
         self.poller.began();
-        self.rouse();
+        self.rouse_reactor();
+        // While another operation is pending, the armed bell wakes the poller when one can go on. Waking it for each new one costs
+        // several system calls, and an interrupt of the peer, for each message of a stream.
+        if self.poller.sleeps() || self.has_network() || !self.bell().is_armed() {
+            self.rouse_poller();
+        }
     }
 
     /// Wakes a thread for work that perhaps no sleeper looks for.
     pub(crate) fn rouse(&self) {
+        self.rouse_reactor();
+        self.rouse_poller();
+    }
+
+    fn rouse_reactor(&self) {
         if self.reactor.rouse() {
             self.bell().wake();
         }
-        self.rouse_poller();
     }
 
     /// Runs `act` with the engine: in its next turn if this thread is within it. Makes sure that work which can't be done now

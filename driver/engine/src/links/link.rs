@@ -9,10 +9,13 @@ use doorbell_shm::region::OwnRegion;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The length of a packet in shared memory. A message up to this length is one packet. Of a longer one, the target copies a
-/// packet while the next is written. Smaller packets would overlap more, but each needs two more transfers of a cache line,
-/// which between processors without a common cache take as long as copying 8 KiB.
-const PACKET_BYTES: usize = 16384;
+/// The length of the packets in shared memory of a message that takes several. The target copies a packet while the next is written.
+/// Smaller packets would overlap more, but each needs two more transfers of a cache line, which between processors without a
+/// common cache take as long as copying 8 KiB.
+const PACKET_BYTES: usize = 16 << 10;
+/// The longest message that is one packet in shared memory, of which a waiting target copies a piece while the next is written. A
+/// target that does not wait copies it when all of it is written, so this is a compromise.
+pub const WHOLE_MOST: usize = 32 << 10;
 
 /// The sending half of one connection to a node. Not boxed, because the path of every small message uses the larger variant.
 #[allow(clippy::large_enum_variant)]
@@ -29,6 +32,15 @@ impl AnyLink {
     pub fn packet_bytes(&self) -> usize {
         match self {
             AnyLink::Shm(link) => PACKET_BYTES.min(link.packet_bytes()),
+            AnyLink::Udp(link) => link.packet_bytes(),
+        }
+    }
+
+    /// The longest message that goes in one packet.
+    #[inline]
+    pub fn whole_bytes(&self) -> usize {
+        match self {
+            AnyLink::Shm(link) => WHOLE_MOST.min(link.packet_bytes()),
             AnyLink::Udp(link) => link.packet_bytes(),
         }
     }

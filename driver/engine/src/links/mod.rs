@@ -14,7 +14,7 @@ mod net;
 mod network;
 
 pub use doorbell_fabric::{BytesIn, BytesOut};
-pub use link::AnyLink;
+pub use link::{AnyLink, WHOLE_MOST};
 pub use net::{AnyPort, Net, Network, port_of_bell, watch};
 
 use doorbell_fabric::{Fabric, Incarnation, NodeId, Priority, Sink};
@@ -185,7 +185,7 @@ impl Fabrics {
     /// Opens a link to an incarnation of a node. `None`: not now.
     ///
     /// # Errors
-    /// The node can't be reached.
+    /// This process has no memory or no descriptor for lanes to the node. The node itself is as it was.
     pub fn connect(&mut self, target: NodeId, incarnation: Incarnation, priority: Priority) -> Result<Option<AnyLink>, ShmError> {
         if let Some(net) = &self.net
             && net.live(target) == Some(incarnation)
@@ -194,7 +194,8 @@ impl Fabrics {
         }
         match self.shm.connect(target, incarnation, priority) {
             Ok(link) => Ok(Some(AnyLink::Shm(link))),
-            Err(error) if error.is_retryable() => Ok(None),
+            // One that has just died is not gone before its end is noticed.
+            Err(error) if error.is_retryable() || matches!(error, ShmError::NodeDead { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -367,7 +367,7 @@ mod tests {
         loan.send_to(&[b.id(), c.id(), b.id()], 1).unwrap();
         drop(loan);
         let inbox = b.shared().regions().inbox(b.shared().membership(), a.id(), a.incarnation()).unwrap();
-        let returns = doorbell_shm::returns::Returns::to_owner(&inbox);
+        let returns = doorbell_shm::returns::Returns::to_owner(&inbox).unwrap();
         let slots = if cfg!(miri) { 16 } else { u16::MAX };
         for generation in [0, 2, u32::MAX] {
             (0..slots).for_each(|slot| returns.give_back(slot, generation));

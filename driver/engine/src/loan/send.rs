@@ -125,20 +125,24 @@ fn send(held: &Held, contents: NonNull<u8>, to: Recipient<'_>, tag: u64, keep: b
         }
         if leads && state.is_free() {
             match shared.lender().offer(me, &mut state, outbound.target, &parcel)? {
-                Push::Done => {
+                Some(Push::Done) => {
                     drop(state);
                     note(held, outbound);
                     return Ok(());
                 }
-                Push::Full => {}
-                Push::Down(_) => return Err(Error::Damaged { node: outbound.target }),
+                Some(Push::Full) => {}
+                Some(Push::Down(_)) => return Err(Error::Damaged { node: outbound.target }),
+                None => {
+                    drop(state);
+                    return send_copy(me, loan(), incarnation);
+                }
             }
         }
     }
     send_slow(me, loan(), incarnation)
 }
 
-/// Sends a copy to a node that shares no memory with this one.
+/// Sends a copy to a node that cannot read the loan in place.
 #[cold]
 fn send_copy(me: Token, loan: ToLend<'_>, incarnation: Option<Incarnation>) -> Result<()> {
     let ToLend { held, contents, outbound, parcel, deadline } = loan;
@@ -186,13 +190,17 @@ fn send_slow(me: Token, loan: ToLend<'_>, incarnation: Option<Incarnation>) -> R
             }
             if state.link.is_some() && state.is_free() {
                 match shared.lender().offer(me, &mut state, node, &parcel)? {
-                    Push::Done => {
+                    Some(Push::Done) => {
                         drop(state);
                         note(held, outbound);
                         return Ok(());
                     }
-                    Push::Full => {}
-                    Push::Down(_) => return Err(Error::Damaged { node }),
+                    Some(Push::Full) => {}
+                    Some(Push::Down(_)) => return Err(Error::Damaged { node }),
+                    None => {
+                        drop((state, engine));
+                        return send_copy(me, loan, Some(incarnation));
+                    }
                 }
             }
             // The target refuses our messages while we refuse those of another node. Two such nodes would wait for each other

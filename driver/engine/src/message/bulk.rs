@@ -7,9 +7,8 @@ use doorbell_shm::domain::Membership;
 use doorbell_shm::region::OwnRegion;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The length of a ring. Between distant processors a longer ring is faster, up to some MiB; between near ones only a part of
-/// it is used.
-const RING_BYTES: usize = 4 << 20;
+/// The length of a ring. Streams through a longer one were slower where it did not fit into a processor's own cache.
+const RING_BYTES: usize = 2 << 20;
 /// A ring may take one part in this many of the free memory, which other programs need more.
 const SHARE: u64 = 8;
 

@@ -184,7 +184,14 @@ impl<D: Direct> Dispatch<'_, D> {
         let Some(put) = DirectPut::decode(payload, envelope.len as u64) else {
             return Verdict::Broken("an RTS without a direct-put descriptor");
         };
-        let mut coming = Incoming::new(lane, envelope, put, self.inbound.asks, &self.inbound.membership);
+        let mut coming = match Incoming::new(lane, envelope, put, self.inbound.asks, &self.inbound.membership) {
+            Ok(coming) => coming,
+            // It stays in its lane: this process may soon have what it lacks.
+            Err(error) => {
+                tracing::debug!(node = envelope.source.0, %error, "cannot take part in a transfer now");
+                return Verdict::Refused;
+            }
+        };
         let is_given_up = put.apart.is_some() && self.inbound.given_up.take(envelope.source, put.ticket);
         if is_given_up {
             // The sender's slot is free from here on.

@@ -249,6 +249,12 @@ impl OutState {
         self.held != 0
     }
 
+    /// Whether a message of `len` bytes goes through the lane in one packet.
+    #[inline]
+    pub fn is_one_packet(&self, len: usize) -> bool {
+        self.link.as_ref().is_some_and(|link| len <= link.whole_bytes()) && !self.is_remote()
+    }
+
     /// Whether the target refuses messages on any link. All messages numbered after a refused one wait for it, too.
     pub fn refused(&self) -> bool {
         self.link.iter().chain(self.further.iter().flatten()).any(AnyLink::refused)
@@ -277,7 +283,7 @@ impl OutState {
         self.queue.len() <= 1 && metrics.is_some_and(|seen| seen.bytes <= seen.room / 4)
     }
 
-    /// Sends a short message directly into the lane: the path of every small send.
+    /// Sends a message of one packet directly into the lane: the path of every small send.
     #[inline(always)]
     pub fn send_whole(&mut self, tag: u64, bytes: &[u8]) -> Push {
         if self.push_whole(tag, bytes) { Push::Done } else { self.push_one(0, tag, bytes) }
@@ -287,7 +293,7 @@ impl OutState {
     #[inline(always)]
     fn push_whole(&mut self, tag: u64, bytes: &[u8]) -> bool {
         let Self { link: Some(AnyLink::Shm(link)), sequence, carried, .. } = self else { return false };
-        // SAFETY: the caller keeps to WHOLE_BYTES, which a packet of every lane can hold (LaneGeometry's least data ring).
+        // SAFETY: the caller keeps to WHOLE_BYTES or asked `is_one_packet`. The link refuses what its ring cannot hold.
         if !unsafe { link.push_whole(tag, *sequence, bytes) } {
             return false;
         }
@@ -303,15 +309,7 @@ impl OutState {
     #[inline(always)]
     fn push_series(&mut self, messages: &[(u64, &[u8])]) -> usize {
         let Self { link: Some(AnyLink::Shm(link)), sequence, carried, .. } = self else { return 0 };
-        let (mut count, mut bytes) = link.push_series(*sequence, messages);
-        while let Some((tag, longer)) = messages.get(count).filter(|(_, bytes)| bytes.len() <= WHOLE_BYTES) {
-            // SAFETY: as in `push_whole`.
-            if !unsafe { link.push_longer(*tag, sequence.wrapping_add(count as u32), longer) } {
-                break;
-            }
-            let more = link.push_series(sequence.wrapping_add(count as u32 + 1), &messages[count + 1..]);
-            (count, bytes) = (count + 1 + more.0, bytes + longer.len() as u64 + more.1);
-        }
+        let (count, bytes) = link.push_series(*sequence, messages);
         if count > 0 {
             *sequence = sequence.wrapping_add(count as u32);
             carried.add(count as u64, bytes);
@@ -442,8 +440,8 @@ impl OutState {
             let what = format!("try_send takes up to {most} bytes on this lane, not {len}: use send_by or start_send");
             return Err(Error::Invalid { what });
         }
-        let packet = link.packet_bytes();
-        if len > WHOLE_BYTES && !link.has_room(len, packet) { Err(Error::Full { node }) } else { Ok(()) }
+        let packet = if len <= link.whole_bytes() { len.max(1) } else { link.packet_bytes() };
+        if (len > WHOLE_BYTES || len > packet) && !link.has_room(len, packet) { Err(Error::Full { node }) } else { Ok(()) }
     }
 
     /// Sends a message of any length over one link, as far as there is room.
@@ -452,7 +450,9 @@ impl OutState {
     /// `len` bytes are readable at `bytes`, and `far.sent` is at most `len`.
     pub unsafe fn send_some(&mut self, tag: u64, bytes: *const u8, len: usize, mut far: Far) -> Sent {
         let by = far.by;
-        if len <= WHOLE_BYTES || self.by(by).is_some_and(|link| len <= link.packet_bytes()) {
+        // A lane that could not grow has shorter packets than others.
+        let is_one = |link: &mut AnyLink| len <= link.whole_bytes() || (len <= WHOLE_BYTES && link.is_remote());
+        if self.by(by).is_none_or(is_one) {
             // SAFETY: readable for `len` bytes (caller).
             let bytes = unsafe { std::slice::from_raw_parts(bytes, len) };
             return match if by == 0 && self.bound.is_none() { self.send_whole(tag, bytes) } else { self.push_one(by, tag, bytes) }

@@ -22,6 +22,7 @@ use doorbell_shm::faults::Faults;
 use doorbell_shm::layout::LaneGeometry;
 use doorbell_shm::space::Space;
 use network::NetworkOptions;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -86,6 +87,16 @@ impl NodeBuilder {
         builder.progress = env("DOORBELL_PROGRESS")?.unwrap_or_default();
         builder.wait = env("DOORBELL_WAIT")?.unwrap_or_default();
         builder.engine.copy = env("DOORBELL_COPY")?.unwrap_or_default();
+        if let Some(directory) = std::env::var_os("DOORBELL_SPACE").map(PathBuf::from) {
+            if !directory.is_absolute() {
+                let what = format!(
+                    "the environment variable DOORBELL_SPACE is malformed: '{}' is no absolute path",
+                    directory.display()
+                );
+                return Err(Error::Invalid { what });
+            }
+            builder.here.space = Space::posix_at(directory);
+        }
         builder.network = NetworkOptions::from_env()?;
         Ok(builder)
     }
@@ -158,7 +169,7 @@ impl NodeBuilder {
         self
     }
 
-    /// The most bytes of shared memory that this node takes for bulk rings. The default is 16 MiB. A bulk ring has 4 MiB and
+    /// The most bytes of shared memory that this node takes for bulk rings. The default is 16 MiB. A bulk ring has 2 MiB and
     /// carries long messages in private memory to one target, where a copy by the kernel would be slower. A target gets a ring
     /// with its second long message, provided that the ring takes less than an eighth of the free memory. Without a ring, such
     /// messages take the lane's own, smaller ring.
@@ -297,9 +308,10 @@ impl Node {
     }
 
     /// Joins with the settings in the environment, which `doorbell run` sets. `DOORBELL_DOMAIN` is required. Optional are
-    /// `DOORBELL_NODE`, `DOORBELL_NODES` (how many nodes there will be), `DOORBELL_ROLE`, `DOORBELL_PROGRESS`, `DOORBELL_WAIT`
-    /// and `DOORBELL_COPY`; for a network `DOORBELL_LISTEN`, `DOORBELL_CONNECT`, `DOORBELL_SEEK` (addresses, separated by
-    /// commas), `DOORBELL_KEY_FILE`, `DOORBELL_FABRIC` (auto, shm or udp) and `DOORBELL_PORT` (auto, uring, calls or plain).
+    /// `DOORBELL_NODE`, `DOORBELL_NODES` (how many nodes there will be), `DOORBELL_ROLE`, `DOORBELL_PROGRESS`, `DOORBELL_WAIT`,
+    /// `DOORBELL_COPY` and `DOORBELL_SPACE` (the directory of the segments); for a network `DOORBELL_LISTEN`,
+    /// `DOORBELL_CONNECT`, `DOORBELL_SEEK` (addresses, separated by commas), `DOORBELL_KEY_FILE`, `DOORBELL_FABRIC` (auto, shm
+    /// or udp) and `DOORBELL_PORT` (auto, uring, calls or plain).
     ///
     /// # Errors
     /// [`Error::Invalid`] names the variable that is missing or malformed. Otherwise as [`NodeBuilder::join`].

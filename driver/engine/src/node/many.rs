@@ -117,6 +117,9 @@ impl Shared {
                 break;
             }
             taken += more;
+            if more < crate::turn::TURN_PACKETS {
+                break;
+            }
             // The first message is worth a wait, and the others are not.
             rounds = 1;
         }
@@ -236,7 +239,8 @@ impl Node {
 
 impl Peer {
     /// Sends messages, each a tag and its bytes, in this order. It is faster than as many calls of [`send`](Self::send) if the
-    /// messages are small, and it holds none of them back. Waits as [`send`](Self::send) does.
+    /// messages have at most 1 KiB: up to 32 of them become visible together, when the last of them is written. Waits as
+    /// [`send`](Self::send) does.
     ///
     /// # Errors
     /// As [`Node::send`]. The messages before the one that failed were sent, and those behind it were not.

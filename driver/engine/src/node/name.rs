@@ -15,7 +15,7 @@ pub enum NodeName {
     Id(NodeId),
     /// The id of the node's inbox in shared memory. Requests that fabric.
     Shm(NodeId),
-    /// The node's UDP address. Requests the network.
+    /// The node's UDP address, and no host name: names are looked up only while a node joins. Requests the network.
     Udp(SocketAddr),
 }
 

@@ -111,7 +111,11 @@ pub fn begin<T, W: Work<T> + 'static>(
     // SAFETY: it was just allocated, and nothing else has its address.
     match start(&node, unsafe { work.as_mut() }) {
         Ok(op) => {
-            node.shared().began();
+            if op.is_done() {
+                node.shared().poller().began_and_over();
+            } else {
+                node.shared().began();
+            }
             Ok(Operation(State::UnderWay(UnderWay { node, op, work: Some(work) })))
         }
         Err(error) => {

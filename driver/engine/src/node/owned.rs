@@ -1,6 +1,6 @@
 //! Sends and receives that own their buffers.
 
-use super::operation::{Dropper, Operation, Work, begin};
+use super::operation::{Dropper, Operation, Work, begin, over};
 use super::receive::received;
 use super::send::ToSend;
 use super::{Node, Shared};
@@ -46,6 +46,30 @@ struct Receiving<B> {
 // SAFETY: `bytes` points to what the buffer owns.
 unsafe impl<B: Send> Send for Receiving<B> {}
 
+/// Sends at once if that takes no waiting, as most sends of some KiB do, or begins to send.
+///
+/// A send that is over at once makes no `Op` and changes no reference count. Each of these takes a locked instruction, which waits
+/// until all bytes of the message have left the processor. Only a send that is counted brings its `Op`.
+#[inline]
+pub(crate) fn send_or_begin<B: AsRef<[u8]> + Send + 'static>(
+    node: &Node,
+    outbound: &Arc<Outbound>,
+    incarnation: Option<Incarnation>,
+    tag: u64,
+    buffer: B,
+    counted: Option<Arc<Op>>,
+) -> Result<Operation<Completion<B>>> {
+    let (me, len) = (node.shared.check()?, buffer.as_ref().len());
+    if node.shared.send_now(me, outbound, incarnation, tag, buffer.as_ref())? {
+        if let Some(op) = counted {
+            op.moved(len as u64);
+        }
+        return Ok(over(Completion { buffer, result: Ok(()) }));
+    }
+    send(node.clone(), outbound.clone(), incarnation, tag, buffer, None, counted.unwrap_or_default())
+}
+
+/// Begins to send, after [`Shared::send_now`] did not, or with a requested mode.
 pub(crate) fn send<B: AsRef<[u8]> + Send + 'static>(
     node: Node,
     outbound: Arc<Outbound>,

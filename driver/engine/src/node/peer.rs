@@ -117,7 +117,7 @@ impl Peer {
     /// # Errors
     /// As [`Node::start_send`].
     pub fn start_send<B: AsRef<[u8]> + Send + 'static>(&self, tag: u64, buffer: B) -> Result<Operation<Completion<B>>> {
-        owned::send(self.node.clone(), self.outbound.clone(), Some(self.incarnation), tag, buffer, None, Op::new())
+        owned::send_or_begin(&self.node, &self.outbound, Some(self.incarnation), tag, buffer, None)
     }
 
     /// Sends a message with the requested mode: as [`Node::send_as`].

@@ -475,6 +475,9 @@ impl Node {
     /// Waits until there is such a message. The sender of a large message may copy it into `buf` itself meanwhile. If its process
     /// is stopped in the middle of that, this call waits until the process continues or ends.
     ///
+    /// After an error, and behind the message, the contents of `buf` are unspecified: a part of a message that was not received may be
+    /// there.
+    ///
     /// A receive that is bound to one node ends with an error when that node is gone and
     /// all its messages have been received.
     ///
@@ -534,7 +537,7 @@ impl Node {
     /// longer than a packet, or that arrived before the call, is read from private memory.
     ///
     /// `read` runs while this thread holds the node's engine. Other threads of the node wait for it meanwhile, and calls of the
-    /// same node within `read` return [`Error::Reentrant`]. If `read` panics, its message counts as received.
+    /// same node within `read` return [`Error::Reentrant`], but a send that finds room may succeed. If `read` panics, its message counts as received.
     ///
     /// # Errors
     /// As [`recv`](Self::recv), except [`Error::Truncated`].

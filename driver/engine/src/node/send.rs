@@ -7,6 +7,7 @@ use crate::Result;
 use crate::drive::Shared;
 use crate::drive::poller::Progress;
 use crate::error::Error;
+use crate::links::WHOLE_MOST;
 use crate::message::order::{self, Order};
 use crate::message::outbound::{Far, Outbound, Plan, SendOp, Sent, WHOLE_BYTES};
 use crate::mode::{ModeRequest, Receipt};
@@ -41,8 +42,8 @@ pub(crate) struct ToSend<'a> {
 pub(super) const TRY_BYTES: usize = 64 << 10;
 
 impl Shared {
-    /// Sends a small message if there is room: no lock, no system call, no allocation. False if the message has to take the
-    /// slow path.
+    /// Sends a message that goes through a lane in one packet if there is room: no lock, no system call, no allocation. False if
+    /// the message has to take the slow path.
     #[inline(always)]
     pub(super) fn send_now(
         &self,
@@ -52,11 +53,14 @@ impl Shared {
         tag: u64,
         bytes: &[u8],
     ) -> Result<bool> {
-        if bytes.len() > WHOLE_BYTES || self.progress() == Progress::Poller {
+        if bytes.len() > WHOLE_MOST || self.progress() == Progress::Poller {
             return Ok(false);
         }
         let Some(mut state) = outbound.state.enter(me) else { return Err(Error::Reentrant { operation: "send" }) };
         if state.is_held() || incarnation.is_some_and(|incarnation| incarnation != state.incarnation) {
+            return Ok(false);
+        }
+        if bytes.len() > WHOLE_BYTES && !state.is_one_packet(bytes.len()) {
             return Ok(false);
         }
         match state.send_whole(tag, bytes) {
@@ -253,12 +257,6 @@ impl Shared {
         asks: Option<ModeRequest>,
         op: Arc<Op>,
     ) -> Result<Arc<Op>> {
-        let ToSend { outbound, incarnation, tag, bytes } = message;
-        if asks.is_none() && self.send_now(me, outbound, incarnation, tag, bytes)? {
-            op.moved(bytes.len() as u64);
-            op.finish(Outcome::Sent);
-            return Ok(op);
-        }
         match self.begin_send(me, message, asks, Patience::Forever, op)? {
             Begun::Queued(op) => Ok(op),
             Begun::Sent(op) => {
@@ -382,7 +380,7 @@ impl Node {
     ) -> Result<Operation<Completion<B>>> {
         let me = self.shared.check()?;
         let (outbound, _) = self.outbound(me, node)?;
-        owned::send(self.clone(), outbound.clone(), None, tag, buffer, None, Op::new())
+        owned::send_or_begin(self, outbound, None, tag, buffer, None)
     }
 
     #[inline]

@@ -18,6 +18,7 @@ use doorbell_fabric::world;
 use doorbell_fabric::{Envelope, NodeId, PRIORITIES, Payload};
 use doorbell_shm::board::{Metric, Record, RecordKind};
 use doorbell_shm::domain::{Membership, PeerInbox};
+use doorbell_shm::error::ShmError;
 use doorbell_shm::meeting::{Claim, End, Meetings, Moved, Refusal, RendezvousBlock};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -137,15 +138,16 @@ impl Origin {
 }
 
 impl Incoming {
-    /// A transfer that an RTS announced. `asks`: what this node asks for, beside the origin.
-    pub fn new(lane: usize, envelope: Envelope, put: DirectPut, asks: Asks, membership: &Arc<Membership>) -> Self {
+    /// A transfer that an RTS announced. `asks`: what this node asks for, beside the origin. Fails if the origin has not made the
+    /// words of its transfers, and this node cannot.
+    pub fn new(lane: usize, envelope: Envelope, put: DirectPut, asks: Asks, membership: &Membership) -> Result<Self, ShmError> {
         let origin = match put.apart {
             Some(_) => Origin::Apart(Landing::new(put.ends.len, u64::from(put.ticket.generation))),
-            None => Origin::Near(Meetings::with_origin(membership, envelope.source)),
+            None => Origin::Near(Meetings::with_origin(membership, envelope.source)?),
         };
         let report = TransferReport::new(Side::Target, envelope.source, envelope.tag, put.ends);
         let put = DirectPut { asks: put.asks.or(asks), ..put };
-        Self {
+        Ok(Self {
             id: 0,
             lane,
             envelope,
@@ -163,7 +165,7 @@ impl Incoming {
             met: false,
             claimed: 0,
             report,
-        }
+        })
     }
 
     /// The receive that gets the message, if there is one.

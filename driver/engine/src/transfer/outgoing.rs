@@ -173,7 +173,13 @@ impl Outgoing {
     ) -> Begun {
         let Some(slots) = self.slots.get_mut(out.target.index()) else { return Begun::NoSlot };
         let slots = slots.get_or_insert_default();
-        let meetings = peer.map(Meetings::with_target);
+        let meetings = match peer.map(|peer| Meetings::with_target(peer)).transpose() {
+            Ok(meetings) => meetings,
+            Err(error) => {
+                tracing::debug!(node = out.target.0, %error, "a long message takes the lane");
+                return Begun::NoSlot;
+            }
+        };
         // A block announced by an earlier incarnation of this node must stay as it is until its target has seen it.
         let is_free = |slot: &usize| {
             let is_known = slots.met & 1 << slot != 0 || peer.is_none();

@@ -9,7 +9,11 @@ use crate::sync::op::Op;
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{Envelope, PacketKind, Payload};
 use doorbell_shm::fabric::Hot;
+use doorbell_shm::lane::{FirstWord, PIECES_LEAST};
 use std::sync::Arc;
+
+/// A receiver of a stream that has read everything pauses so often, while the sender publishes several messages.
+const LEAD: u32 = 8;
 
 /// The result of the fast path.
 pub enum HotTake {
@@ -35,7 +39,12 @@ impl Engine {
         if assembly.active.is_some() || !accepts.accepts_source(source, incarnation) {
             return None;
         }
-        let first = hot.watch(rounds)?;
+        let first = hot.watch_for(rounds, true)?;
+        if first.is_opened() {
+            let envelope = take_opened(&mut hot, first, inbound, accepts, buf)?;
+            self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+            return Some(HotTake::Whole(envelope));
+        }
         if let Some(envelope) = hot.take_whole(first, assembly.expected, |tag| accepts.accepts_tag(tag), buf) {
             self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
             inbound.took(hot.index(), envelope.len);
@@ -70,14 +79,29 @@ impl Engine {
     /// asked.
     #[inline(always)]
     pub fn take_short(&mut self, accepts: &Match, buf: &mut [u8], rounds: u32) -> Option<Envelope> {
+        if buf.len() >= PIECES_LEAST {
+            self.take_next::<true>(accepts, buf, rounds)
+        } else {
+            self.take_next::<false>(accepts, buf, rounds)
+        }
+    }
+
+    /// The same. Into a short buffer goes no message that its sender is still writing: `OPENED` is false.
+    #[inline(always)]
+    fn take_next<const OPENED: bool>(&mut self, accepts: &Match, buf: &mut [u8], rounds: u32) -> Option<Envelope> {
         let inbound = &mut self.inbound;
         let mut hot = self.fabric.hot_again()?;
         let (source, incarnation) = hot.source();
         if !accepts.accepts_source(source, incarnation) {
             return None;
         }
-        let first = hot.watch(rounds)?;
+        let first = hot.watch_for(rounds, OPENED)?;
         let expected = inbound.assemblies[hot.index()].expected;
+        if OPENED && first.is_opened() {
+            let envelope = take_opened(&mut hot, first, inbound, accepts, buf)?;
+            self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+            return Some(envelope);
+        }
         let envelope = hot.take_whole(first, expected, |tag| accepts.accepts_tag(tag), buf)?;
         self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         inbound.took(hot.index(), envelope.len);
@@ -100,8 +124,14 @@ impl Engine {
         if !accepts.accepts_source(source, incarnation) {
             return 0;
         }
-        if hot.watch(rounds).is_none() {
-            return 0;
+        if hot.watch(1).is_none() {
+            if rounds > 1 && std::mem::take(&mut self.caught_up) {
+                // Each look at a cell that the sender is about to write takes the line from it.
+                (0..LEAD).for_each(|_| doorbell_fabric::sync::spin_hint());
+            }
+            if hot.watch(rounds.saturating_sub(1)).is_none() {
+                return 0;
+            }
         }
         let limit = limit.min(TURN_PACKETS) as u64;
         let expected = inbound.assemblies[hot.index()].expected;
@@ -115,7 +145,11 @@ impl Engine {
                 *bytes += len;
             };
             let taken = hot.taken() - *before;
-            hot.read_series(expected.wrapping_add(taken as u32), limit - taken, accepts, &mut read);
+            let is_empty = hot.read_series(expected.wrapping_add(taken as u32), limit - taken, accepts, &mut read);
+            if is_empty {
+                self.caught_up = hot.taken() - *before > 1;
+                break;
+            }
             // It ended at a longer message, at one with a time stamp, or at another packet, if at any.
             let taken = hot.taken() - *before;
             let next = expected.wrapping_add(taken as u32);
@@ -193,6 +227,20 @@ impl Drop for Taking<'_> {
     fn drop(&mut self) {
         self.inbound.took_many(self.hot.index(), self.count(), self.bytes);
     }
+}
+
+/// Takes a message that its sender is still writing.
+#[cold]
+#[inline(never)]
+fn take_opened(hot: &mut Hot<'_>, first: FirstWord, inbound: &mut Inbound, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
+    let expected = inbound.assemblies[hot.index()].expected;
+    let Some(envelope) = hot.take_opened(first, expected, |tag| accepts.accepts_tag(tag), buf) else {
+        // It may stay as it is for long.
+        doorbell_fabric::sync::spin_hint();
+        return None;
+    };
+    inbound.took(hot.index(), envelope.len);
+    Some(envelope)
 }
 
 /// Takes the rest of a message whose first part is in `buf`. What does not come at once goes there by the slow path.

@@ -49,7 +49,7 @@ use std::time::{Duration, Instant};
 /// Looks at the lanes between two looks at transfers.
 const SPIN_TRANSFER: u32 = 4;
 /// The most packets handled in one turn.
-const TURN_PACKETS: usize = 64;
+pub const TURN_PACKETS: usize = 64;
 /// After this many polls, the thread that turns the engine reads the clock.
 const POLLS_PER_CLOCK: u32 = 64;
 /// How often a node that never sleeps publishes its metrics.
@@ -89,6 +89,8 @@ pub struct Engine {
     settings: EngineSettings,
     /// Whether the poller thread turns the engine just now.
     by_poller: bool,
+    /// The last call for several messages took several, and there were no more.
+    caught_up: bool,
     sending: Vec<Arc<Outbound>>,
     events: VecDeque<Event>,
     events_dropped: u64,
@@ -155,6 +157,7 @@ impl Engine {
             local: Local::new(fabric.membership().clone(), regions),
             settings,
             by_poller: false,
+            caught_up: false,
             fabric,
             sending: Vec::new(),
             events: VecDeque::new(),

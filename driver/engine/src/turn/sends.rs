@@ -266,9 +266,12 @@ impl Engine {
     ) -> Result<bool, Error> {
         let Some(outbound) = self.ways.get(node, priority).cloned() else { return Err(Error::NoSuchNode { node }) };
         let Some(mut state) = outbound.state.enter(me) else { return Ok(false) };
-        self.connect(&outbound, &mut state, incarnation)?;
-        if state.is_started() {
-            return Ok(false);
+        match self.connect(&outbound, &mut state, incarnation) {
+            Ok(()) if state.is_started() => return Ok(false),
+            Ok(()) => {}
+            // This process has no memory for the lanes. The peer waits for the notice, which is tried again.
+            Err(Error::Shm(_)) => return Ok(false),
+            Err(error) => return Err(error),
         }
         match state.push_control(word) {
             Push::Done => Ok(true),

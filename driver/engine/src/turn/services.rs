@@ -110,11 +110,15 @@ impl Turn<'_> {
         };
         // If another thread has the lane, that thread sends by itself.
         let mut state = outbound.state.enter(self.me).ok_or(Pushed::Full)?;
-        if let Err(error) = self.engine.connect(&outbound, &mut state, to.incarnation) {
-            self.why = Some(error);
-            return Err(Pushed::Gone);
+        match self.engine.connect(&outbound, &mut state, to.incarnation) {
+            Ok(()) => act(&mut state),
+            // This process has no memory for the lanes. The peer waits for the packet, which is tried again.
+            Err(Error::Shm(_)) => Err(Pushed::Full),
+            Err(error) => {
+                self.why = Some(error);
+                Err(Pushed::Gone)
+            }
         }
-        act(&mut state)
     }
 }
 

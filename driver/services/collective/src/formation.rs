@@ -320,7 +320,7 @@ mod tests {
         Note { lineage: 1, attempt, stage: Stage::Ready, layout: 7, region: None, set, near }
     }
 
-    /// The examples of docs/wire.md, on which other implementations rely.
+    /// The examples of docs/wire.md, on which other implementations rely. `tests/house` finds these two numbers in the page.
     #[test]
     fn numbers_are_those_of_the_page() {
         // The value that the authors of the hash give.
@@ -328,8 +328,6 @@ mod tests {
         let list = [(NodeId(0), Incarnation(1)), (NodeId(2), Incarnation(7))].map(PeerId::from);
         let lineage = lineage_number("halo", list);
         assert_eq!((lineage, team_number(lineage, 3)), (LINEAGE, NUMBER));
-        let page = include_str!("../../../../docs/wire.md");
-        assert!(page.contains(&format!("`{LINEAGE:#018x}`")) && page.contains(&format!("`{NUMBER:#010x}`")));
     }
 
     const LINEAGE: u64 = 0xec57_547c_b51f_2c8c;

@@ -5,15 +5,25 @@ use doorbell_shm::keys::OwnerId;
 use std::io::ErrorKind;
 
 /// Why a call on a device failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, strum::EnumDiscriminants)]
+#[strum_discriminants(
+    name(DeviceErrorAnchor),
+    vis(pub(self)),
+    derive(strum::IntoStaticStr),
+    strum(serialize_all = "kebab-case", prefix = "device-")
+)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// No living process is attached to a device of this name.
+    ///
+    /// See `errors.md#device-absent`.
     #[error(
         "no living process is attached to it; check the name, attach a process before others send, and open the device again if all its processes had left"
     )]
     Absent,
     /// A living thread has this id.
+    ///
+    /// See `errors.md#device-taken`.
     #[error("{owner} already is thread {thread} of it; take another id, or drop that thread first")]
     Taken {
         /// The thread id.
@@ -22,6 +32,8 @@ pub enum DeviceError {
         owner: OwnerId,
     },
     /// The device has as many threads as it can serve.
+    ///
+    /// See `errors.md#device-crowded`.
     #[error(
         "it already serves {threads} threads, which is its limit; let the process that creates it allow more, with DeviceBuilder::threads"
     )]
@@ -30,6 +42,8 @@ pub enum DeviceError {
         threads: usize,
     },
     /// All its lanes are taken, or the rest is reserved for other nodes.
+    ///
+    /// See `errors.md#device-no-lane`.
     #[error(
         "none of its {senders} lanes is left for this node: a node gets another lane only while more lanes are free than it has; drop a sender, or let the process that creates the device allow more, with DeviceBuilder::senders"
     )]
@@ -38,6 +52,8 @@ pub enum DeviceError {
         senders: usize,
     },
     /// The message is longer than the device allows. It was not sent.
+    ///
+    /// See `errors.md#device-too-long`.
     #[error(
         "a message of {len} bytes is longer than the {max} it takes; send it in parts, put it into a region, or let the process that creates the device allow more, with DeviceBuilder::message_max"
     )]
@@ -48,6 +64,8 @@ pub enum DeviceError {
         max: usize,
     },
     /// The buffer is shorter than the message. The message is not lost: the next call with a longer buffer gets it.
+    ///
+    /// See `errors.md#device-too-small`.
     #[error(
         "the next message has {len} bytes, but the buffer only {capacity}; the message is kept: call again with a longer buffer"
     )]
@@ -58,11 +76,17 @@ pub enum DeviceError {
         capacity: usize,
     },
     /// Another process overwrote or truncated its memory.
+    ///
+    /// See `errors.md#device-damaged`.
     #[error("another process overwrote or truncated its memory; let all processes detach and attach again")]
     Damaged,
 }
 
 impl ServiceError for DeviceError {
+    fn anchor(&self) -> &'static str {
+        DeviceErrorAnchor::from(self).into()
+    }
+
     fn certainty(&self) -> Certainty {
         match self {
             DeviceError::Taken { .. }
@@ -102,6 +126,7 @@ mod tests {
             "cannot receive from the device 'd': the next message has 2 bytes, but the buffer only 1; the message is kept: call \
              again with a longer buffer"
         );
+        assert_eq!(small.anchor(), "device-too-small");
         assert_eq!((small.certainty(), small.is_retryable()), (Certainty::DidNotHappen, false));
         assert_eq!(std::io::Error::from(small).kind(), ErrorKind::InvalidInput);
         assert_eq!(fault("send to", "d", DeviceError::Damaged).certainty(), Certainty::Unknown);

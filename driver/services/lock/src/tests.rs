@@ -220,7 +220,7 @@ fn far(domain: &str) -> NodeBuilder {
 
 /// Nodes that have met and share no memory.
 fn met<const N: usize>(domain: &str) -> [Node; N] {
-    let first = far(domain).id(0).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let first = far(domain).id(0).listen(([127, 0, 0, 1], 0)).join().unwrap();
     let address = first.address().unwrap();
     let nodes = std::array::from_fn(|id| match id {
         0 => first.clone(),
@@ -320,7 +320,7 @@ fn a_key_is_not_granted_twice_to_one_that_has_just_come() {
 
 #[test]
 fn being_asked_to_be_home_takes_one_thread() {
-    let node = far("asked").id(0).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let node = far("asked").id(0).listen(([127, 0, 0, 1], 0)).join().unwrap();
     let shared = shared_of(&node);
     // A thread that looks for the coordinator needs this baton.
     let mut engine = shared.enter(shared.check().unwrap(), "test").unwrap();

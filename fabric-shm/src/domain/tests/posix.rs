@@ -1,6 +1,7 @@
 //! Domains in a directory of files, and processes that are killed.
 
 use super::*;
+use crate::space::PosixSpace;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -222,15 +223,13 @@ fn a_forked_child_is_no_node_and_keeps_no_node_alive() {
 #[test]
 fn an_absurd_size_is_an_error_with_sizes_in_it() {
     let directory = Directory::new();
-    let lanes = LaneGeometry { cells: [65536; 3], data_bytes: [64 << 20; 3] };
-    let absurd = JoinOptions { max_nodes: 1024, lanes, ..options(&directory.space()) };
-    let wanted = inbox_bytes(1024, &lanes) as u64;
+    let node = join(&directory.space());
     let free = nix::sys::statvfs::statvfs(&directory.0).unwrap();
-    if free.blocks_available() * free.fragment_size() < wanted {
-        let error = Membership::join(absurd).unwrap_err();
-        assert!(matches!(error, ShmError::NoSpace { wanted: asked, .. } if asked == wanted), "{error}");
-        assert!(error.to_string().contains(&wanted.to_string()));
-    }
+    let absurd = (free.blocks_available() * free.fragment_size() + (1 << 30)) as usize;
+    let error = node.open_peer(node.id()).unwrap().pair().unwrap().grow(absurd).unwrap_err();
+    assert!(matches!(error, ShmError::NoSpace { .. }), "{error}");
+    assert!(error.to_string().contains(&(absurd - FIRST_BYTES).to_string()), "{error}");
+    drop(node);
     assert!(directory.is_empty());
 }
 
@@ -293,7 +292,7 @@ fn a_truncated_inbox_is_refused() {
     let directory = Directory::new();
     let (first, second) = (join(&directory.space()), join(&directory.space()));
     let inbox = directory.0.join(first.names.inbox(second.id()));
-    for len in [inbox_bytes(4, &SMALL) as u64 - 1, 100, 0] {
+    for len in [INBOX_BYTES as u64 - 1, 100, 0] {
         fs::OpenOptions::new().write(true).open(&inbox).unwrap().set_len(len).unwrap();
         assert!(matches!(first.open_peer(second.id()), Err(ShmError::Damaged { .. })), "{len}");
     }
@@ -430,4 +429,65 @@ fn whose_an_inbox_is_the_system_says() {
     };
     let (of_a, of_b) = (holders(&a), holders(&b));
     assert!(of_a.len() == 1 && of_b.len() == 1 && of_a != of_b, "{of_a:?} {of_b:?}");
+}
+
+/// Two ends that make the same lanes at once get the same lanes, on file systems with and without nameless files.
+#[test]
+fn both_ends_at_once_make_one_file() {
+    for nameless in [true, false] {
+        let directory = Directory::new();
+        let space =
+            if nameless { directory.space() } else { Space::Posix(PosixSpace::without_nameless_files(directory.0.clone())) };
+        let first = Arc::new(join(&space));
+        for round in 0..20 {
+            let second = Arc::new(join(&space));
+            let start = std::sync::Barrier::new(2);
+            let [ours, theirs] = thread::scope(|scope| {
+                let ends: [Box<dyn FnOnce() -> *mut u8 + Send>; 2] = [
+                    Box::new(|| second.pair_from(first.id()).unwrap().ptr()),
+                    Box::new(|| {
+                        let peer = first.open_peer(second.id()).unwrap();
+                        let ptr = peer.pair().unwrap().ptr();
+                        // The mapping stays for the rest of the test.
+                        std::mem::forget(peer);
+                        ptr
+                    }),
+                ];
+                ends.map(|end| {
+                    scope.spawn(|| {
+                        start.wait();
+                        end() as usize
+                    })
+                })
+                .map(|thread| thread.join().unwrap() as *mut u8)
+            });
+            // SAFETY: both are mapped, page-aligned and longer than a word.
+            let words = [ours, theirs].map(|ptr| unsafe { &*ptr.add(PAGE).cast::<AtomicU64>() });
+            words[0].store(round + 1, Ordering::Relaxed);
+            assert_eq!(words[1].load(Ordering::Relaxed), round + 1);
+        }
+        drop(first);
+        assert!(directory.is_empty());
+    }
+}
+
+/// A sender that makes lanes while their target goes leaves no file.
+#[test]
+fn lanes_to_a_node_that_has_gone_are_removed_or_refused() {
+    for leaves in [true, false] {
+        let directory = Directory::new();
+        let (first, second) = (join(&directory.space()), join(&directory.space()));
+        let peer = first.open_peer(second.id()).unwrap();
+        if leaves {
+            second.leave().unwrap()
+        } else {
+            second.abandon()
+        }
+        assert!(matches!(peer.pair(), Err(ShmError::NodeDead { .. })));
+        assert!(names(&directory.space()).iter().all(|name| !name.contains("-from-")));
+        // An heir gets lanes of its own.
+        let heir = join(&directory.space());
+        assert_eq!(heir.id(), second.id());
+        assert!(first.open_peer(heir.id()).unwrap().pair().is_ok());
+    }
 }

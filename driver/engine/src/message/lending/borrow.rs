@@ -151,7 +151,15 @@ impl Lenders {
                 Miss::NotNow
             }
         })?;
-        let returns = source.inbox.as_ref().map(Returns::to_owner);
+        let returns = match source.inbox.as_ref().map(|inbox| Returns::to_owner(inbox)).transpose() {
+            Ok(returns) => returns,
+            // A dead owner needs nothing back.
+            Err(_) if !lives(&source.inbox) => None,
+            Err(error) => {
+                tracing::warn!(node = node.0, %error, "could not map the words by which loans are given back");
+                return Err(Miss::NotNow);
+            }
+        };
         source.arenas.push(Arc::new(Lending { region, returns, ended: self.ended.clone() }));
         Ok(())
     }

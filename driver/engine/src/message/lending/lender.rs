@@ -195,20 +195,23 @@ impl Lender {
     }
 
     /// Puts a loan's packet into a lane. If that succeeds, the reader holds the block: in addition to the caller if `keep` is
-    /// set, else in its place. `Full` also if the reader has as many loans as it can have.
+    /// set, else in its place. `Full` also if the reader has as many loans as it can have. `None`: there is no memory for the words
+    /// by which it would give them back.
     #[inline(always)]
-    pub(crate) fn offer(&self, me: Token, state: &mut OutState, node: NodeId, parcel: &Parcel) -> Result<Push> {
+    pub(crate) fn offer(&self, me: Token, state: &mut OutState, node: NodeId, parcel: &Parcel) -> Result<Option<Push>> {
         let Parcel { tag, block, len, keep } = *parcel;
         let mut books = self.enter(me)?;
-        let Some((slot, generation)) = books.reserve(&self.membership, node, state.incarnation, block) else {
-            return Ok(Push::Full);
+        let (slot, generation) = match books.reserve(&self.membership, node, state.incarnation, block) {
+            Some(Some(reserved)) => reserved,
+            Some(None) => return Ok(Some(Push::Full)),
+            None => return Ok(None),
         };
         let (region, offset) = books.place(block);
         let lease = Lease { arena: region.number(), slot, generation, offset: offset as u64, len: len as u64 };
         let push = state.push_loan(tag, &lease.encode(), len);
         if push != Push::Done {
             books.cancel(node, slot);
-            return Ok(push);
+            return Ok(Some(push));
         }
         if keep {
             books.arenas.hold(block);
@@ -219,7 +222,7 @@ impl Lender {
         if len >= WARM_BYTES || books.arenas.is_used_up(block) {
             books.collect();
         }
-        Ok(push)
+        Ok(Some(push))
     }
 
     /// An incarnation of a reader is gone and holds nothing any more. Returns how many loans it had, and the bytes of their
@@ -290,7 +293,7 @@ impl Books {
         }
     }
 
-    /// Reserves a slot for a block at a reader. `None` if all are in use.
+    /// Reserves a slot for a block at a reader. `Some(None)` if all are in use, and `None` if the reader cannot have any.
     #[inline(always)]
     fn reserve(
         &mut self,
@@ -298,11 +301,11 @@ impl Books {
         node: NodeId,
         incarnation: Incarnation,
         block: BlockId,
-    ) -> Option<(u16, u32)> {
+    ) -> Option<Option<(u16, u32)>> {
         let place = self.readers.get_mut(node.index())?;
         let reader = match place {
             Some(reader) => reader,
-            None => place.insert(Box::new(Reader::new(membership, node, incarnation))),
+            None => place.insert(Box::new(Reader::new(membership, node, incarnation)?)),
         };
         if reader.incarnation != incarnation {
             reader.drop_all(&mut self.arenas);
@@ -311,12 +314,12 @@ impl Books {
         if reader.free.is_empty() {
             reader.collect(&mut self.arenas);
         }
-        let number = reader.free.pop()?;
+        let Some(number) = reader.free.pop() else { return Some(None) };
         reader.out.push(number);
         let slot = &mut reader.slots[usize::from(number)];
         // Never zero, so that a zeroed word returns nothing.
         *slot = Slot { generation: slot.generation.wrapping_add(1).max(1), block };
-        Some((number, slot.generation))
+        Some(Some((number, slot.generation)))
     }
 
     /// Frees the slot that was reserved last.
@@ -332,11 +335,13 @@ impl Books {
 
 impl Reader {
     #[cold]
-    fn new(membership: &Arc<Membership>, node: NodeId, incarnation: Incarnation) -> Self {
+    fn new(membership: &Membership, node: NodeId, incarnation: Incarnation) -> Option<Self> {
+        let returns = Returns::of_reader(membership, node);
+        let returns = returns.inspect_err(|error| tracing::debug!(node = node.0, %error, "cannot lend to a node")).ok()?;
         let slots = vec![Slot { generation: 0, block: BlockId::NONE }; RETURNS];
         // The lowest slot comes first, so that few cache lines are in use.
         let free = (0..RETURNS as u16).rev().collect();
-        Self { incarnation, returns: Returns::of_reader(membership, node), slots, free, out: Vec::with_capacity(RETURNS) }
+        Some(Self { incarnation, returns, slots, free, out: Vec::with_capacity(RETURNS) })
     }
 
     fn collect(&mut self, arenas: &mut Arenas) {

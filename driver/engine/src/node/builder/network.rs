@@ -9,11 +9,10 @@ use doorbell_shm::domain::Membership;
 use doorbell_shm::error::ShmError;
 use doorbell_shm::layout::LaneGeometry;
 use doorbell_shm::space::Space;
-use doorbell_udp::fabric::{About, ask, read_key};
+use doorbell_udp::fabric::{About, Address, ParseAddressError, Places, ask, read_key};
 use doorbell_udp::port::Kind as PortKind;
 use doorbell_udp::protocol::DomainKey;
 use doorbell_udp::{UdpFabric, UdpOptions};
-use std::net::SocketAddr;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,16 +25,18 @@ const GRANTS_MAX: usize = 64;
 #[derive(Clone, Debug, Default)]
 pub struct NetworkOptions {
     fabric: FabricKind,
+    places: Places,
+    /// Its addresses are those of the places, once the node joins.
     udp: UdpOptions,
 }
 
 impl NetworkOptions {
     /// The settings of the environment.
     pub fn from_env() -> Result<Self> {
-        let mut options = Self { fabric: env("DOORBELL_FABRIC")?.unwrap_or_default(), udp: UdpOptions::default() };
-        options.udp.listen = env::<Addresses>("DOORBELL_LISTEN")?.unwrap_or_default().0;
-        options.udp.connect = env::<Addresses>("DOORBELL_CONNECT")?.unwrap_or_default().0;
-        options.udp.seek = env::<Addresses>("DOORBELL_SEEK")?.unwrap_or_default().0;
+        let mut options = Self { fabric: env("DOORBELL_FABRIC")?.unwrap_or_default(), ..Self::default() };
+        options.places.listen = env::<Addresses>("DOORBELL_LISTEN")?.unwrap_or_default().0;
+        options.places.connect = env::<Addresses>("DOORBELL_CONNECT")?.unwrap_or_default().0;
+        options.places.seek = env::<Addresses>("DOORBELL_SEEK")?.unwrap_or_default().0;
         options.udp.port = env("DOORBELL_PORT")?.unwrap_or_default();
         if let Some(path) = env::<String>("DOORBELL_KEY_FILE")? {
             options.udp.key = Some(read_key(path.as_ref())?);
@@ -50,13 +51,17 @@ impl NetworkOptions {
     }
 
     fn is_used(&self) -> bool {
-        self.udp.is_used() && self.fabric != FabricKind::Shm
+        self.places.is_any() && self.fabric != FabricKind::Shm
     }
 }
 
 impl NodeBuilder {
-    /// Has the node take part in a network and listen at this UDP address. Port 0 means any free port;
-    /// [`Node::address`](crate::Node::address) tells which. A networked node without such an address uses any free port.
+    /// Has the node take part in a network and listen at this UDP address: an IP address or a host name, with a port. Port 0 means
+    /// any free port; [`Node::address`](crate::Node::address) tells which. A networked node without such an address uses any free
+    /// port. Of the addresses of a name the first is taken that this machine can listen at.
+    ///
+    /// The wildcards `0.0.0.0` and `[::]` mean all addresses of the machine. Other nodes then connect to any of these; an answer
+    /// leaves from the address that was asked.
     ///
     /// Call this up to four times for a node with several network interfaces. Nodes tell each other their addresses. A
     /// conversation uses one path at a time. If its path is cut, it continues on another path well before the other node counts
@@ -68,7 +73,7 @@ impl NodeBuilder {
     /// ```
     /// # use doorbell::{FabricKind, Match, Node};
     /// # fn main() -> Result<(), doorbell::Error> {
-    /// let home = Node::builder("net").fabric(FabricKind::Udp).listen(([127, 0, 0, 1], 0).into()).join()?;
+    /// let home = Node::builder("net").fabric(FabricKind::Udp).listen("localhost:0").join()?;
     /// let away = Node::builder("net").fabric(FabricKind::Udp).connect(home.address().unwrap()).join()?;
     /// away.send(home.id(), 1, b"hello")?;
     /// let mut buf = [0; 8];
@@ -77,25 +82,26 @@ impl NodeBuilder {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn listen(mut self, address: SocketAddr) -> Self {
-        self.network.udp.listen.push(address);
+    pub fn listen(mut self, address: impl Into<Address>) -> Self {
+        self.network.places.listen.push(address.into());
         self
     }
 
-    /// Has the node take part in a network through a node at this UDP address. That node must answer within the
-    /// [timeout](Self::patience), or joining fails. May be called several times. The answering nodes name the other nodes. The
+    /// Has the node take part in a network through a node at this UDP address: an IP address or a host name, with a port. That node
+    /// must answer within the [timeout](Self::patience), or joining fails. Of the addresses of a name the one is taken at which a
+    /// node answers first. The system's resolver looks names up while the node joins. May be called several times. The answering nodes name the other nodes. The
     /// first of them gives this node its id, the highest free one, unless [`id`](Self::id) sets it. Let all nodes connect to
     /// the same first node, so that no two nodes get the same id.
-    pub fn connect(mut self, address: SocketAddr) -> Self {
-        self.network.udp.connect.push(address);
+    pub fn connect(mut self, address: impl Into<Address>) -> Self {
+        self.network.places.connect.push(address.into());
         self
     }
 
     /// Has the node look for another node at this UDP address, now and every few seconds. Joining does not wait for an answer.
     /// May be called several times. If all nodes [listen](Self::listen) at known addresses and seek each other, no node has to
     /// be first, but each needs an [`id`](Self::id) of its own.
-    pub fn seek(mut self, address: SocketAddr) -> Self {
-        self.network.udp.seek.push(address);
+    pub fn seek(mut self, address: impl Into<Address>) -> Self {
+        self.network.places.seek.push(address.into());
         self
     }
 
@@ -150,13 +156,15 @@ impl NodeBuilder {
         if !is_networked {
             return Ok((self.join_beside(deadline)?, None));
         }
+        let about = self.about(0);
+        self.network.places.settle(&self.here.domain, &about, &mut self.network.udp, deadline)?;
         let membership = self.join_networked(deadline)?;
         let network = self.enter_network(&membership, deadline)?;
         Ok((membership, Some(network)))
     }
 
     fn join_beside(&self, deadline: Instant) -> Result<Membership> {
-        let least = if self.network.udp.is_used() { next_life() } else { Incarnation(0) };
+        let least = if self.network.places.is_any() { next_life() } else { Incarnation(0) };
         self.join_here(self.network.is_used(), least, deadline)
     }
 
@@ -203,12 +211,12 @@ fn next_life() -> Incarnation {
 
 /// Addresses, separated by commas.
 #[derive(Default)]
-struct Addresses(Vec<SocketAddr>);
+struct Addresses(Vec<Address>);
 
 impl FromStr for Addresses {
-    type Err = std::net::AddrParseError;
+    type Err = ParseAddressError;
 
     fn from_str(words: &str) -> Result<Self, Self::Err> {
-        words.split(',').map(|word| word.trim().parse()).collect::<Result<_, _>>().map(Self)
+        words.split(',').map(str::parse).collect::<Result<_, _>>().map(Self)
     }
 }

@@ -42,7 +42,7 @@ fn is_damaged(result: &Result<(), Error>, other: NodeId) -> bool {
 fn a_team_that_shares_memory_in_parts_is_told_of_a_damaged_member() {
     for is_under_way in [true, false] {
         let space = Space::heap();
-        let a = Node::builder("damaged").id(0).space(space.clone()).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+        let a = Node::builder("damaged").id(0).space(space.clone()).listen(([127, 0, 0, 1], 0)).join().unwrap();
         let b = Node::builder("damaged").id(1).space(space).connect(a.address().unwrap()).join().unwrap();
         let c = Node::builder("damaged").id(2).fabric(FabricKind::Udp).connect(a.address().unwrap()).join().unwrap();
         let teams = form(&[&a, &b, &c]);
