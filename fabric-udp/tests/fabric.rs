@@ -1,7 +1,7 @@
 //! Nodes that meet over real sockets.
 
 use doorbell_fabric::{Incarnation, Link, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Role, Sink, Verdict};
-use doorbell_udp::fabric::{About, BytesIn, Change, UdpError, UdpFabric, UdpLink, UdpOptions, ask};
+use doorbell_udp::fabric::{About, Address, BytesIn, Change, UdpError, UdpFabric, UdpLink, UdpOptions, ask, find};
 use doorbell_udp::port::{Kind, Port};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -163,6 +163,37 @@ fn ids_are_given_to_guests_and_all_meet_all() {
         for (changes, _) in others.into_iter().map(Driven::end).collect::<Vec<_>>() {
             assert_eq!(changes.into_iter().filter(|change| matches!(change, Change::Met(..))).count(), 3);
         }
+    });
+}
+
+#[test]
+fn of_several_addresses_the_one_is_found_at_which_a_node_answers() {
+    with_each(|options| {
+        let home = Driven::start(open(0, &UdpOptions { listen: vec![LOCAL.into()], ..options() }).0);
+        let port = home.address().port();
+        let (nobody, no_key) = (SocketAddr::from(([127, 0, 0, 9], port)), SocketAddr::from(([203, 0, 113, 7], port)));
+        // The last one is on a socket of the other IP version.
+        let nobody_six = SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, port));
+        let (place, candidates) = (Address::from(format!("hostx:{port}")), [no_key, nobody, nobody_six, home.address()]);
+        let look = |domain: &str, candidates: &[SocketAddr], deadline| {
+            find(domain, &about("a guest"), &place, candidates, &options(), deadline)
+        };
+        assert_eq!(look("meet", &candidates, soon()).unwrap(), home.address());
+        // A refusal says more than silence.
+        let refused = look("another", &candidates, Instant::now() + Duration::from_secs(2)).unwrap_err();
+        assert!(matches!(refused, UdpError::Rejected { address, .. } if address == home.address()), "{refused}");
+        let silent = look("meet", &candidates[..2], Instant::now() + Duration::from_millis(50)).unwrap_err().to_string();
+        for part in [&format!("answers at hostx:{port} "), &format!("{nobody}: no answer"), &format!("{no_key}: other machines")]
+        {
+            assert!(silent.contains(part), "'{part}' is missing in {silent}");
+        }
+        assert!(matches!(look("meet", &[no_key, no_key], soon()), Err(UdpError::NoKey { .. })));
+        // A node that listens has sockets of these IP versions alone.
+        let six = UdpOptions { listen: vec![nobody_six], ..options() };
+        let far = find("meet", &about("a guest"), &place, &[home.address(), nobody], &six, soon()).unwrap_err().to_string();
+        assert!(far.contains("listens at no address of its IP version"), "{far}");
+        // A guest that only looks is no node.
+        assert_eq!(home.end().0, []);
     });
 }
 

@@ -103,7 +103,9 @@ impl Contacts {
             let source = probe.local_addr().ok()?.ip();
             self.locals.iter().position(|local| local.ip() == source)
         };
-        let alike = |at: &usize| self.locals[*at].is_ipv4() == address.is_ipv4();
+        // A socket of all IPv6 addresses has all IPv4 addresses as well.
+        let has_both = |local: SocketAddr| local.is_ipv6() && local.ip().is_unspecified();
+        let alike = |at: &usize| self.locals[*at].is_ipv4() == address.is_ipv4() || has_both(self.locals[*at]);
         let first = routed().into_iter();
         let others: Vec<_> = first.chain((0..self.locals.len()).filter(alike)).collect();
         LinkId(others.get(tries % others.len().max(1)).copied().unwrap_or(0) as u8)

@@ -2,10 +2,10 @@
 
 use super::notice::{Greeting, MEMBERS_MAX, Member, Notice};
 use super::{Ask, CODE_LEFT, CODE_UNWANTED, Change, GUESTS, NOTICE_TAG, Peer, Stage, UdpFabric};
-use crate::port::{Direct, TroubleKind};
-use crate::protocol::{CloseReason, Event, Rejection, SessionId, Time};
+use crate::port::{Direct, TroubleKind, is_loopback_only};
+use crate::protocol::{CloseReason, Event, Path, Rejection, SessionId, Time};
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Priority, Push};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 impl UdpFabric {
     /// Handles the consequences of what arrived and of time passing.
@@ -59,7 +59,7 @@ impl UdpFabric {
                 let is_several = self.endpoint.strands(session) > 1;
                 let met = Peer { session, further, is_several, incarnation, about, address: path.peer, standing: Stage::Met };
                 if !asked {
-                    self.introduce(now, session, peer.node);
+                    self.introduce(now, session, peer.node, path);
                 }
                 self.contacts.met(peer.node, incarnation, path.peer);
                 self.given.retain(|(node, _)| *node != peer.node);
@@ -123,7 +123,8 @@ impl UdpFabric {
     }
 
     /// Tells a newcomer of all other nodes.
-    fn introduce(&mut self, now: Time, session: SessionId, newcomer: NodeId) {
+    fn introduce(&mut self, now: Time, session: SessionId, newcomer: NodeId, path: Path) {
+        let here = self.links.get(usize::from(path.link.0)).and_then(|link| link.local_towards(path.peer));
         let known = self.peers.iter().enumerate().filter_map(|(index, peer)| Some((NodeId(index as u16), peer.as_ref()?)));
         let members: Vec<_> = known
             .filter(|(node, _)| *node != newcomer)
@@ -131,7 +132,9 @@ impl UdpFabric {
                 // Tell all known addresses, because the newcomer may be on another network.
                 let (node, incarnation) = (node.0.into(), peer.incarnation.0.into());
                 let member = move |address: SocketAddr| Member { node, incarnation, address: address.into() };
-                self.endpoint.addresses(peer.session).into_iter().map(member)
+                let is_everywhere = self.endpoint.is_everywhere(peer.session);
+                let addresses = self.endpoint.addresses(peer.session).into_iter();
+                addresses.map(move |address| as_seen_from(path.peer, here, address, is_everywhere)).map(member)
             })
             .collect();
         let mut rest = &members[..];
@@ -170,5 +173,34 @@ impl UdpFabric {
         if last && let Some(session) = self.peer(source).map(|peer| peer.session) {
             self.contacts.told(session);
         }
+    }
+}
+
+/// The address of a node as a newcomer reaches it. A node at a loopback address is on this machine. If it listens at all addresses, a
+/// newcomer of another machine reaches it at the address `here` of this machine to which the newcomer wrote.
+fn as_seen_from(newcomer: SocketAddr, here: Option<IpAddr>, address: SocketAddr, is_everywhere: bool) -> SocketAddr {
+    match here {
+        Some(here) if is_everywhere && is_loopback_only(address) && !is_loopback_only(newcomer) => {
+            SocketAddr::new(here, address.port())
+        }
+        _ => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_of_this_machine_is_told_by_the_address_that_the_newcomer_used() {
+        let at = |address: &str| address.parse::<SocketAddr>().unwrap();
+        let here = Some(IpAddr::from([10, 0, 0, 1]));
+        let (away, beside, near) = (at("10.0.0.2:9"), at("127.0.0.1:9"), at("127.0.0.1:7001"));
+        assert_eq!(as_seen_from(away, here, near, true), at("10.0.0.1:7001"));
+        // A newcomer of this machine reaches it as it is, and so does everybody who has its real address.
+        assert_eq!(as_seen_from(beside, Some(IpAddr::from([127, 0, 0, 1])), near, true), near);
+        assert_eq!(as_seen_from(away, here, at("10.0.0.3:7001"), true), at("10.0.0.3:7001"));
+        // Nobody of another machine reaches it, or nobody knows how.
+        assert_eq!((as_seen_from(away, here, near, false), as_seen_from(away, None, near, true)), (near, near));
     }
 }

@@ -1,12 +1,12 @@
 //! Guests: nodes that ask for an id, and the node that gives them one.
 
-use super::notice::{Greeting, Notice};
-use super::open::{make_endpoint, open_port};
+use super::notice::Notice;
+use super::places::guest;
 use super::receiving::Always;
-use super::{About, GUESTS, UdpError, UdpFabric, UdpOptions};
+use super::{About, UdpError, UdpFabric, UdpOptions};
 use crate::port::{Direct, Kind};
 use crate::protocol::{CloseReason, Event, Path, SessionId, Target};
-use doorbell_fabric::{Incarnation, NodeId, Verdict};
+use doorbell_fabric::{NodeId, Verdict};
 use std::time::{Duration, Instant};
 
 /// How long an id that was given to a guest stays reserved for it.
@@ -43,14 +43,7 @@ pub fn ask(domain: &str, about: &About, avoid: &[NodeId], options: &UdpOptions, 
     let listen = options.listen.iter().map(|listen| (listen.ip(), 0).into()).collect();
     let port = if options.port == Kind::Uring { Kind::Uring } else { Kind::Plain };
     let options = UdpOptions { listen, port, ..options.clone() };
-    let port = open_port(&options)?;
-    let mut number = [0; 6];
-    let _ = aws_lc_rs::rand::fill(&mut number);
-    let guest = NodeId(GUESTS | u16::from_le_bytes([number[0], number[1]]));
-    let life = Incarnation(u32::from_le_bytes([number[2], number[3], number[4], number[5]]) | 1);
-    let greeting = Greeting { about: about.clone(), asks: Some(avoid.to_vec()) };
-    let endpoint = make_endpoint(domain, (guest, life), &greeting, &options, port.links())?;
-    let mut fabric = UdpFabric::over(endpoint, port.links().to_vec(), (guest, life), 0);
+    let (mut fabric, _port) = guest(domain, about, Some(avoid.to_vec()), &options)?;
     let began = Instant::now();
     let now = fabric.now();
     let link = fabric.contacts.link_towards(address, 0);

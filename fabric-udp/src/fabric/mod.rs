@@ -8,6 +8,7 @@
 //! Another fabric may reach the same node as well; the node's greeting tells ([`About::nonce`]). This fabric lets its messages
 //! through only after the driver has accepted the node here.
 
+mod address;
 mod contacts;
 mod events;
 mod gather;
@@ -17,16 +18,19 @@ mod notice;
 mod open;
 mod options;
 mod peers;
+mod places;
 mod receiving;
 mod sending;
 mod strands;
 mod transfers;
 
 pub use crate::protocol::Outstanding;
+pub use address::{Address, ParseAddressError};
 pub use doorbell_fabric::{BytesIn, BytesOut};
 pub use guest::{Ask, Grant, ask};
 pub use link::UdpLink;
 pub use options::{LINKS_MAX, UdpError, UdpOptions, read_key};
+pub use places::{Places, Tried, find};
 
 use crate::port::{Direct, Room};
 use crate::protocol::{Endpoint, Path, SessionId, Time};

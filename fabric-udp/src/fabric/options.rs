@@ -1,5 +1,7 @@
 //! A node's network options, and the errors they can cause.
 
+use super::address::{Address, ParseAddressError};
+use super::places::{Tried, told};
 use crate::port::{Kind, OpenError, is_loopback_only};
 use crate::protocol::{CloseReason, ConfigError, DomainKey, PROTOCOL_VERSION, Rejection};
 use std::fs::File;
@@ -48,11 +50,6 @@ impl Default for UdpOptions {
 }
 
 impl UdpOptions {
-    /// Whether the node uses a network at all.
-    pub fn is_used(&self) -> bool {
-        !self.listen.is_empty() || !self.connect.is_empty() || !self.seek.is_empty()
-    }
-
     /// The first address to bind to.
     pub(super) fn address(&self) -> SocketAddr {
         let others = || self.connect.iter().chain(&self.seek);
@@ -74,16 +71,68 @@ impl UdpOptions {
 }
 
 /// Why a node cannot take part in a network.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::EnumDiscriminants)]
+#[strum_discriminants(
+    name(UdpErrorAnchor),
+    vis(pub(self)),
+    derive(strum::IntoStaticStr),
+    strum(serialize_all = "kebab-case", prefix = "udp-")
+)]
 #[non_exhaustive]
 pub enum UdpError {
     /// The port cannot be opened.
+    ///
+    /// See `errors.md#udp-port`.
     #[error(transparent)]
     Port(#[from] OpenError),
     /// An option is out of range.
+    ///
+    /// See `errors.md#udp-option`.
     #[error(transparent)]
     Option(#[from] ConfigError),
+    /// A text is no address.
+    ///
+    /// See `errors.md#udp-address`.
+    #[error(transparent)]
+    Address(#[from] ParseAddressError),
+    /// The system's resolver does not know the name of a host.
+    ///
+    /// See `errors.md#udp-name`.
+    #[error("cannot find '{name}': {reason}; check the name with `getent hosts {name}`, or give an IP address")]
+    Name {
+        /// The name.
+        name: String,
+        /// The reason.
+        reason: String,
+    },
+    /// The node can listen at no address of a name.
+    ///
+    /// See `errors.md#udp-listen`.
+    #[error("cannot listen at {place}: {}; give an address of this machine that `ip addr` lists, or the wildcard 0.0.0.0 or [::]", told(.tried))]
+    Listen {
+        /// The place.
+        place: Address,
+        /// Its addresses.
+        tried: Vec<Tried>,
+    },
+    /// No node answers at any address of a name.
+    ///
+    /// See `errors.md#udp-none-answers`.
+    #[error(
+        "no node of the domain answers at {place} (asked for {waited:?}): {}; check that one listens there, and that UDP gets through",
+        told(.tried)
+    )]
+    NoneAnswers {
+        /// The place.
+        place: Address,
+        /// Its addresses.
+        tried: Vec<Tried>,
+        /// How long the node tried.
+        waited: Duration,
+    },
     /// Other machines could reach the address, and there is no key.
+    ///
+    /// See `errors.md#udp-no-key`.
     #[error(
         "{address} can be reached from other machines, and the domain has no key: give all its nodes the same key (a file of 32 random bytes, such as `head -c 32 /dev/urandom > grid.key` makes, by key_file, --key-file or DOORBELL_KEY_FILE), or use 127.0.0.1 or [::1]"
     )]
@@ -92,6 +141,8 @@ pub enum UdpError {
         address: SocketAddr,
     },
     /// No node answers at the address.
+    ///
+    /// See `errors.md#udp-no-answer`.
     #[error(
         "no node of the domain answers at {address} (asked for {waited:?}): check that one listens there, and that UDP gets through"
     )]
@@ -102,6 +153,8 @@ pub enum UdpError {
         waited: Duration,
     },
     /// The node there refuses this one.
+    ///
+    /// See `errors.md#udp-rejected`.
     #[error("the node at {address} refuses this one: {}", said(*.why))]
     Rejected {
         /// The address.
@@ -110,6 +163,8 @@ pub enum UdpError {
         why: Rejection,
     },
     /// The session ended before it had begun.
+    ///
+    /// See `errors.md#udp-ended`.
     #[error("the session with the node at {address} ended at once: {reason:?}")]
     Ended {
         /// The address.
@@ -118,12 +173,16 @@ pub enum UdpError {
         reason: CloseReason,
     },
     /// All ids are taken.
+    ///
+    /// See `errors.md#udp-no-room`.
     #[error("the node at {address} has no id left to give: the domain is full; make it for more nodes (max_nodes)")]
     NoRoom {
         /// The address.
         address: SocketAddr,
     },
     /// The key file cannot be used.
+    ///
+    /// See `errors.md#udp-key-file`.
     #[error("the key file {}: {reason}", .path.display())]
     KeyFile {
         /// The file.
@@ -132,6 +191,8 @@ pub enum UdpError {
         reason: String,
     },
     /// The system refused a call.
+    ///
+    /// See `errors.md#udp-system`.
     #[error("could not {attempt}: {source}")]
     System {
         /// The operation.
@@ -139,6 +200,13 @@ pub enum UdpError {
         /// The system's error.
         source: io::Error,
     },
+}
+
+impl UdpError {
+    /// The place on the page `docs/errors.md` that explains the error: `"udp-no-key"` stands for `errors.md#udp-no-key`.
+    pub fn anchor(&self) -> &'static str {
+        UdpErrorAnchor::from(self).into()
+    }
 }
 
 fn said(why: Rejection) -> String {
@@ -170,7 +238,9 @@ impl From<UdpError> for io::Error {
         match error {
             UdpError::Port(error) => error.into(),
             UdpError::System { source, .. } => source,
-            UdpError::NoAnswer { .. } => io::Error::new(io::ErrorKind::TimedOut, error),
+            UdpError::NoAnswer { .. } | UdpError::NoneAnswers { .. } => io::Error::new(io::ErrorKind::TimedOut, error),
+            UdpError::Name { .. } => io::Error::new(io::ErrorKind::NotFound, error),
+            UdpError::Listen { .. } => io::Error::new(io::ErrorKind::AddrNotAvailable, error),
             UdpError::Rejected { .. } => io::Error::new(io::ErrorKind::ConnectionRefused, error),
             UdpError::NoKey { .. } => io::Error::new(io::ErrorKind::PermissionDenied, error),
             _ => io::Error::new(io::ErrorKind::InvalidInput, error),

@@ -9,7 +9,7 @@ use super::sources::Sources;
 use super::{Sent, Statistics, Traffic, Trouble, TroubleKind, UringError, Woken};
 use crate::Run;
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -159,6 +159,15 @@ impl Direct {
     /// The address that it is bound to.
     pub fn local(&self) -> SocketAddr {
         self.0.made.local
+    }
+
+    /// The address of this machine to which a peer wrote; if it wrote none, the one that the socket is bound to. `None`: the socket is
+    /// bound to all, and the peer has not written lately.
+    pub fn local_towards(&self, peer: SocketAddr) -> Option<IpAddr> {
+        match &self.0.sources {
+            Some(sources) => sources.find(peer),
+            None => Some(self.local().ip()),
+        }
     }
 
     /// The size of the receive buffer as the kernel counts it: including its overhead, which for small datagrams is most of it.

@@ -15,6 +15,17 @@ pub const PROTOCOL_VERSION: u16 = 1;
 #[derive(Clone, PartialEq, Eq)]
 pub struct DomainKey(pub [u8; 32]);
 
+impl DomainKey {
+    /// A number that tells this key from others and says nothing else about it. It is the same on all machines.
+    pub fn fingerprint(&self) -> u32 {
+        let mut context = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
+        context.update(b"fingerprint of a doorbell domain key");
+        context.update(&self.0);
+        let digest = context.finish();
+        digest.as_ref().iter().take(4).fold(0, |number, byte| number << 8 | u32::from(*byte))
+    }
+}
+
 impl fmt::Debug for DomainKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("DomainKey(..)")

@@ -208,3 +208,14 @@ fn all_nodes_of_a_large_domain_are_met_soon_though_most_addresses_lead_nowhere()
     assert!(met, "{} of {all} nodes were met", town.met.len());
     assert!(town.most <= all + 16, "{} places", town.most);
 }
+
+#[test]
+fn a_link_at_all_ipv6_addresses_leads_to_ipv4_addresses_too() {
+    let links = |locals: [&str; 2]| Contacts::new(locals.map(|local| local.parse().unwrap()).to_vec(), NODES);
+    let to = |contacts: &Contacts, address: &str| [0, 1].map(|tries| contacts.link_towards(address.parse().unwrap(), tries).0);
+    // The system's routes prefer neither of them.
+    let both = links(["[::]:7000", "127.9.9.9:7001"]);
+    assert_eq!((to(&both, "127.0.0.1:9"), to(&both, "[::1]:9")), ([0, 1], [0, 0]));
+    let apart = links(["[fd00::99]:7000", "127.9.9.9:7001"]);
+    assert_eq!(to(&apart, "127.0.0.1:9"), [1, 1]);
+}

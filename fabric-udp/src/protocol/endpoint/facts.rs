@@ -12,6 +12,11 @@ impl Endpoint {
         self.sessions.peek(session).map_or_else(Vec::new, Session::addresses)
     }
 
+    /// Whether the peer of a session listens at all addresses of its machine.
+    pub fn is_everywhere(&self, session: SessionId) -> bool {
+        self.sessions.peek(session).is_some_and(|session| session.is_everywhere)
+    }
+
     /// The path to the peer of a session.
     pub fn path(&self, session: SessionId) -> Option<Path> {
         self.sessions.peek(session).map(|session| session.path)

@@ -53,6 +53,8 @@ pub(crate) struct Session {
     pub strand: u8,
     /// The path of a further session, to which it returns, because its user wants that link.
     home: Option<Path>,
+    /// The peer has one link, which is bound to all addresses of its machine.
+    pub is_everywhere: bool,
     /// The addresses that the peer told of, in its order.
     pub far: Vec<SocketAddr>,
     /// It is closing, but waits for the further sessions.
@@ -171,6 +173,7 @@ impl Session {
             peer: theirs.peer(),
             strand,
             home: (strand > 0).then_some(path),
+            is_everywhere: theirs.wildcard,
             far: theirs.addresses.iter().flatten().map(|reach| reach.address.get()).collect(),
             held: false,
             confirmed: asked,
