@@ -1,10 +1,9 @@
 //! `doorbell clean`: removes the segments of dead nodes.
 
-use crate::environment::Domain;
+use crate::environment::{Domain, space};
 use crate::exit::Failure;
 use crate::ls::domains;
 use crate::text::{bytes, counted, print};
-use doorbell::Space;
 use doorbell_shm::domain::{DomainLayout, DomainStatus, clean};
 
 /// Remove what dead nodes left in shared memory
@@ -30,8 +29,8 @@ pub fn run(args: &CleanArgs) -> Result<(), Failure> {
     if args.dry_run {
         return preview(only, args.force);
     }
-    let report = clean(&Space::posix(), only, args.force)
-        .map_err(|error| Failure::failed(error, "another `doorbell clean` can remove the rest"))?;
+    let report = clean(&space(), only, args.force)
+        .map_err(|error| Failure::failed(&error, "another `doorbell clean` can remove the rest").see(&error))?;
     let mut text: String = report.removed.iter().map(|name| format!("removed {name}\n")).collect();
     text += &match report.removed.len() {
         0 => "nothing to remove\n".to_owned(),

@@ -1,11 +1,15 @@
 //! The variables by which `doorbell run` tells a program its place. The commands read them as defaults, too.
 
-use crate::exit::Failure;
-use doorbell::{FabricKind, NodeId, PortKind, Progress, Role, Wait};
+use crate::exit::{Explain, Failure};
+use crate::text::DIRECTORY;
+use doorbell::{Address, FabricKind, NodeId, PortKind, Progress, Role, Space, Wait};
+use doorbell_udp::fabric::ParseAddressError;
 use std::fmt::Display;
-use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::str::FromStr;
+use std::sync::OnceLock;
 use tracing_subscriber::filter::LevelFilter;
 
 /// The domain's name.
@@ -32,6 +36,8 @@ pub const SEEK: &str = "DOORBELL_SEEK";
 pub const PORT: &str = "DOORBELL_PORT";
 /// The file with the domain's key.
 pub const KEY_FILE: &str = "DOORBELL_KEY_FILE";
+/// The directory of the segments.
+pub const SPACE: &str = "DOORBELL_SPACE";
 /// The level of the libraries' messages.
 const LOG: &str = "DOORBELL_LOG";
 
@@ -62,6 +68,45 @@ pub fn key_file(said: Option<PathBuf>) -> Result<Option<PathBuf>, Failure> {
     Ok(said.or(variable(KEY_FILE)?))
 }
 
+/// The directory that was chosen.
+static CHOSEN: OnceLock<PathBuf> = OnceLock::new();
+
+/// Chooses the directory of the segments: that of the command line, else that of the environment, else the usual one.
+pub fn choose_space(said: Option<&Path>) -> Result<(), Failure> {
+    let name = if said.is_some() { "--space" } else { SPACE };
+    let Some(directory) = said.map(Path::to_owned).or_else(|| std::env::var_os(SPACE).map(PathBuf::from)) else { return Ok(()) };
+    let what = format!("{name}: '{}' cannot have segments", directory.display());
+    let hint = "name a directory on a tmpfs, in which this user may write";
+    // Programs in other directories get the path, too.
+    if said.is_none() && !directory.is_absolute() {
+        return Err(Failure::usage(format!("{what}: it is no absolute path"), hint));
+    }
+    let found = directory
+        .canonicalize()
+        .and_then(|found| if found.is_dir() { Ok(found) } else { Err(io::Error::from_raw_os_error(libc::ENOTDIR)) });
+    // The command chooses once.
+    let _ = CHOSEN.set(found.or_usage(what, hint)?);
+    Ok(())
+}
+
+/// The directory of the segments.
+pub fn directory() -> &'static Path {
+    CHOSEN.get().map_or(Path::new(DIRECTORY), PathBuf::as_path)
+}
+
+/// The place of the segments.
+pub fn space() -> Space {
+    Space::posix_at(directory())
+}
+
+/// Passes the directory of the segments on to a program.
+pub fn pass_space(command: &mut Command) -> &mut Command {
+    if let Some(directory) = CHOSEN.get() {
+        command.env(SPACE, directory);
+    }
+    command
+}
+
 /// The level of the libraries' messages, if the environment sets it.
 pub fn log() -> Result<Option<LevelFilter>, Failure> {
     Ok(variable(LOG)?.map(|Log(level)| level))
@@ -78,26 +123,13 @@ impl FromStr for Log {
     }
 }
 
-/// A UDP address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Address(pub SocketAddr);
-
-impl FromStr for Address {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        let why = |_| format!("'{word}' is no address with a port: write it like 10.0.0.1:7000 or [::1]:7000");
-        word.trim().parse().map(Self).map_err(why)
-    }
-}
-
 /// Addresses, with commas between them.
 struct Addresses;
 
 impl FromStr for Addresses {
-    type Err = String;
+    type Err = ParseAddressError;
 
-    fn from_str(words: &str) -> Result<Self, String> {
+    fn from_str(words: &str) -> Result<Self, ParseAddressError> {
         words.split(',').try_for_each(|word| word.parse::<Address>().map(drop)).map(|()| Self)
     }
 }
@@ -128,7 +160,8 @@ impl FromStr for Nodes {
     }
 }
 
-fn variable<T: FromStr<Err: Display>>(name: &str) -> Result<Option<T>, Failure> {
+/// The value of an environment variable, if it is set.
+pub fn variable<T: FromStr<Err: Display>>(name: &str) -> Result<Option<T>, Failure> {
     let malformed = |why: &dyn Display| {
         Err(Failure::usage(
             format!("the environment variable {name} is malformed: {why}"),

@@ -4,9 +4,12 @@
 //! 128 and more: a signal ended the command, as shells count.
 
 use clap::error::ErrorKind;
+use doorbell::Error;
+use doorbell_shm::error::ShmError;
+use doorbell_udp::UdpError;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::io::Write;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 /// Why the command did not do what it was asked for.
@@ -15,17 +18,29 @@ pub struct Failure {
     code: u8,
     what: String,
     hint: String,
+    /// The place on the page of errors; empty if no error of the library is the reason.
+    anchor: String,
 }
 
 impl Failure {
     /// Arguments or environment are not right.
     pub fn usage(what: impl fmt::Display, hint: impl Into<String>) -> Self {
-        Self { code: 2, what: what.to_string(), hint: hint.into() }
+        Self { code: 2, what: what.to_string(), hint: hint.into(), anchor: String::new() }
     }
 
     /// The command tried and failed.
     pub fn failed(what: impl fmt::Display, hint: impl Into<String>) -> Self {
-        Self { code: 1, what: what.to_string(), hint: hint.into() }
+        Self { code: 1, what: what.to_string(), hint: hint.into(), anchor: String::new() }
+    }
+
+    /// The same failure, with the place on the page of errors that explains `error`, if the library made it.
+    pub fn see(self, error: &(dyn std::error::Error + 'static)) -> Self {
+        self.at(anchor(error).unwrap_or_default())
+    }
+
+    /// The same failure, with a place on the page of errors. An empty one is none.
+    pub fn at(self, anchor: &str) -> Self {
+        Self { anchor: anchor.into(), ..self }
     }
 
     /// The same failure, with the words for what failed in front of it.
@@ -45,13 +60,28 @@ impl Failure {
 
     /// The words, without the mark of an error.
     pub fn plain(&self) -> String {
-        if self.hint.is_empty() { self.what.clone() } else { format!("{}; hint: {}", self.what, self.hint) }
+        let part = |mark: &str, words: &str| if words.is_empty() { String::new() } else { format!("; {mark}{words}") };
+        format!("{}{}{}", self.what, part("hint: ", &self.hint), part("see errors.md#", &self.anchor))
     }
 
     /// A signal asked for the end.
     pub fn interrupted(signal: i32) -> Self {
-        Self { code: 128_u8.wrapping_add(signal as u8), what: "interrupted".into(), hint: String::new() }
+        Self { code: 128_u8.wrapping_add(signal as u8), what: "interrupted".into(), hint: String::new(), anchor: String::new() }
     }
+}
+
+/// The place on the page of errors that explains an error, if the library made it.
+fn anchor(error: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
+    if let Some(error) = error.downcast_ref::<Error>() {
+        return Some(error.anchor());
+    }
+    if let Some(error) = error.downcast_ref::<ShmError>() {
+        return Some(error.anchor());
+    }
+    if let Some(error) = error.downcast_ref::<UdpError>() {
+        return Some(error.anchor());
+    }
+    error.downcast_ref::<io::Error>()?.get_ref().and_then(|error| anchor(error))
 }
 
 /// Turns an error into a [`Failure`] that says first what could not be done, and then why.
@@ -63,13 +93,13 @@ pub trait Explain<T> {
     fn or_failed(self, what: impl fmt::Display, hint: impl Into<String>) -> Result<T, Failure>;
 }
 
-impl<T, E: fmt::Display> Explain<T> for Result<T, E> {
+impl<T, E: std::error::Error + 'static> Explain<T> for Result<T, E> {
     fn or_usage(self, what: impl fmt::Display, hint: impl Into<String>) -> Result<T, Failure> {
-        self.map_err(|error| Failure::usage(format!("{what}: {error}"), hint))
+        self.map_err(|error| Failure::usage(format!("{what}: {error}"), hint).see(&error))
     }
 
     fn or_failed(self, what: impl fmt::Display, hint: impl Into<String>) -> Result<T, Failure> {
-        self.map_err(|error| Failure::failed(format!("{what}: {error}"), hint))
+        self.map_err(|error| Failure::failed(format!("{what}: {error}"), hint).see(&error))
     }
 }
 
@@ -82,7 +112,7 @@ impl fmt::Display for Failure {
 /// Prints what went wrong, in one line, and gives the exit code.
 pub fn report(failure: &Failure) -> ExitCode {
     // `eprintln` panics where stderr is closed.
-    let _ = writeln!(std::io::stderr(), "{}", failure.to_string().replace('\n', " "));
+    let _ = writeln!(io::stderr(), "{}", failure.to_string().replace('\n', " "));
     ExitCode::from(failure.code)
 }
 
@@ -134,6 +164,19 @@ mod tests {
         let command = Command::new("doorbell")
             .subcommand(Command::new("go").arg(Arg::new("gear").long("gear").required(true).value_parser(["spin", "park"])));
         from_clap(&command.try_get_matches_from(args).unwrap_err()).to_string()
+    }
+
+    #[test]
+    fn an_error_of_the_library_leads_to_its_place_on_the_page() {
+        let error = || Error::NoSuchNode { node: doorbell::NodeId(3) };
+        let (plain, wrapped) = (Err::<(), _>(error()), Err::<(), _>(io::Error::from(error())));
+        let said = |failure: Failure| failure.plain().rsplit_once("; ").map(|(_, last)| last.to_owned());
+        assert_eq!(said(plain.or_failed("no", "wait").unwrap_err()).as_deref(), Some("see errors.md#no-such-node"));
+        assert_eq!(said(wrapped.or_usage("no", "").unwrap_err()).as_deref(), Some("see errors.md#no-such-node"));
+        let shm = ShmError::InvalidDomainName { name: "a b".into() };
+        assert_eq!(said(Failure::failed(&shm, "").see(&shm)).as_deref(), Some("see errors.md#shm-invalid-domain-name"));
+        let foreign = Err::<(), _>(io::Error::from(io::ErrorKind::NotFound)).or_failed("no", "look").unwrap_err();
+        assert_eq!(foreign.plain(), "no: entity not found; hint: look");
     }
 
     #[test]

@@ -4,9 +4,9 @@
 //! removes no segments. The guard and the command hold the two ends of a pipe. If the pipe breaks before the command has said
 //! "done", the guard kills the groups of processes that the command named, and cleans up after their nodes.
 
+use crate::environment::space;
 use crate::exit::{Explain, Failure};
 use crate::processes::{any_alive_in, own_command, signal_group, take_name};
-use doorbell::Space;
 use doorbell_shm::domain::clean;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, setsid};
@@ -80,9 +80,7 @@ pub fn run(args: &GuardArgs) -> Result<(), Failure> {
         std::thread::sleep(Duration::from_millis(5));
     }
     // The process of the command, and its node, may still be ending, so this tries again. `doorbell clean` reports a failure.
-    while clean(&Space::posix(), Some(&args.domain), false).is_ok_and(|report| !report.kept.is_empty())
-        && Instant::now() < deadline
-    {
+    while clean(&space(), Some(&args.domain), false).is_ok_and(|report| !report.kept.is_empty()) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())

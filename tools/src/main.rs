@@ -3,6 +3,7 @@
 mod atomics;
 mod autopsy;
 mod bridge;
+mod chart;
 mod clean;
 mod clock;
 mod demo;
@@ -16,18 +17,23 @@ mod join;
 mod links_shown;
 mod log;
 mod ls;
+mod manual;
 mod measure;
 mod modes;
 mod nodes;
+mod page;
 mod paths;
 mod processes;
+mod report;
 mod run;
+mod serve;
 mod text;
 mod top;
 mod tune;
 
 use clap::{Parser, Subcommand};
 use exit::Failure;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -42,6 +48,9 @@ use tracing_subscriber::filter::LevelFilter;
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    /// The directory of the segments [default: $DOORBELL_SPACE, or /dev/shm]
+    #[arg(long, global = true, value_name = "DIR")]
+    space: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -61,11 +70,18 @@ enum Command {
     Bridge(bridge::BridgeArgs),
     Modes(modes::ModesArgs),
     Top(top::TopArgs),
+    Serve(serve::ServeArgs),
     Ls(ls::LsArgs),
     Autopsy(autopsy::AutopsyArgs),
     Clean(clean::CleanArgs),
     Tune(tune::TuneArgs),
     Info(info::InfoArgs),
+    Report(report::ReportArgs),
+    Man(manual::ManArgs),
+    Completions(manual::CompletionsArgs),
+    /// Prints the page docs/reference-commands.md. A test compares the page with it.
+    #[command(hide = true)]
+    Reference,
     /// One of the processes of a measurement, which the measuring commands start.
     #[command(name = experiment::COMMAND, hide = true)]
     Worker(experiment::WorkerArgs),
@@ -78,8 +94,10 @@ enum Command {
 }
 
 impl Command {
-    fn run(self) -> Result<(), Failure> {
+    fn run(mut self, space: Option<&Path>) -> Result<(), Failure> {
         environment::check()?;
+        let of_file = if let Command::Run(args) = &mut self { args.complete()? } else { None };
+        environment::choose_space(space.or(of_file.as_deref()))?;
         // Only the first worker of a measurement logs, and it installs the log itself.
         if !matches!(self, Command::Worker(_)) {
             log::install(LevelFilter::WARN)?;
@@ -100,11 +118,16 @@ impl Command {
             Command::Bridge(args) => bridge::run(&args),
             Command::Modes(args) => modes::run(&args),
             Command::Top(args) => top::run(&args),
+            Command::Serve(args) => serve::run(&args),
             Command::Ls(args) => ls::run(&args),
             Command::Autopsy(args) => autopsy::run(&args),
             Command::Clean(args) => clean::run(&args),
             Command::Tune(args) => tune::run(&args),
             Command::Info(args) => info::run(&args),
+            Command::Report(args) => report::run(&args),
+            Command::Man(args) => manual::man(&args),
+            Command::Completions(args) => manual::completions(&args),
+            Command::Reference => manual::reference(),
             Command::Worker(args) => experiment::run(&args),
             Command::Guard(args) => guard::run(&args),
             Command::DemoAccelerator(args) => demo::accelerator::run(&args),
@@ -113,11 +136,11 @@ impl Command {
 }
 
 fn main() -> ExitCode {
-    let command = match Cli::try_parse() {
-        Ok(cli) => cli.command,
+    let Cli { command, space } = match Cli::try_parse() {
+        Ok(cli) => cli,
         Err(error) => return exit::usage(&error),
     };
-    match command.run() {
+    match command.run(space.as_deref()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => exit::report(&failure),
     }
@@ -147,7 +170,9 @@ mod tests {
         // One key file stands for all of them, since they are read in one place.
         found.retain(|option| !option.ends_with(" key_file"));
         let known = [
+            "space",
             "demo trace",
+            "run config",
             "io serve directory",
             "io cp from",
             "io cp to",
@@ -156,6 +181,8 @@ mod tests {
             "modes load",
             "modes save",
             "modes report",
+            "report page",
+            "man directory",
         ];
         assert_eq!(found, known, "`tests/command/paths.rs` has to try it with every kind of file");
     }

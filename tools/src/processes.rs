@@ -1,5 +1,8 @@
 //! Processes that end with the command that started them.
 
+pub mod signals;
+
+use crate::environment::pass_space;
 use crate::exit::{Explain, Failure};
 use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -19,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// A command that runs this program again with another of its own subcommands, even if its file was replaced meanwhile.
 pub fn own_command(name: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("doorbell").arg(name);
+    pass_space(command.arg0("doorbell").arg(name));
     command
 }
 

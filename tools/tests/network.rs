@@ -325,7 +325,7 @@ fn what_makes_no_sense_over_the_network_is_refused() {
         (&["rate", "--connect", "127.0.0.1:1", "--floor"], "cannot be used with"),
         (&["bandwidth", "--connect", "127.0.0.1:1", "--keep"], "--keep"),
         (&["run", "-n", "1", "--key-file", "k", "--", "true"], "add --listen or --connect"),
-        (&["run", "-n", "1", "--listen", "0.0.0.0:7000", "--", "true"], "cannot connect to 0.0.0.0:7000"),
+        (&["run", "-n", "1", "--listen", "hostx:0", "--", "true"], "cannot connect to hostx:0"),
         (
             &["run", "-n", "1", "--listen", "127.0.0.1:7000", "--listen", "127.0.0.2:0", "--", "true"],
             "cannot connect to 127.0.0.2:0",
@@ -467,12 +467,29 @@ fn nodes_of_two_runs_are_told_where_to_meet() {
         lines.sort_unstable();
         lines
     };
-    let (at, domain) = ("127.0.0.1:7000", "run-127-0-0-1-7000");
+    let (at, domain) = ("127.0.0.1:7000", "run-udp-7000");
     assert_eq!(
         told(&["--listen", at]),
         [format!("[0] {domain} 0/2 host {at} none none"), format!("[1] {domain} 1/2 accelerator none {at} none")]
     );
+    // Others may be told a name; beside a wildcard they listen at it as well, so that other machines reach them.
+    assert_eq!(
+        told(&["--listen", "localhost:7000"]),
+        [
+            format!("[0] {domain} 0/2 host localhost:7000 none none"),
+            format!("[1] {domain} 1/2 accelerator none localhost:7000 none")
+        ]
+    );
+    assert_eq!(
+        told(&["--listen", "[::]:7000"]),
+        [format!("[0] {domain} 0/2 host [::]:7000 none none"), format!("[1] {domain} 1/2 accelerator [::]:0 {at} none")]
+    );
     let path = key.path();
+    // Runs with different keys have different domains; all machines of one run have the same.
+    let keyed = |path| told(&["--connect", at, "--key-file", path])[0].split(' ').nth(1).unwrap().to_owned();
+    let other = File::new(&[2; 32], 0o600);
+    let (of_key, of_other) = (keyed(path), keyed(other.path()));
+    assert!(of_key.starts_with("run-udp-7000-") && of_other.starts_with("run-udp-7000-") && of_key != of_other);
     assert_eq!(
         told(&["--connect", at, "--key-file", path, "--domain", "grid"]),
         [0, 1].map(|node| format!("[{node}] grid none/2 accelerator none {at} {path}"))

@@ -1,6 +1,7 @@
 //! How long updates take: the same expression by each tier, alone and contended.
 
 use super::report::{RemoteRow, Row, Times};
+use crate::environment::space;
 use crate::exit::{Explain, Failure};
 use crate::experiment::pin;
 use crate::text::median;
@@ -174,13 +175,15 @@ impl<'a> Bench<'a> {
     /// A cell of another node that only the network reaches.
     pub fn network(&self, port: PortKind) -> Result<Vec<RemoteRow>, Failure> {
         let second = self.pin.get(1 % self.pin.len().max(1)).copied();
-        let wrong = |error| Failure::usage(format!("could not measure a cell over the network: {error}"), "");
+        let wrong = |error: doorbell::Error| {
+            Failure::usage(format!("could not measure a cell over the network: {error}"), "").see(&error)
+        };
         let name = format!("atomics-{}", std::process::id());
         let builder = || {
-            let builder = Node::builder(&name).role(Role::Host).label("atomics").max_nodes(2);
+            let builder = Node::builder(&name).role(Role::Host).label("atomics").max_nodes(2).space(space());
             builder.fabric(FabricKind::Udp).udp_port(port).dead_after(SILENCE)
         };
-        let owner = builder().listen(([127, 0, 0, 1], 0).into()).join().map_err(wrong)?;
+        let owner = builder().listen(([127, 0, 0, 1], 0)).join().map_err(wrong)?;
         let address = owner.address().unwrap_or_else(|| unreachable!("a node that listens has an address"));
         let other = builder().connect(address).join().map_err(wrong)?;
         let words: Region<u64> = owner.region(1).map_err(wrong)?;
@@ -248,7 +251,7 @@ impl<'a> Bench<'a> {
     fn over_shm(&self) -> doorbell::Result<Vec<RemoteRow>> {
         let join = || {
             let name = format!("atomics-{}", std::process::id());
-            Node::builder(&name).role(Role::Host).label("atomics").max_nodes(2).join()
+            Node::builder(&name).role(Role::Host).label("atomics").max_nodes(2).space(space()).join()
         };
         let (owner, other) = (join()?, join()?);
         let words: Region<u64> = owner.region(64)?;

@@ -110,7 +110,8 @@ impl Bridge {
             },
             Bridge::From { listener, place, patience } => {
                 let (stream, _) = listener.accept_async().await.map_err(|error| {
-                    Failure::failed(format!("can't offer '{}' any more: {error}", listener.service()), "start it again")
+                    let what = format!("can't offer '{}' any more: {error}", listener.service());
+                    Failure::failed(what, "start it again").see(&error)
                 })?;
                 let (place, patience) = (place.clone(), *patience);
                 Ok(Box::pin(async move {

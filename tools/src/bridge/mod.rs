@@ -11,20 +11,20 @@ mod tally;
 
 pub use link::{Link, Trouble};
 pub use pump::{Broken, Pump};
-pub use socket::{Connection, Listener, Place, cut};
+pub use socket::{Connection, Listener, Place, cut, unknown};
 pub use tally::{Tally, add};
 
 use crate::environment::{Domain, WAIT, chosen};
 use crate::exit::{Explain, Failure};
 use crate::join::{NetworkArgs, failure};
 use crate::measure::Size;
-use crate::processes::{raise_descriptors, requests_to_end};
+use crate::processes::raise_descriptors;
+use crate::processes::signals::{requested, signals};
 use crate::text::{FormArgs, WAITS, time, words};
 use doorbell::Stream;
 use doorbell::{NodeId, Role};
 use ends::{Bridge, Service};
 use serde_json::json;
-use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ impl BridgeArgs {
         }
         if let Some(peer) = &self.network.connect {
             // The bridge finds that node again if it starts anew.
-            builder = builder.seek(peer.0);
+            builder = builder.seek(peer.clone());
         }
         builder.patience(self.patience).join().map_err(|error| failure(error, FIRST))
     }
@@ -142,7 +142,7 @@ pub fn run(args: &BridgeArgs) -> Result<(), Failure> {
     let left = node.leave();
     tally.print(args.form, args.to.is_some());
     ended?;
-    left.map_err(|error| Failure::failed(error, ""))
+    left.map_err(|error| Failure::failed(&error, "").see(&error))
 }
 
 /// The first line.
@@ -155,16 +155,6 @@ fn say(args: &BridgeArgs, node: &doorbell::Node, place: &Place, service: &str) {
     let at = address.map_or_else(String::new, |address| format!(" at {address}"));
     let text = || format!("node {id} of domain '{domain}'{at} carries what connects to {what}; interrupt it to end\n");
     args.form.print(text, [json!({ "node": id.0, "domain": domain, "address": address, "from": from, "to": to })]);
-}
-
-/// A socket with one byte for each signal that asks for the end.
-fn signals() -> io::Result<UnixStream> {
-    let (come, comes) = UnixStream::pair()?;
-    for signal in requests_to_end() {
-        signal_hook::low_level::pipe::register(signal as i32, come.try_clone()?)?;
-    }
-    comes.set_nonblocking(true)?;
-    Ok(comes)
 }
 
 /// Carries connections until a signal asks for the end, and a little longer.
@@ -188,12 +178,4 @@ async fn carry(args: &BridgeArgs, bridge: Bridge, tally: &Arc<Tally>, signals: U
     tally.cut.fetch_add(tasks.len() as u64, Ordering::Relaxed);
     tasks.shutdown().await;
     Ok(())
-}
-
-/// Returns once for each signal that asks for an end.
-async fn requested(signals: &tokio::net::UnixStream) {
-    // Any other error ends the bridge as well.
-    while signals.readable().await.is_ok()
-        && signals.try_read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
-    {}
 }

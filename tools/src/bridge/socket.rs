@@ -52,7 +52,7 @@ impl Place {
     /// Listens there.
     pub fn bind(&self) -> Result<Bound, Failure> {
         let bound = match self {
-            Place::Tcp(address) => bind_tcp(address).and_then(|socket| {
+            Place::Tcp(address) => bind_tcp(&found(address)?).and_then(|socket| {
                 let at = socket.local_addr()?.as_socket().map_or_else(|| "?".into(), |at| at.to_string());
                 Bound::new(None, socket, Place::Tcp(at))
             }),
@@ -75,7 +75,7 @@ impl Place {
             ErrorKind::AddrNotAvailable => "it is no address of this machine; 127.0.0.1 and 0.0.0.0 are",
             ErrorKind::NotFound => "its directory has to be there",
             ErrorKind::InvalidInput => "the path of a Unix socket has 107 bytes at most",
-            _ => "see --tcp and --unix in --help",
+            _ => "see `--help` for the forms of an address",
         };
         Failure::usage(format!("cannot listen at {self}: {error}"), hint)
     }
@@ -134,15 +134,35 @@ impl Place {
     }
 }
 
-fn bind_tcp(address: &str) -> io::Result<Socket> {
-    let mut why = io::Error::new(ErrorKind::AddrNotAvailable, "the name has no address");
-    for at in address.to_socket_addrs()? {
-        match bind_at(at) {
+/// The addresses of a host and port.
+fn found(address: &str) -> Result<Vec<SocketAddr>, Failure> {
+    let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
+    let found = address.to_socket_addrs().map_err(|error| unknown(name, &error))?;
+    Ok(found.collect())
+}
+
+/// The failure of a name that the system's resolver does not know.
+pub fn unknown(name: &str, why: &impl fmt::Display) -> Failure {
+    let hint = format!("check the name with `getent hosts {name}`, or give an IP address");
+    Failure::usage(format!("cannot find '{name}': {why}"), hint)
+}
+
+/// A socket at the first of the addresses that can be listened at.
+fn bind_tcp(addresses: &[SocketAddr]) -> io::Result<Socket> {
+    let mut failed = Vec::new();
+    for at in addresses {
+        match bind_at(*at) {
             Ok(bound) => return Ok(bound),
-            Err(error) => why = error,
+            Err(error) => failed.push((at, error)),
         }
     }
-    Err(why)
+    // Of several addresses, the message names each.
+    let all = || failed.iter().map(|(at, error)| format!("{at}: {error}")).collect::<Vec<_>>().join("; ");
+    Err(match &failed[..] {
+        [] => io::Error::new(ErrorKind::AddrNotAvailable, "the name has no address"),
+        [(_, error)] => io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EADDRNOTAVAIL)),
+        [.., (_, error)] => io::Error::new(error.kind(), all()),
+    })
 }
 
 fn bind_at(at: SocketAddr) -> io::Result<Socket> {

@@ -4,6 +4,7 @@ use super::{
     BULK_BYTES, Contest, FLOOD_BYTES, FRAME, LATE, LONGEST, Moves, Order, Overlap, PATIENCE, Report, check_bulk, decode, encode,
     fill_bulk, now, offers, tag,
 };
+use crate::environment::space;
 use crate::exit::Failure;
 use crate::processes::take_name;
 use doorbell::Lock;
@@ -40,14 +41,14 @@ pub fn run(args: &AcceleratorArgs) -> Result<(), Failure> {
     match served {
         // Without the host there is nothing left to do.
         Ok(()) | Err(Error::PeerLeft { .. } | Error::PeerDied { .. }) => Ok(()),
-        Err(error) => Err(Failure::failed(format!("node {}: {error}", args.node), "see `doorbell info`")),
+        Err(error) => Err(Failure::failed(format!("node {}: {error}", args.node), "see `doorbell info`").see(&error)),
     }
 }
 
 fn join(args: &AcceleratorArgs) -> Result<Node, Error> {
     // Both sides copy, even where the kernel's copy is slow: the demo shows that.
     let builder = Node::builder(&args.domain).id(args.node).role(Role::Accelerator).label("demo").copy(CopySide::Both);
-    builder.progress(args.progress).wait(args.wait).pool_bytes(POOL).join()
+    builder.space(space()).progress(args.progress).wait(args.wait).pool_bytes(POOL).join()
 }
 
 fn serve(node: &Node, host: &Peer) -> Result<(), Error> {

@@ -1,10 +1,11 @@
 //! The nodes of the demo: the host, which is this process, and the accelerators, which are processes of their own.
 
 use super::accelerator;
+use crate::environment::space;
 use crate::exit::{Explain, Failure};
 use crate::guard::Guard;
 use crate::processes::{EndRequest, ended, group_of, in_own_group, own_command, signal_group};
-use doorbell::{CopySide, Error, Node, NodeId, Progress, Role, Space, Wait};
+use doorbell::{CopySide, Error, Node, NodeId, Progress, Role, Wait};
 use doorbell_shm::domain::clean;
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
@@ -42,8 +43,9 @@ impl Cast {
         let guard = Guard::start(&domain)?;
         // Both sides copy, even where the kernel's copy is slow: the demo shows that.
         let builder = Node::builder(&domain).role(Role::Host).label("demo").max_nodes(4).copy(CopySide::Both);
-        let node = builder.progress(progress).wait(wait).join().map_err(|error| {
-            Failure::usage(error, "see with `doorbell info` what this machine lacks, and with `doorbell ls` what is there")
+        let node = builder.space(space()).progress(progress).wait(wait).join().map_err(|error| {
+            let hint = "see with `doorbell info` what this machine lacks, and with `doorbell ls` what is there";
+            Failure::usage(&error, hint).see(&error)
         })?;
         *leaving.lock().unwrap_or_else(PoisonError::into_inner) = Some(node.clone());
         leave_when_asked(request.clone(), leaving.clone())?;
@@ -122,7 +124,7 @@ impl Cast {
     /// The failure of a call; if a signal asked for the end, that.
     pub fn explain(&self, error: Error) -> Failure {
         let hint = "run the demo again; if it fails again, see `doorbell info`";
-        self.check().err().unwrap_or_else(|| Failure::failed(error, hint))
+        self.check().err().unwrap_or_else(|| Failure::failed(&error, hint).see(&error))
     }
 
     /// Fails if a signal asked for the end.
@@ -140,7 +142,7 @@ impl Drop for Cast {
         self.keep_from_leaving();
         // Both do nothing if all went well. If one fails, `doorbell clean` can do it.
         let _ = self.node.clone().leave();
-        let _ = clean(&Space::posix(), Some(&self.domain), false);
+        let _ = clean(&space(), Some(&self.domain), false);
     }
 }
 

@@ -18,11 +18,11 @@ pub use script::{
 };
 pub use trace::Trace;
 
-use crate::environment::{PROGRESS, WAIT, chosen};
+use crate::environment::{PROGRESS, WAIT, chosen, directory, space};
 use crate::exit::{Explain, Failure};
 use crate::processes::take_name;
-use crate::text::{DIRECTORY, counted};
-use doorbell::{Progress, Space, Wait};
+use crate::text::counted;
+use doorbell::{Progress, Wait};
 use doorbell_shm::domain::files;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -66,12 +66,13 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
 
 /// Checks that no segment is left, and says so.
 fn close(say: &Say, domain: &str, start: Instant) -> Result<(), Failure> {
-    let left = files(&Space::posix(), domain).or_failed(format_args!("cannot look into {DIRECTORY}"), "see `doorbell info`")?;
+    let directory = directory().display();
+    let left = files(&space(), domain).or_failed(format_args!("cannot look into {directory}"), "see `doorbell info`")?;
     if !left.is_empty() {
         let names: Vec<_> = left.into_iter().map(|(name, _)| name).collect();
-        let what = format!("{} left in {DIRECTORY}: {}", counted(names.len(), "segment"), names.join(", "));
+        let what = format!("{} left in {directory}: {}", counted(names.len(), "segment"), names.join(", "));
         return Err(Failure::failed(what, format!("`doorbell clean {domain}` removes what dead nodes left")));
     }
-    say.line(format_args!("Nothing of all this is left in {DIRECTORY}. It took {:.1} s.", start.elapsed().as_secs_f64()));
+    say.line(format_args!("Nothing of all this is left in {directory}. It took {:.1} s.", start.elapsed().as_secs_f64()));
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! What the accelerators do for the descriptors of the host: one owns bytes and sleeps, and one wants them.
 
 use super::{BULK_BYTES, Order, PATIENCE, check_bulk, fill_bulk, now, tag};
+use crate::environment::space;
 use crate::ls::fifos;
 use doorbell::dma::{FifoKey, ReceptionFifo};
-use doorbell::{Counter, Error, Match, Node, Peer, Space};
+use doorbell::{Counter, Error, Match, Node, Peer};
 use doorbell_shm::domain::list_domains;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -90,7 +91,7 @@ fn want(node: &Node, host: &Peer) -> Result<(), Error> {
     let is_right = is_tagged && check_bulk(bulk) && [put, &packet].iter().all(|of| of.iter().all(|byte| *byte == OF_HOST));
     host.send(tag::ANSWER, json!(is_right).to_string().as_bytes())?;
     until_seen(host)?;
-    let domains = list_domains(&Space::posix())?;
+    let domains = list_domains(&space())?;
     let nodes = domains.iter().filter(|domain| domain.name == node.domain()).flat_map(|domain| &domain.nodes);
     let rows: Vec<_> = nodes.flat_map(fifos::used).collect();
     host.send(tag::ANSWER, json!(rows).to_string().as_bytes())

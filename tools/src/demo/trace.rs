@@ -2,10 +2,11 @@
 
 mod lanes;
 
+use crate::environment::space;
 use crate::exit::{Explain, Failure};
 use crate::nodes::priority;
 use crate::paths::Output;
-use doorbell::{Incarnation, NodeId, Space};
+use doorbell::{Incarnation, NodeId};
 use doorbell_shm::board::{FifoFacts, Record, RecordKind, Recorded};
 use doorbell_shm::domain::list_domains;
 use serde_json::{Value, json};
@@ -46,7 +47,7 @@ impl Trace {
     /// Reads the flight recorders of a domain. They hold only the last records, so the demo calls this now and then.
     pub fn gather(&mut self, domain: &str) {
         // A failed read may work the next time, and a timeline with gaps is better than none.
-        let domains = list_domains(&Space::posix()).unwrap_or_default();
+        let domains = list_domains(&space()).unwrap_or_default();
         for node in domains.into_iter().filter(|found| found.name == domain).flat_map(|found| found.nodes) {
             let Some(board) = &node.board else { continue };
             let life = self.lives.entry((node.id, board.incarnation())).or_default();

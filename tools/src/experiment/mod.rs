@@ -123,10 +123,13 @@ pub enum Trouble {
     /// The process was told to stop.
     #[error(transparent)]
     Stopped(#[from] Stopped),
-    /// The driver returned an error, which travels as a text.
+    /// The driver returned an error.
     #[error(transparent)]
     #[serde(skip)]
     Driver(#[from] Error),
+    /// The driver of another process returned an error: its text, and its place on the page of errors.
+    #[error("{0}")]
+    Told(String, String),
     /// The process could not begin.
     #[error("{0}")]
     Unable(Failure),
@@ -136,6 +139,15 @@ pub enum Trouble {
 }
 
 impl Trouble {
+    /// The place on the page of errors; empty if there is none.
+    pub fn anchor(&self) -> &str {
+        match self {
+            Self::Driver(error) => error.anchor(),
+            Self::Told(_, anchor) => anchor,
+            _ => "",
+        }
+    }
+
     /// A check found an error.
     pub fn wrong(what: impl std::fmt::Display) -> Self {
         Self::Wrong(what.to_string())
@@ -189,7 +201,10 @@ fn serve<E: Experiment>(order: &str) -> Result<(), Failure> {
 }
 
 fn answer<E: Experiment>(done: Result<E::Found, Trouble>) -> Result<(), Failure> {
-    let done = done.map_err(|trouble| if let Trouble::Driver(error) = trouble { Trouble::wrong(error) } else { trouble });
+    let done = done.map_err(|trouble| match trouble {
+        Trouble::Driver(error) => Trouble::Told(error.to_string(), error.anchor().into()),
+        trouble => trouble,
+    });
     let line = serde_json::to_string(&done).or_failed("could not write an answer", "")?;
     // If the command is gone, the answer has no reader.
     let _ = writeln!(std::io::stdout(), "{line}");

@@ -78,9 +78,9 @@ impl Place {
         let ports = if leads || addresses.is_empty() { 0 } else { self.mapping.gate().read_note(&self.patience)? };
         for (at, address) in addresses.iter().enumerate() {
             if leads || addresses.len() > 1 {
-                builder = builder.listen((*address, 0).into());
+                builder = builder.listen((*address, 0));
             }
-            let there = (*address, (ports >> (16 * at)) as u16).into();
+            let there = (*address, (ports >> (16 * at)) as u16);
             builder = match at {
                 _ if leads => builder,
                 0 => builder.connect(there),

@@ -82,13 +82,19 @@ pub fn render(format: Format, title: &str, rows: &[Fields]) -> String {
     }
 }
 
-/// The columns that people see. A column without any text is left out.
-pub fn table(rows: &[Fields]) -> Table {
+/// The names of the columns that people see, and the cells of each row. A column without any text is left out.
+fn columns(rows: &[Fields]) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let shown = |at: &usize| rows.iter().any(|Fields(row)| row[*at].head.is_some() && !row[*at].text.is_empty());
     let columns: Vec<usize> = (0..rows.first().map_or(0, |row| row.0.len())).filter(shown).collect();
-    let heads: Vec<&str> = columns.iter().filter_map(|at| rows.iter().find_map(|Fields(row)| row[*at].head)).collect();
+    let heads = columns.iter().filter_map(|at| rows.iter().find_map(|Fields(row)| row[*at].head)).collect();
+    (heads, rows.iter().map(|Fields(row)| columns.iter().map(|at| row[*at].text.clone()).collect()).collect())
+}
+
+/// The columns that people see, as a table.
+pub fn table(rows: &[Fields]) -> Table {
+    let (heads, cells) = columns(rows);
     let mut table = Table::new(&heads);
-    rows.iter().for_each(|Fields(row)| table.row(columns.iter().map(|at| row[*at].text.clone())));
+    cells.into_iter().for_each(|row| table.row(row));
     table
 }
 

@@ -1,7 +1,7 @@
 //! How the processes of an experiment run.
 
 use super::Field;
-use crate::environment::Domain;
+use crate::environment::{Domain, space};
 use crate::exit::{Failure, warn};
 use crate::measure::Net;
 use crate::processes::check_processors;
@@ -70,7 +70,7 @@ impl Setting {
 
     /// A builder of a node that runs like this.
     pub fn builder(&self, label: &str) -> Result<NodeBuilder, Error> {
-        let builder = Node::builder(&self.domain).label(label).progress(self.progress).wait(self.wait);
+        let builder = Node::builder(&self.domain).label(label).space(space()).progress(self.progress).wait(self.wait);
         match &self.net {
             Some(net) => net.apply(builder),
             None => Ok(builder.udp_port(self.port)),

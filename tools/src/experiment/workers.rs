@@ -1,9 +1,9 @@
 //! The worker processes of a measurement, which start together and end together.
 
 use super::{COMMAND, Experiment, Trouble};
+use crate::environment::space;
 use crate::exit::{Explain, Failure};
 use crate::processes::{EndRequest, own_command};
-use doorbell::Space;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
@@ -63,7 +63,7 @@ impl<'a, E: Experiment> Workers<'a, E> {
         drop(self);
         if found.is_err() {
             // A worker that was killed could not remove its part of the domain. If this fails, `doorbell clean` can do it.
-            let _ = doorbell_shm::domain::clean(&Space::posix(), Some(domain), false);
+            let _ = doorbell_shm::domain::clean(&space(), Some(domain), false);
         }
         found
     }
@@ -138,7 +138,10 @@ fn judge<F: DeserializeOwned>(worker: &str, answer: &str, status: &io::Result<Ex
         Ok(Ok(found)) => Ok(found),
         Ok(Err(Trouble::Unable(failure))) => Err((Gravity::Unable, failure)),
         Ok(Err(Trouble::Stopped(_))) => Err((Gravity::Stopped, Failure::failed(format!("{worker} was told to stop"), again))),
-        Ok(Err(why)) => Err((Gravity::Failed, Failure::failed(format!("{worker} could not go on: {why}"), again))),
+        Ok(Err(why)) => {
+            let failure = Failure::failed(format!("{worker} could not go on: {why}"), again);
+            Err((Gravity::Failed, failure.at(why.anchor())))
+        }
         Err(_) => {
             let how = match (status, signal_of(status)) {
                 (_, Some(signal)) => format!("was killed by signal {signal}"),

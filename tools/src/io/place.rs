@@ -84,7 +84,7 @@ impl There {
                 (ErrorKind::TimedOut, _) => "it may be stopped, or have much to do; try again, or give it more --patience",
                 _ => "",
             };
-            Failure::failed(format!("cannot become a client of {self}: {error}"), hint)
+            Failure::failed(format!("cannot become a client of {self}: {error}"), hint).see(&error)
         })
     }
 }

@@ -80,7 +80,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
                 Some(libc::ENOSYS | libc::EINVAL) => "it takes Linux 5.6 or later (`openat2`)",
                 _ => "`doorbell info` shows what this machine lacks",
             };
-            Failure::usage(format!("cannot serve {directory}: {error}"), hint)
+            Failure::usage(format!("cannot serve {directory}: {error}"), hint).see(&error)
         })?;
     let at = node.address().map_or_else(String::new, |address| format!(" at {address}"));
     let rights = if args.read_only { " to read only" } else { "" };
@@ -101,5 +101,5 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         bytes(counts.bytes_written),
         counted(counts.lost as usize, "client")
     ));
-    ended.map_err(|error| Failure::failed(error, "start it again"))
+    ended.map_err(|error| Failure::failed(&error, "start it again").see(&error))
 }

@@ -48,7 +48,7 @@ pub fn failed(what: &str, place: impl std::fmt::Display, error: &std::io::Error)
         None if error.kind() == ErrorKind::TimedOut => "it may be stopped, or wait for its medium; give it more --patience",
         _ => "",
     };
-    Failure::failed(format!("cannot {what} {place}: {error}"), hint)
+    Failure::failed(format!("cannot {what} {place}: {error}"), hint).see(error)
 }
 
 /// Prints files.

@@ -5,12 +5,13 @@ pub mod fifos;
 mod locks;
 mod modes;
 
-use crate::environment::Domain;
+use crate::environment::{Domain, directory, space};
 use crate::exit::Failure;
 use crate::nodes::metrics;
-use crate::text::{DIRECTORY, FormArgs, Style, Table, bytes, counted};
-use doorbell::{Metric, Space};
+use crate::text::{FormArgs, Style, Table, bytes, counted};
+use doorbell::Metric;
 use doorbell_shm::domain::{DomainLayout, DomainStatus, NodeStatus, list_domains};
+use doorbell_shm::layout::{LAYOUT_HASH, LAYOUT_VERSION};
 use serde_json::{Value, json};
 
 /// Show domains and their nodes
@@ -56,7 +57,7 @@ pub fn run(args: &LsArgs) -> Result<(), Failure> {
     };
     let text = || {
         if domains.is_empty() {
-            return format!("no domains of this user in {DIRECTORY}\n");
+            return format!("no domains of this user in {}\n", directory().display());
         }
         let (mut lines, style) = ((view.lines)(&domains), Style::of(&std::io::stdout()));
         lines[0] = style.bold(&lines[0]);
@@ -104,7 +105,7 @@ fn known(text: Option<String>) -> String {
 
 /// All domains of this user.
 pub fn domains() -> Result<Vec<DomainStatus>, Failure> {
-    list_domains(&Space::posix()).map_err(|error| Failure::failed(error, "see with `doorbell info` what is wrong there"))
+    list_domains(&space()).map_err(|error| Failure::failed(&error, "see with `doorbell info` what is wrong there").see(&error))
 }
 
 const NAMES: [&str; 12] =
@@ -142,12 +143,16 @@ fn notes(domains: &[DomainStatus]) -> Vec<String> {
     with_keys.map(keys).chain(is_dead.then(|| dead.into())).collect()
 }
 
-fn remark(domain: &DomainStatus) -> Option<String> {
+/// What there is to say of a domain that this build can't read.
+pub fn remark(domain: &DomainStatus) -> Option<String> {
     let name = &domain.name;
     match &domain.layout {
         DomainLayout::Ours => None,
         DomainLayout::Other { version, hash } => {
-            Some(format!("'{name}' has another layout ({version}/{hash:016x}): another build of Doorbell made it"))
+            let (theirs, ours) = (format!("{version}/{hash:016x}"), format!("{LAYOUT_VERSION}/{LAYOUT_HASH:016x}"));
+            Some(format!(
+                "'{name}' has another layout ({theirs}, here {ours}): another build of Doorbell made it, and its command can read it"
+            ))
         }
         DomainLayout::Damaged { reason } => Some(format!("'{name}' has a damaged directory: {reason}")),
         DomainLayout::Missing => Some(format!("'{name}' has no directory, only other files")),

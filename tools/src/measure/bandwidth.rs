@@ -26,7 +26,7 @@ pub struct BandwidthArgs {
 }
 
 /// The usual number of messages that count, at most.
-const MESSAGES: u64 = 1_000_000;
+pub const MESSAGES: u64 = 1_000_000;
 /// The most bytes of the buffers of one direction.
 pub const WINDOW_BYTES: usize = 2 << 30;
 

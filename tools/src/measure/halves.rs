@@ -8,10 +8,9 @@ use crate::exit::{Explain, Failure, warn};
 use crate::experiment::{Trouble, pin};
 use crate::processes::EndRequest;
 use crate::text::word;
-use doorbell::{Error, Match, Node, NodeId, Role};
+use doorbell::{Address, Error, Match, Node, NodeId, Role};
 use doorbell_benches::{Clock, Patience, Side};
 use serde::{Deserialize, Serialize};
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// The half that listens.
@@ -95,7 +94,7 @@ fn failure(request: &EndRequest, trouble: Trouble) -> Failure {
         (Ok(()), Trouble::Unable(failure)) => failure,
         (Ok(()), trouble) => {
             let hint = "nothing was measured: see the messages of the other half, and run both again";
-            Failure::failed(format!("the other half is gone, or cannot go on: {trouble}"), hint)
+            Failure::failed(format!("the other half is gone, or cannot go on: {trouble}"), hint).at(trouble.anchor())
         }
     }
 }
@@ -109,7 +108,7 @@ fn begin(plan: &Plan) -> Result<(EndRequest, Patience), Failure> {
 }
 
 /// Connects to the other half, measures, and returns the findings.
-pub fn measure(plan: &Plan, to: SocketAddr) -> Result<Outcome, Failure> {
+pub fn measure(plan: &Plan, to: Address) -> Result<Outcome, Failure> {
     let (request, patience) = begin(plan)?;
     let clock = Clock::calibrate();
     let node = builder(plan, Role::Host).and_then(|builder| builder.connect(to).join()).map_err(net::failure)?;
@@ -142,20 +141,20 @@ fn greet(plan: &Plan, node: &Node, patience: &Patience) -> Result<Vec<Finding>, 
 }
 
 /// Waits at an address for the other half, and answers it.
-pub fn answer(plan: &Plan, at: SocketAddr, keep: bool) -> Result<(), Failure> {
+pub fn answer(plan: &Plan, at: Address, keep: bool) -> Result<(), Failure> {
     let (request, patience) = begin(plan)?;
     let mut at = at;
     let mut known = false;
     loop {
         // A new node for each measurement, which cannot take a message of the last measurement for one of its own.
-        let join = || builder(plan, Role::Accelerator)?.id(LISTENER).listen(at).join();
+        let join = || builder(plan, Role::Accelerator)?.id(LISTENER).listen(at.clone()).join();
         let node = join().map_err(net::failure)?;
-        at = node.address().unwrap_or(at);
+        at = node.address().map_or(at, Address::from);
         if !std::mem::replace(&mut known, true) {
             eprintln!("doorbell: listening at {at}");
         }
         let ended = serve(plan, &node, &patience).map_err(|trouble| failure(&request, trouble));
-        let left = node.leave().map_err(|error| Failure::failed(error, ""));
+        let left = node.leave().map_err(|error| Failure::failed(&error, "").see(&error));
         let ended = ended.and(left);
         if !keep {
             return ended;

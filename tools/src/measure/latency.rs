@@ -42,12 +42,13 @@ pub fn run(args: &LatencyArgs) -> Result<(), Failure> {
     // A message that is only handed over takes the same time at any length.
     let handed_over = args.loan && !args.measure.touches_bytes();
     let usual = |bytes| usual(if handed_over { 0 } else { bytes });
-    let plan = args.measure.plan(Test::Latency, &args.sizes, usual, |bytes, messages| leg(args, bytes, messages))?;
+    let plan = args.measure.plan(Test::Latency, &args.sizes, usual, |bytes, messages| leg(bytes, messages, args.warmup))?;
     let plan = Plan { loan: args.loan, ..args.measure.by_put(args.put, plan)? };
     super::carry_out(&args.measure, Some(&args.transfer), plan)
 }
 
-fn usual(bytes: usize) -> u64 {
+/// The usual number of round trips that count.
+pub fn usual(bytes: usize) -> u64 {
     match bytes {
         0..=4096 => 200_000,
         4097..=65_536 => 30_000,
@@ -56,8 +57,9 @@ fn usual(bytes: usize) -> u64 {
     }
 }
 
-fn leg(args: &LatencyArgs, bytes: usize, messages: usize) -> Leg {
+/// The sections of round trips.
+pub fn leg(bytes: usize, messages: usize, warmup: Option<u64>) -> Leg {
     let rounds = ROUNDS.min(messages);
     let count = messages.div_ceil(rounds);
-    Leg { bytes, rounds, count, warmup: args.warmup.map_or(count.div_ceil(10), |warmup| warmup as usize) }
+    Leg { bytes, rounds, count, warmup: warmup.map_or(count.div_ceil(10), |warmup| warmup as usize) }
 }

@@ -1,19 +1,19 @@
 //! Measurements over the network, even if the processes share a machine.
 
 use super::Plan;
-use crate::environment::{Address, key_file};
+use crate::environment::key_file;
 use crate::exit::{Explain, Failure};
 use crate::experiment::{Field, Setting, by_word};
 use crate::join::{self, PortArgs};
-use doorbell::{Error, FabricKind, Node, NodeBuilder, PortKind};
+use doorbell::{Address, Error, FabricKind, Node, NodeBuilder, PortKind};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fchmod};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// After so long a silence the other side counts as dead. A busy machine answers sooner.
@@ -37,11 +37,11 @@ pub struct NetArgs {
     /// The fabric of the messages; --listen and --connect mean udp
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Fabric::Shm, default_value_ifs = [("listen", clap::builder::ArgPredicate::IsPresent, "udp"), ("connect", clap::builder::ArgPredicate::IsPresent, "udp")])]
     fabric: Fabric,
-    /// Be one half of a measurement: listen at this UDP address, and answer the other half, which connects to it
-    #[arg(long, value_name = "ADDR", conflicts_with_all = ["connect", "with_key", "pairs", "floor"])]
+    /// Be one half of a measurement: listen at this UDP address, HOST:PORT, and answer the other half, which connects to it
+    #[arg(long, value_name = "ADDR", value_parser = Address::from_str, conflicts_with_all = ["connect", "with_key", "pairs", "floor"])]
     listen: Option<Address>,
-    /// Be the other half: measure with the half that listens at this UDP address, and print the figures
-    #[arg(long, value_name = "ADDR", conflicts_with_all = ["with_key", "pairs", "floor"])]
+    /// Be the other half: measure with the half that listens at this UDP address, HOST:PORT, and print the figures
+    #[arg(long, value_name = "ADDR", value_parser = Address::from_str, conflicts_with_all = ["with_key", "pairs", "floor"])]
     connect: Option<Address>,
     /// Listen again after a measurement, until interrupted
     #[arg(long, requires = "listen", conflicts_with = "connect")]
@@ -73,16 +73,16 @@ pub struct Net {
     #[serde(with = "by_word")]
     pub port: PortKind,
     /// The address of the half that listens, if there are two halves.
-    pub other: Option<SocketAddr>,
+    pub other: Option<String>,
 }
 
 /// Which half of a measurement this command is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Half {
     /// The half that listens, and answers.
-    Listens { at: SocketAddr, keep: bool },
+    Listens { at: Address, keep: bool },
     /// The half that connects, and measures.
-    Connects { to: SocketAddr },
+    Connects { to: Address },
 }
 
 /// A key in a nameless file in memory, which is gone with the last process that has it open.
@@ -110,8 +110,8 @@ impl PassingKey {
 impl NetArgs {
     /// Which half this is, if it is one.
     pub fn half(&self) -> Option<Half> {
-        let listens = self.listen.map(|Address(at)| Half::Listens { at, keep: self.keep });
-        listens.or(self.connect.map(|Address(to)| Half::Connects { to }))
+        let listens = self.listen.clone().map(|at| Half::Listens { at, keep: self.keep });
+        listens.or(self.connect.clone().map(|to| Half::Connects { to }))
     }
 
     /// Whether the measurement goes over the network.
@@ -123,8 +123,7 @@ impl NetArgs {
     pub fn net(&self) -> Result<Option<(Net, Option<PassingKey>)>, Failure> {
         let given = [("--listen", self.listen.is_some()), ("--connect", self.connect.is_some())];
         let found = self.udp.net(self.fabric, &given)?;
-        let other = self.connect.map(|Address(to)| to);
-        Ok(found.map(|(net, key)| (Net { other, ..net }, key)))
+        Ok(found.map(|(net, key)| (Net { other: self.connect.as_ref().map(Address::to_string), ..net }, key)))
     }
 }
 

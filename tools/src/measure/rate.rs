@@ -23,7 +23,7 @@ pub struct RateArgs {
 }
 
 /// The usual number of small messages that count. There are fewer long messages, so that all sizes take about as long.
-const MESSAGES: u64 = 20_000_000;
+pub const MESSAGES: u64 = 20_000_000;
 
 /// Measures and prints.
 pub fn run(args: &RateArgs) -> Result<(), Failure> {

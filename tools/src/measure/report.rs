@@ -27,7 +27,7 @@ pub fn title(plan: &Plan) -> String {
     };
     let loan = if plan.loan { "on loan " } else { "" };
     let net = plan.setting.net.as_ref().map_or_else(String::new, |net| {
-        let to = net.other.map_or_else(String::new, |other| format!(" to {other}"));
+        let to = net.other.as_ref().map_or_else(String::new, |other| format!(" to {other}"));
         format!(" {}{to}", net.security())
     });
     let through = if plan.shared { "node shared by threads" } else { "peer" };
@@ -226,7 +226,7 @@ impl Row {
         ]);
         fields.extend(setting.fields());
         if let Some(net) = &setting.net {
-            fields.extend(net.fields().into_iter().chain([Field::of("to", net.other)]));
+            fields.extend(net.fields().into_iter().chain([Field::of("to", net.other.clone())]));
         } else if plan.test != Test::Rate && !plan.put {
             fields.extend([Field::of("buffers", plan.buffers), Field::of("copy", plan.copy.to_string())]);
         }
@@ -293,7 +293,8 @@ fn text(format: Format, plan: &Plan, rows: &[Row]) -> String {
     text
 }
 
-fn doubts(plan: &Plan, rows: &[Row]) -> Vec<String> {
+/// What makes the figures doubtful.
+pub fn doubts(plan: &Plan, rows: &[Row]) -> Vec<String> {
     let mut doubts = Vec::new();
     if rows.iter().any(|row| row.shared_core) {
         doubts.push(

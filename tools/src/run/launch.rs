@@ -3,15 +3,15 @@
 use super::input;
 use super::output::Output;
 use super::{Network, RunArgs};
-use crate::environment::{self as names, Address};
+use crate::environment as names;
 use crate::exit::Failure;
 use crate::guard::Guard;
 use crate::processes::{collect_group, group_of, in_own_group, run_on, signal_group, spelled};
-use doorbell::Role;
+use doorbell::{Address, Role};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use std::io::{self, IsTerminal};
-use std::net::SocketAddr;
+use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
@@ -32,7 +32,7 @@ impl Launch<'_> {
     /// Starts all processes. If one fails to start, the others are ended.
     pub fn start(&self, output: &mut Output, guard: &mut Guard) -> Result<Nodes, Failure> {
         let mut nodes = Nodes { children: Vec::new() };
-        for node in 0..self.args.nodes {
+        for node in 0..self.args.nodes() {
             let mut command = self.command(node, output.is_wanted());
             let mut child = command.spawn().map_err(|error| self.cannot_start(&error))?;
             guard.watch(group_of(&child));
@@ -49,9 +49,10 @@ impl Launch<'_> {
         let mut command = Command::new(&self.args.command[0]);
         command
             .args(&self.args.command[1..])
+            .envs(self.args.extras.variables(node))
             .env(names::DOMAIN, self.domain)
             .env(names::NODE, node.to_string())
-            .env(names::NODES, self.args.nodes.to_string())
+            .env(names::NODES, self.args.nodes().to_string())
             .env(names::ROLE, self.role(node).word());
         if let Some(progress) = self.args.progress {
             command.env(names::PROGRESS, progress.to_string());
@@ -59,6 +60,7 @@ impl Launch<'_> {
         if let Some(wait) = self.args.wait {
             command.env(names::WAIT, wait.to_string());
         }
+        names::pass_space(&mut command);
         self.place(node, &mut command);
         let output = || if with_output { Stdio::piped() } else { Stdio::inherit() };
         command.stdin(stdin_of(node)).stdout(output()).stderr(output());
@@ -76,16 +78,18 @@ impl Launch<'_> {
         if let Some(port) = self.args.port.given {
             command.env(names::PORT, port.to_string());
         }
-        let Some(network) = self.network else { return };
+        let Some(network) = &self.network else { return };
         for name in [names::LISTEN, names::CONNECT, names::SEEK] {
             command.env_remove(name);
         }
         match (network, node) {
-            (Network::Listens(_), 0) => command.env(names::LISTEN, self.listen(|at| at)),
+            (Network::Listens(_), 0) => command.env(names::LISTEN, self.listen(Address::clone)),
             (Network::Listens(at), _) => {
-                if self.args.listen.len() > 1 {
-                    command.env(names::LISTEN, self.listen(|at| (at.ip(), 0).into()));
+                // A socket that is bound for the way to node 0 may be out of reach for nodes that find node 0 by another address.
+                if self.args.listen.len() > 1 || at.is_wildcard() {
+                    command.env(names::LISTEN, self.listen(|at| at.with_port(0)));
                 }
+                let at = if at.is_wildcard() { Address::from((Ipv4Addr::LOCALHOST, at.port())) } else { at.clone() };
                 command.env(names::CONNECT, at.to_string())
             }
             (Network::Connects(to), _) => command.env_remove(names::NODE).env(names::CONNECT, to.to_string()),
@@ -96,19 +100,19 @@ impl Launch<'_> {
     }
 
     /// The addresses to listen at, each changed like this.
-    fn listen(&self, change: impl Fn(SocketAddr) -> SocketAddr) -> String {
-        let addresses: Vec<_> = self.args.listen.iter().map(|Address(at)| change(*at).to_string()).collect();
+    fn listen(&self, change: impl Fn(&Address) -> Address) -> String {
+        let addresses: Vec<_> = self.args.listen.iter().map(|at| change(at).to_string()).collect();
         addresses.join(",")
     }
 
-    /// The role of a node. The last role that was given counts for all further nodes.
+    /// The role of a node: that of its table in the file, or of the list. The last one in the list counts for all further nodes.
     fn role(&self, node: u16) -> Role {
         let roles = match self.network {
             _ if !self.args.role.is_empty() => &self.args.role,
             Some(Network::Connects(_)) => &[Role::Accelerator][..],
             _ => &[Role::Host, Role::Accelerator],
         };
-        roles[usize::from(node).min(roles.len() - 1)]
+        self.args.extras.role(node).unwrap_or(roles[usize::from(node).min(roles.len() - 1)])
     }
 
     fn cannot_start(&self, error: &io::Error) -> Failure {

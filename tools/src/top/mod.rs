@@ -3,7 +3,7 @@
 //! [`watch`] reads the boards and computes rates from two looks. [`screen`] draws them on a terminal.
 
 mod screen;
-mod watch;
+pub mod watch;
 
 use crate::environment::Domain;
 use crate::exit::Failure;

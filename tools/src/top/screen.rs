@@ -232,7 +232,8 @@ impl Screen {
         // Two lines are for the rule and the names.
         let last = records.len().saturating_sub(usize::from(RECORD_LINES) - 2);
         records[last..].iter().for_each(|recorded| table.row(record_cells(recorded)));
-        let lines: Vec<Line<'static>> = table.lines().into_iter().map(Line::from).collect();
+        let mut lines: Vec<Line<'static>> = table.lines().into_iter().map(Line::from).collect();
+        lines.extend(self.look.remarks.get(&row.domain).cloned().map(Line::from));
         Paragraph::new(lines).block(Block::new().borders(Borders::TOP).title(title))
     }
 }

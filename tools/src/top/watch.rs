@@ -1,10 +1,11 @@
 //! Looks at domains, and the changes between two looks.
 
+use crate::environment::directory;
 use crate::exit::Failure;
 use crate::links_shown;
-use crate::ls::domains;
+use crate::ls::{domains, remark};
 use crate::nodes::{counters, fifos, identity, latencies, metrics, nanoseconds, short, state};
-use crate::text::{DIRECTORY, Style, Table, bytes};
+use crate::text::{Style, Table, bytes};
 use doorbell::mode::ModeMonitor;
 use doorbell::{Metric, Metrics, Priority};
 use doorbell_shm::board::{FigureKind, Latencies};
@@ -29,6 +30,8 @@ pub struct Look {
     pub interval: Duration,
     /// The nodes, by domain and id.
     pub rows: Vec<Row>,
+    /// What there is to say of the domains that this build can't read, by name.
+    pub remarks: BTreeMap<String, String>,
 }
 
 /// A node.
@@ -47,8 +50,9 @@ pub struct Row {
     /// How much each growing metric grows a second.
     rates: Vec<f64>,
     /// The latencies since the last look.
-    recent: Latencies,
-    all: Latencies,
+    pub recent: Latencies,
+    /// All latencies of the node.
+    pub all: Latencies,
 }
 
 impl Watch {
@@ -61,9 +65,10 @@ impl Watch {
     pub fn look(&mut self) -> Result<Look, Failure> {
         let now = Instant::now();
         let interval = self.looked.map_or(Duration::ZERO, |looked| now - looked);
-        let mut rows = Vec::new();
+        let (mut rows, mut remarks) = (Vec::new(), BTreeMap::new());
         let mut seen = HashMap::new();
         for domain in domains()?.into_iter().filter(|domain| self.only.as_ref().is_none_or(|only| domain.name == *only)) {
+            remarks.extend(remark(&domain).map(|remark| (domain.name.clone(), remark)));
             let keys = domain.keys;
             for node in domain.nodes {
                 let shown = node.board.as_ref().map(|board| (board.board().metrics(), board.board().latencies()));
@@ -95,7 +100,7 @@ impl Watch {
         }
         self.before = seen;
         self.looked = Some(now);
-        Ok(Look { interval, rows })
+        Ok(Look { interval, rows, remarks })
     }
 }
 
@@ -149,11 +154,12 @@ impl Row {
     }
 
     /// A latency in nanoseconds since the last look, or of all if no message was sampled since.
-    fn latency(&self, share: f64) -> Option<u64> {
+    pub fn latency(&self, share: f64) -> Option<u64> {
         self.recent.quantile(share).or_else(|| self.all.quantile(share))
     }
 
-    fn role(&self) -> String {
+    /// Its role; a dash if it is not known.
+    pub fn role(&self) -> String {
         self.node.member.as_ref().map_or("-".into(), |member| member.role.to_string())
     }
 
@@ -230,7 +236,7 @@ impl Look {
     /// The look as text for people.
     pub fn table(&self, style: Style) -> String {
         if self.rows.is_empty() {
-            return format!("no domains of this user in {DIRECTORY}\n");
+            return format!("no domains of this user in {}\n", directory().display());
         }
         let names: Vec<&str> = COLUMNS.iter().map(|Column(name, ..)| *name).collect();
         let mut table = Table::new(&names);
@@ -239,6 +245,7 @@ impl Look {
         lines[0] = style.bold(&lines[0]);
         lines.push(style.bold("MODES"));
         lines.extend(links_shown::lines(&self.domains()));
+        lines.extend(self.remarks.values().map(|remark| style.dim(remark)));
         lines.join("\n") + "\n"
     }
 
@@ -262,7 +269,7 @@ impl Look {
         }
         let object = |(name, (nodes, seen)): (&str, (Vec<Value>, Vec<&ModeMonitor>))| json!({ "domain": name, "nodes": nodes, "modes": links_shown::whole_object(seen) });
         let domains: Vec<Value> = domains.into_iter().map(object).collect();
-        json!({ "interval_s": self.interval.as_secs_f64(), "domains": domains })
+        json!({ "interval_s": self.interval.as_secs_f64(), "domains": domains, "remarks": self.remarks })
     }
 
     /// Sorts by a column, the largest first, or reversed. Equal nodes stay in their order.

@@ -139,7 +139,8 @@ fn rows() -> Vec<Row> {
         (Refused("a regular file is there"), Refused("a FIFO is there"), Refused("a directory is there"));
     let link = Refused("a symbolic link is there");
     let (special, gone) = (Refused("only regular files"), Refused("os error 2"));
-    let not_made = Refused("cannot write");
+    let (not_made, no_directory) = (Refused("cannot write"), Refused("cannot make the directory"));
+    let other = Refused("a file is there that is no page");
     // These take seconds.
     let slow = |row: Row| {
         let [_, fifo, directory, link, dangling, _] = row.comes;
@@ -162,13 +163,22 @@ fn rows() -> Vec<Row> {
         reads("modes @ --scale 0.001 --rounds 1 --only shm/0/transfer", LOAD),
         writes("modes --generate 5 --save @ --scale 0.001 --rounds 1 --only shm/0/transfer", is_json),
         writes("modes --generate 5 --report @ --scale 0.001 --rounds 1 --only shm/0/transfer", is_page),
+        row(
+            "report --quick @",
+            [other, FIFO, Refused("no regular file but a directory"), other, Refused("leads nowhere"), Untried],
+        ),
+        slow(writes("report --quick --force @", is_page)),
         slow(writes("demo --trace @", is_json)),
         slow(Row { variable: Some("DOORBELL_TUNE"), ..writes("tune --rounds 1", is_json) }),
         Row {
             variable: Some("XDG_CACHE_HOME"),
             ..row("tune --rounds 1", [not_made, not_made, Untried, not_made, not_made, Untried])
         },
+        row("man @", [no_directory, no_directory, Untried, no_directory, no_directory, Untried]),
+        uses("ls --space @", Done),
+        Row { variable: Some("DOORBELL_SPACE"), ..uses("ls", Done) },
         row("run -n 1 -- @", [Refused("cannot start"); 6]),
+        reads("run --config @ --domain % -- true", b"nodes = 1\n"),
         reads("run -n 1 --listen 127.0.0.1:7 --key-file @ -- true", KEY),
         reads("latency --fabric udp --key-file @ --sizes 8 --iterations 10", KEY),
         slow(reads("lock --fabric udp --nodes 2 --seconds 1 --key-file @", KEY)),

@@ -43,3 +43,25 @@ fn its_page_of_commands_names_every_command_and_no_other() {
     there.sort_unstable();
     assert_eq!(named, there);
 }
+
+/// Set in the environment of this test, it writes the page anew.
+const UPDATE: &str = "UPDATE";
+
+#[test]
+fn its_reference_of_the_commands_is_what_the_command_prints() {
+    let printed = ended(&["reference"]);
+    assert_eq!((printed.code, printed.stderr.as_str()), (Some(0), ""));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference-commands.md");
+    if std::env::var_os(UPDATE).is_some() {
+        fs::write(&path, &printed.stdout).expect("the page");
+    }
+    let page = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        page == printed.stdout,
+        "docs/reference-commands.md and the command differ; {UPDATE}=1 cargo test -p doorbell-tools reference"
+    );
+    for hidden in ["guard", "worker", "demo-accelerator", "reference"] {
+        assert!(!page.contains(&format!("## `doorbell {hidden}")), "{hidden}");
+    }
+    assert!(page.contains("## `doorbell io serve`") && page.contains("| `--listen <ADDR>` |"), "{page}");
+}

@@ -1,13 +1,7 @@
-use super::support::{domain, doorbell, ended, example, nothing_is_left, ring, segments};
+use super::support::{domain, doorbell, ended, example, nothing_is_left, ring, segments, sorted};
 use std::io::Write;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
-
-fn sorted(text: &str) -> Vec<&str> {
-    let mut lines: Vec<_> = text.lines().collect();
-    lines.sort_unstable();
-    lines
-}
 
 #[test]
 fn every_node_is_told_its_place() {

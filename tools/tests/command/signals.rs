@@ -1,6 +1,6 @@
 use super::as_usual::ignoring;
 use super::support::eventually;
-use super::support::{domain, doorbell, nothing_is_left, processes, ring, segments, send};
+use super::support::{boards, domain, doorbell, nothing_is_left, processes, ring, send};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Stdio};
 
@@ -100,7 +100,7 @@ fn killed_the_command_leaves_no_process_and_no_segment() {
     let ring = format!("{} 1000000000", ring());
     // A child of each node, and a node below a shell: none of them is a child of the command.
     let (mut child, lines) = started(&name, 2, &[], &format!("sleep 1000 & {ring} & :"));
-    eventually("segments", || segments(&name).len() == 6);
+    eventually("two nodes", || boards(&name) == 2);
     assert!(processes(&name).len() >= 7, "two shells, two rings, two sleepers, a guard");
     send(libc::SIGKILL, child.id());
     child.wait().unwrap();
@@ -113,7 +113,7 @@ fn a_killed_node_ends_the_others() {
     let name = domain("node");
     let args = ["run", "-n", "3", "--domain", &name, "--", ring(), "1000000000"];
     let mut child = doorbell(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    eventually("segments", || segments(&name).len() == 8);
+    eventually("three nodes", || boards(&name) == 3);
     let victim = processes("DOORBELL_NODE=2").into_iter().find(|process| processes(&name).contains(process)).unwrap();
     send(libc::SIGKILL, victim as u32);
     let mut stderr = String::new();

@@ -38,6 +38,13 @@ pub fn ended(args: &[&str]) -> Ended {
     doorbell(args).output().expect("the command starts").into()
 }
 
+/// The lines of a text in a certain order.
+pub fn sorted(text: &str) -> Vec<&str> {
+    let mut lines: Vec<_> = text.lines().collect();
+    lines.sort_unstable();
+    lines
+}
+
 /// A name that no other test has.
 pub fn domain(what: &str) -> String {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -48,6 +55,11 @@ pub fn domain(what: &str) -> String {
 pub fn segments(part: &str) -> Vec<String> {
     let names = fs::read_dir("/dev/shm").expect("there is shared memory").flatten();
     names.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| name.contains(part)).collect()
+}
+
+/// How many nodes of a domain have joined: each has a board.
+pub fn boards(domain: &str) -> usize {
+    segments(domain).iter().filter(|name| name.ends_with(".board")).count()
 }
 
 /// The living processes that have this in their environment or among their arguments.
@@ -111,7 +123,7 @@ pub fn node(name: &str, id: u16, nodes: u16) -> Child {
     command.arg("1000000000").env("DOORBELL_DOMAIN", name).env("DOORBELL_NODES", nodes.to_string());
     command.env("DOORBELL_NODE", id.to_string()).env("DOORBELL_ROLE", if id == 0 { "host" } else { "accelerator" });
     let child = command.env("DOORBELL_WAIT", "park").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    eventually("that the node is there", || segments(&format!("{name}.{id}.")).len() == 2);
+    eventually("that the node is there", || segments(&format!("{name}.{id}.board")).len() == 1);
     child
 }
 

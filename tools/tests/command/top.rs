@@ -1,4 +1,4 @@
-use super::support::{domain, doorbell, ended, eventually, nothing_is_left, ring, segments, send};
+use super::support::{boards, domain, doorbell, ended, eventually, nothing_is_left, ring, send};
 use doorbell::Lock;
 use doorbell::collective::Team;
 use doorbell::{Node, Resource};
@@ -28,7 +28,7 @@ fn nodes_are_watched_at_work_and_stopped() {
     let name = domain("top");
     let args = ["run", "-n", "2", "--domain", &name, "--", ring(), "1000000000"];
     let mut child = doorbell(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    eventually("segments", || segments(&name).len() == 6);
+    eventually("two nodes", || boards(&name) == 2);
     let works =
         |node: &Value| node["rates"]["messages_in"].as_f64().unwrap() > 0.0 && node["latency"]["samples"].as_u64() > Some(0);
     eventually("that both are seen at work", || looked(&name).iter().filter(|node| works(node)).count() == 2);

@@ -3,11 +3,12 @@
 use super::{FIRST, HOST, SECOND, Stage, patience, told, unlike};
 use crate::demo::offers::{ARRIVING, OF_HOST, Offer, PACKET_BYTES, PACKET_TAG, PUT_BYTES};
 use crate::demo::{BULK_BYTES, Order, PATIENCE, PAUSE_MS, now, tag};
+use crate::environment::space;
 use crate::exit::Failure;
 use crate::ls::fifos;
 use crate::text::{Table, bytes};
 use doorbell::dma::{Descriptor, FifoKey, InjectionFifo};
-use doorbell::{CounterKey, Key, NodeId, Priority, Progress, ReadOnly, ReadWrite, Space};
+use doorbell::{CounterKey, Key, NodeId, Priority, Progress, ReadOnly, ReadWrite};
 use doorbell_shm::board::{BoardCopy, FifoShown, Injector};
 use doorbell_shm::domain::list_domains;
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ const SHOWN: usize = 6;
 
 /// The board of a node, as any process of this user may read it.
 fn board(stage: &Stage<'_>, node: NodeId) -> Result<BoardCopy, Failure> {
-    let domains = list_domains(&Space::posix()).map_err(unlike)?;
+    let domains = list_domains(&space()).map_err(unlike)?;
     let nodes = domains.into_iter().filter(|found| found.name == stage.cast.domain).flat_map(|found| found.nodes);
     let board = nodes.into_iter().find(|found| found.id == node).and_then(|found| found.board);
     board.ok_or_else(|| unlike(format_args!("node {node} shows no board")))

@@ -2,9 +2,10 @@
 
 use super::{FIRST, SECOND, Stage, patience, told, unlike};
 use crate::demo::{Contest, FRAME, Order, Overlap, SUMMED, TEAM, TURNS, now, tag};
+use crate::environment::{directory, space};
 use crate::exit::Failure;
-use crate::text::{DIRECTORY, Table, bytes, counted};
-use doorbell::{Error, Event, Incarnation, Lock, Match, NodeId, OwnerId, Resource, Space, Value};
+use crate::text::{Table, bytes, counted};
+use doorbell::{Error, Event, Incarnation, Lock, Match, NodeId, OwnerId, Resource, Value};
 use doorbell_shm::domain::files;
 use std::thread;
 use std::time::Duration;
@@ -21,10 +22,11 @@ pub fn attach(stage: &mut Stage<'_>) -> Result<(), Failure> {
     }
     stage.say.table(&table);
     stage.line("");
-    let mut table = Table::new(&[&format!("in {DIRECTORY}"), ">bytes", ""]);
-    for (name, size) in files(&Space::posix(), &stage.cast.domain).unwrap_or_default() {
+    let mut table = Table::new(&[&format!("in {}", directory().display()), ">bytes", ""]);
+    for (name, size) in files(&space(), &stage.cast.domain).unwrap_or_default() {
         let purpose = match name.rsplit('.').next() {
-            Some("inbox") => "lanes: the other nodes write only here",
+            Some(end) if end.contains("-from-") => "lanes from one node to one other: the sender writes only here",
+            Some("inbox") => "the doorbell, and which nodes have lanes to here",
             Some("board") => "metrics: the other nodes read them here",
             Some("lock") => "held for moments while nodes join and leave",
             _ => "the directory: the nodes of the domain",
@@ -149,7 +151,7 @@ fn die(stage: &mut Stage<'_>) -> Result<Incarnation, Failure> {
 
 fn succeed(stage: &mut Stage<'_>, before: Incarnation) -> Result<(), Failure> {
     stage.say.title("A new node takes its place");
-    let left: Vec<(String, u64)> = files(&Space::posix(), &stage.cast.domain).unwrap_or_default();
+    let left: Vec<(String, u64)> = files(&space(), &stage.cast.domain).unwrap_or_default();
     let dead = format!(".{}.{SECOND}.", stage.cast.domain);
     let left: u64 = left.iter().filter(|(name, _)| name.contains(&dead)).map(|(_, size)| size).sum();
     stage.line(format_args!("the dead node left {} of segments; the next node that joins removes them", bytes(left)));

@@ -80,7 +80,10 @@ fn form(plan: &Plan, place: &Place, node: &Node) -> Result<Vec<Team>, Trouble> {
     };
     plan.ways.iter().map(form).collect::<Result<_, Error>>().map_err(|error| {
         let what = format!("could not form a team of {} with {} channels", plan.nodes, plan.channels);
-        if place.patience.stopped() { Stopped.into() } else { Failure::usage(format!("{what}: {error}"), "").into() }
+        if place.patience.stopped() {
+            return Stopped.into();
+        }
+        Failure::usage(format!("{what}: {error}"), "").see(&error).into()
     })
 }
 
