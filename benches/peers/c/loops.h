@@ -2,15 +2,20 @@
  * and as `src/collective.rs`, down to the order of the statements, so that all peers run the same loop.
  *
  * A peer includes this at its end, after defining
- *   struct peer, with `crowded` and `helped`
+ *   struct peer, with `crowded`, `helped` and `work`
  *   open_peer, close_peer, version
  *   send_message, receive_message       one at a time; they return once the buffer is free, or filled
  *   start_send, finish_send, start_receive, finish_receive, with a `request`
+ *   finish_sends, finish_receives       the same for several requests
  *   put, fence, looked                  into the other's memory; `looked` runs between two looks at one's own
  *   start_put, finish_put               the same in two steps, with a `request`
  *   help                                what a helper thread does again and again: it lets the library make progress
  * and, if it defines COLLECTIVES,
  *   rank, members of the struct; barrier, allreduce, broadcast of i64, in place
+ * and, if it defines ACTIVE_MESSAGES,
+ *   start_active, finish_active         sends one, with a `request`
+ *   expect                              where messages go; IN_PLACE, the handler reads them if they are touched
+ *   receive_active                      waits for at most so many; returns their number, or -1
  */
 #ifndef LOOPS_H
 #define LOOPS_H
@@ -26,11 +31,14 @@
 #define TAG 7
 /* The number of looks before a yield, with more processes than processors. The same as in `transport.rs`. */
 #define LOOKS 64
+/* The most messages in a batch. The same as in `transport.rs`. */
+#define BATCH 64
 /* Marks the word that announces a message. The same as in `native.rs`. */
 #define ARRIVED (UINT64_C(1) << 63)
 
-enum work { MESSAGES, PUTS };
-enum part { PING, PONG, POUR, DRAIN, STREAM, BARRIER, ALLREDUCE, BROADCAST, COMPUTING };
+/* Active messages are copied to the target, or read by their handler in place. */
+enum work { MESSAGES, PUTS, ACTIVE, IN_PLACE };
+enum part { PING, PONG, POUR, DRAIN, STREAM, BARRIER, ALLREDUCE, BROADCAST, COMPUTING, POUR_BATCHES, DRAIN_BATCHES };
 enum transfer { SEND, RECEIVE, PUT };
 
 /* The member that broadcasts, the elements of a cache line, and the steps of work: the same as in `collective.rs`. */
@@ -134,61 +142,130 @@ static inline int wait_for_put(struct peer *peer, size_t bytes, struct why *why)
     return 0;
 }
 
-static inline int carry_out(struct peer *peer, int puts, const uint8_t *message, size_t bytes, struct why *why)
+static inline int carry_out(struct peer *peer, int kind, const uint8_t *message, size_t bytes, struct why *why)
 {
-    return puts ? put_message(peer, message, bytes, why) : send_message(peer, message, bytes, why);
+#ifdef ACTIVE_MESSAGES
+    if (kind == ACTIVE || kind == IN_PLACE) {
+        request r;
+        TRY(start_active(peer, message, bytes, &r, why));
+        return finish_active(peer, &r, why);
+    }
+#endif
+    return kind == PUTS ? put_message(peer, message, bytes, why) : send_message(peer, message, bytes, why);
 }
 
-static inline int carry_in(struct peer *peer, int puts, uint8_t *into, size_t bytes, struct why *why)
+static inline int carry_in(struct peer *peer, int kind, uint8_t *into, size_t bytes, struct why *why)
 {
-    return puts ? wait_for_put(peer, bytes, why) : receive_message(peer, into, bytes, why);
+#ifdef ACTIVE_MESSAGES
+    if (kind == ACTIVE || kind == IN_PLACE)
+        return receive_active(peer, 1, why) < 0 ? -1 : 0;
+#endif
+    return kind == PUTS ? wait_for_put(peer, bytes, why) : receive_message(peer, into, bytes, why);
 }
 
 /* The compiler makes one copy for each combination, as that of the Rust loops does: the two flags are constants. */
-static inline __attribute__((always_inline)) int exchange(struct peer *peer, const struct section *s, int puts, int touched,
+static inline __attribute__((always_inline)) int exchange(struct peer *peer, const struct section *s, int kind, int touched,
                                                           struct why *why)
 {
-    uint8_t *source = s->source, *target = puts ? peer->landing : s->target;
+    uint8_t *source = s->source, *target = kind == PUTS ? peer->landing : s->target;
     size_t bytes = s->bytes, all = s->warmup + s->count;
+    int read = touched && kind != IN_PLACE;
     switch (s->part) {
     case PING:
         for (size_t i = 0; i < all; i++) {
             uint64_t start = ticks();
             if (touched)
                 touch_write(source, bytes, i);
-            TRY(carry_out(peer, puts, source, bytes, why));
-            TRY(carry_in(peer, puts, target, bytes, why));
-            if (touched)
+            TRY(carry_out(peer, kind, source, bytes, why));
+            TRY(carry_in(peer, kind, target, bytes, why));
+            if (read)
                 touch_read(target, bytes);
             s->samples[i] = ticks() - start;
         }
         return 0;
     case PONG:
         for (size_t i = 0; i < all; i++) {
-            TRY(carry_in(peer, puts, target, bytes, why));
-            if (touched) {
+            TRY(carry_in(peer, kind, target, bytes, why));
+            if (read)
                 touch_read(target, bytes);
+            if (touched)
                 touch_write(source, bytes, i);
-            }
-            TRY(carry_out(peer, puts, source, bytes, why));
+            TRY(carry_out(peer, kind, source, bytes, why));
         }
         return 0;
     case POUR:
         for (size_t i = 0; i < all; i++) {
             if (touched)
                 touch_write(source, bytes, i);
-            TRY(carry_out(peer, puts, source, bytes, why));
+            TRY(carry_out(peer, kind, source, bytes, why));
         }
         return 0;
     case DRAIN:
         for (size_t i = 0; i < all; i++) {
-            TRY(carry_in(peer, puts, target, bytes, why));
-            if (touched)
+            TRY(carry_in(peer, kind, target, bytes, why));
+            if (read)
                 touch_read(target, bytes);
         }
         return 0;
     }
     return FAIL(why, "there is no part %d", s->part);
+}
+
+/* Sends the messages of a section, a batch at a time: all of it are started before the first is finished. */
+static inline __attribute__((always_inline)) int pour_batches(struct peer *peer, const struct section *s, int kind, int touched,
+                                                              struct why *why)
+{
+    request sending[BATCH];
+    uint64_t value = 0;
+    for (size_t left = s->warmup + s->count, count; left > 0; left -= count) {
+        count = left < BATCH ? left : BATCH;
+        for (size_t at = 0; at < count; at++) {
+            uint8_t *message = s->source + at * s->bytes;
+            if (touched)
+                touch_write(message, s->bytes, ++value);
+#ifdef ACTIVE_MESSAGES
+            if (kind == IN_PLACE) {
+                TRY(start_active(peer, message, s->bytes, &sending[at], why));
+                continue;
+            }
+#endif
+            TRY(start_send(peer, message, s->bytes, &sending[at], why));
+        }
+#ifdef ACTIVE_MESSAGES
+        if (kind == IN_PLACE) {
+            for (size_t at = 0; at < count; at++)
+                TRY(finish_active(peer, &sending[at], why));
+            continue;
+        }
+#endif
+        TRY(finish_sends(peer, sending, count, why));
+    }
+    return 0;
+}
+
+/* Receives the messages of a section, a batch at a time. */
+static inline __attribute__((always_inline)) int drain_batches(struct peer *peer, const struct section *s, int kind, int touched,
+                                                               struct why *why)
+{
+    request receiving[BATCH];
+    size_t left = s->warmup + s->count;
+#ifdef ACTIVE_MESSAGES
+    while (kind == IN_PLACE && left > 0) {
+        long count = receive_active(peer, left, why);
+        if (count < 0)
+            return -1;
+        left -= (size_t)count;
+    }
+#endif
+    for (size_t count; left > 0; left -= count) {
+        count = left < BATCH ? left : BATCH;
+        for (size_t at = 0; at < count; at++)
+            TRY(start_receive(peer, s->target + at * s->bytes, s->bytes, &receiving[at], why));
+        TRY(finish_receives(peer, receiving, count, why));
+        for (size_t at = 0; touched && at < count; at++)
+            touch_read(s->target + at * s->bytes, s->bytes);
+    }
+    return 0;
 }
 
 /* Sends and receives in turns, with a window of messages under way, completed in the order of their start. */
@@ -312,6 +389,7 @@ __attribute__((visibility("default"))) struct peer *peer_open(const struct setup
         return NULL;
     }
     peer->crowded = setup->crowded;
+    peer->work = setup->work;
     peer->helped = setup->helped;
     if (open_peer(peer, setup, why) != 0) {
         free(peer);
@@ -329,7 +407,7 @@ __attribute__((visibility("default"))) struct peer *peer_open(const struct setup
 
 __attribute__((visibility("default"))) int peer_play(struct peer *peer, const struct section *s, struct why *why)
 {
-    int puts = peer->landing != NULL;
+    int kind = peer->work;
 #ifdef COLLECTIVES
     switch (s->part) {
     case BARRIER:
@@ -344,9 +422,29 @@ __attribute__((visibility("default"))) int peer_play(struct peer *peer, const st
 #endif
     if (s->part == STREAM)
         return s->touched ? stream(peer, s, 1, why) : stream(peer, s, 0, why);
-    if (puts)
-        return s->touched ? exchange(peer, s, 1, 1, why) : exchange(peer, s, 1, 0, why);
-    return s->touched ? exchange(peer, s, 0, 1, why) : exchange(peer, s, 0, 0, why);
+    if (kind == PUTS)
+        return s->touched ? exchange(peer, s, PUTS, 1, why) : exchange(peer, s, PUTS, 0, why);
+#ifdef ACTIVE_MESSAGES
+    expect(peer, kind == ACTIVE ? s->target : NULL, s->bytes, s->touched);
+    if (kind == IN_PLACE) {
+        switch (s->part) {
+        case POUR_BATCHES:
+            return s->touched ? pour_batches(peer, s, IN_PLACE, 1, why) : pour_batches(peer, s, IN_PLACE, 0, why);
+        case DRAIN_BATCHES:
+            return drain_batches(peer, s, IN_PLACE, 0, why);
+        }
+        return s->touched ? exchange(peer, s, IN_PLACE, 1, why) : exchange(peer, s, IN_PLACE, 0, why);
+    }
+    if (kind == ACTIVE)
+        return s->touched ? exchange(peer, s, ACTIVE, 1, why) : exchange(peer, s, ACTIVE, 0, why);
+#endif
+    switch (s->part) {
+    case POUR_BATCHES:
+        return s->touched ? pour_batches(peer, s, MESSAGES, 1, why) : pour_batches(peer, s, MESSAGES, 0, why);
+    case DRAIN_BATCHES:
+        return s->touched ? drain_batches(peer, s, MESSAGES, 1, why) : drain_batches(peer, s, MESSAGES, 0, why);
+    }
+    return s->touched ? exchange(peer, s, MESSAGES, 1, why) : exchange(peer, s, MESSAGES, 0, why);
 }
 
 /* A transfer in two steps, between which the process computes. */

@@ -4,7 +4,7 @@
 #include <mpi.h>
 
 struct peer {
-    int crowded, helped, other, rank, members;
+    int crowded, helped, work, other, rank, members;
     uint64_t sent, received;
     uint8_t *landing;
     MPI_Win window;
@@ -99,6 +99,18 @@ static inline int start_receive(struct peer *peer, uint8_t *into, size_t bytes, 
 static inline int finish_receive(struct peer *peer, request *r, struct why *why)
 {
     return finish_send(peer, r, why);
+}
+
+static inline int finish_sends(struct peer *peer, request *all, size_t count, struct why *why)
+{
+    (void)peer;
+    CHECK(MPI_Waitall((int)count, all, MPI_STATUSES_IGNORE), "MPI_Waitall");
+    return 0;
+}
+
+static inline int finish_receives(struct peer *peer, request *all, size_t count, struct why *why)
+{
+    return finish_sends(peer, all, count, why);
 }
 
 static inline int fence(struct peer *peer, struct why *why)

@@ -1,11 +1,16 @@
-/* UCX as a peer of Doorbell: tagged messages and puts of libucp. */
+/* UCX as a peer of Doorbell: tagged messages, active messages and puts of libucp. */
 
 #include "loops.h"
 #include <ucp/api/ucp.h>
 
 struct peer {
-    int crowded, helped;
+    int crowded, helped, work;
     uint64_t sent, received;
+    /* Active messages: where they go, unless their handler reads them in place; their length; how many came and were taken. */
+    uint8_t *into;
+    size_t expected;
+    int reads, is_wrong;
+    uint64_t arrived, taken;
     uint8_t *landing;
     ucp_context_h context;
     ucp_worker_h worker;
@@ -50,6 +55,23 @@ static inline int finish(struct peer *peer, ucs_status_ptr_t *begun, const char 
     return status == UCS_OK ? 0 : FAIL(why, "%s failed: %s", what, ucs_status_string(status));
 }
 
+/* The handler of active messages. */
+static ucs_status_t handle(void *argument, const void *header, size_t header_bytes, void *data, size_t bytes,
+                           const ucp_am_recv_param_t *about)
+{
+    struct peer *peer = argument;
+    (void)header;
+    (void)header_bytes;
+    if (bytes != peer->expected || (about->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0)
+        peer->is_wrong = 1;
+    else if (peer->into != NULL)
+        memcpy(peer->into, data, bytes);
+    else if (peer->reads)
+        touch_read(data, bytes);
+    peer->arrived++;
+    return UCS_OK;
+}
+
 static int open_memory(struct peer *peer, const struct setup *setup, struct why *why)
 {
     ucp_mem_map_params_t ask = {
@@ -81,7 +103,7 @@ static int open_peer(struct peer *peer, const struct setup *setup, struct why *w
 {
     ucp_params_t params = {
         .field_mask = UCP_PARAM_FIELD_FEATURES,
-        .features = UCP_FEATURE_TAG | (setup->work == PUTS ? UCP_FEATURE_RMA : 0),
+        .features = UCP_FEATURE_TAG | (setup->work == PUTS ? UCP_FEATURE_RMA : 0) | (setup->work >= ACTIVE ? UCP_FEATURE_AM : 0),
     };
     CHECK(ucp_init(&params, NULL, &peer->context), "ucp_init");
     ucp_worker_params_t worker = {
@@ -89,6 +111,15 @@ static int open_peer(struct peer *peer, const struct setup *setup, struct why *w
         .thread_mode = peer->helped ? UCS_THREAD_MODE_MULTI : UCS_THREAD_MODE_SINGLE,
     };
     CHECK(ucp_worker_create(peer->context, &worker, &peer->worker), "ucp_worker_create");
+    if (setup->work >= ACTIVE) {
+        ucp_am_handler_param_t handler = {
+            .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+            .id = TAG,
+            .cb = handle,
+            .arg = peer,
+        };
+        CHECK(ucp_worker_set_am_recv_handler(peer->worker, &handler), "ucp_worker_set_am_recv_handler");
+    }
     ucp_address_t *address;
     size_t bytes;
     CHECK(ucp_worker_get_address(peer->worker, &address, &bytes), "ucp_worker_get_address");
@@ -158,6 +189,59 @@ static inline int finish_receive(struct peer *peer, request *r, struct why *why)
     return finish(peer, r, "ucp_tag_recv_nbx", why);
 }
 
+static inline int finish_sends(struct peer *peer, request *all, size_t count, struct why *why)
+{
+    for (size_t at = 0; at < count; at++)
+        TRY(finish_send(peer, &all[at], why));
+    return 0;
+}
+
+static inline int finish_receives(struct peer *peer, request *all, size_t count, struct why *why)
+{
+    for (size_t at = 0; at < count; at++)
+        TRY(finish_receive(peer, &all[at], why));
+    return 0;
+}
+
+static inline int start_active(struct peer *peer, const uint8_t *message, size_t bytes, request *r, struct why *why)
+{
+    static const ucp_request_param_t EAGER = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_FLAGS,
+        .memory_type = UCS_MEMORY_TYPE_HOST,
+        .flags = UCP_AM_SEND_FLAG_EAGER,
+    };
+    (void)why;
+    *r = ucp_am_send_nbx(peer->other, TAG, NULL, 0, message, bytes, &EAGER);
+    return 0;
+}
+
+static inline int finish_active(struct peer *peer, request *r, struct why *why)
+{
+    return finish(peer, r, "ucp_am_send_nbx", why);
+}
+
+static inline void expect(struct peer *peer, uint8_t *into, size_t bytes, int reads)
+{
+    peer->into = into;
+    peer->expected = bytes;
+    peer->reads = reads;
+}
+
+static inline long receive_active(struct peer *peer, size_t most, struct why *why)
+{
+    unsigned looks = 0;
+    while (peer->arrived == peer->taken) {
+        if (ucp_worker_progress(peer->worker) == 0)
+            look_again(peer->crowded, &looks);
+    }
+    if (peer->is_wrong)
+        return FAIL(why, "an active message of another length came, or one by rendezvous");
+    uint64_t count = peer->arrived - peer->taken;
+    count = count < most ? count : most;
+    peer->taken += count;
+    return (long)count;
+}
+
 static inline int send_message(struct peer *peer, const uint8_t *message, size_t bytes, struct why *why)
 {
     request r;
@@ -210,5 +294,6 @@ static inline int looked(struct peer *peer, struct why *why)
     return 0;
 }
 
+#define ACTIVE_MESSAGES
 #define PEER
 #include "loops.h"

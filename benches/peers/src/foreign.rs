@@ -3,7 +3,7 @@
 use crate::collective::{Calls, elements};
 use crate::order::{Player, Work};
 use crate::place::Place;
-use crate::transport::{Fault, Result, Setup, Transport};
+use crate::transport::{BATCH, Fault, Result, Setup, Transport};
 use doorbell_benches::exchange::{Part, Section, Side};
 use doorbell_benches::memory::Memory;
 use doorbell_benches::stream::Flow;
@@ -77,6 +77,13 @@ const BARRIER: c_int = 5;
 const ALLREDUCE: c_int = 6;
 const BROADCAST: c_int = 7;
 const COMPUTING: c_int = 8;
+const POUR_BATCHES: c_int = 9;
+const DRAIN_BATCHES: c_int = 10;
+
+const MESSAGES: c_int = 0;
+const PUTS: c_int = 1;
+const ACTIVE: c_int = 2;
+const IN_PLACE: c_int = 3;
 
 const SEND: c_int = 0;
 const RECEIVE: c_int = 1;
@@ -126,6 +133,27 @@ impl Foreign {
         }
     }
 
+    /// Plays a part of a section between the two buffers. There is a sample for each round trip of [`PING`].
+    fn section(&mut self, part: c_int, section: Section, samples: &mut [u64]) -> Result<()> {
+        let Section { bytes, warmup, count, touched } = section;
+        let raw = RawSection {
+            part,
+            touched: touched.into(),
+            bytes,
+            warmup,
+            count,
+            sends: 0,
+            receives: 0,
+            window: 0,
+            source: self.source.as_mut_ptr(),
+            target: self.target.as_mut_ptr(),
+            sources: null_mut(),
+            targets: null_mut(),
+            samples: samples.as_mut_ptr(),
+        };
+        self.call(&raw)
+    }
+
     fn call(&self, section: &RawSection) -> Result<()> {
         let mut why = Why::new();
         // SAFETY: the type is that in `loops.h`.
@@ -172,7 +200,12 @@ impl Transport for Foreign {
         let raw = RawSetup {
             node: setup.node as c_int,
             crowded: order.crowded().into(),
-            work: order.work.puts().into(),
+            work: match order.work {
+                Work::Handler | Work::Batch if order.active => IN_PLACE,
+                _ if order.active => ACTIVE,
+                work if work.puts() => PUTS,
+                _ => MESSAGES,
+            },
             window: order.window as c_int,
             helped: (order.helped && setup.side() == Side::Ping).into(),
             bytes: order.bytes(),
@@ -188,7 +221,11 @@ impl Transport for Foreign {
         let peer = NonNull::new(peer).ok_or_else(|| why.text())?;
         // SAFETY: the types are those in `loops.h`.
         let (start, finish) = unsafe { (*library.get::<Start>(b"peer_start")?, *library.get::<Finish>(b"peer_finish")?) };
-        let bytes = if order.work.is_stream() { 0 } else { order.bytes() };
+        let bytes = match order.work {
+            work if work.is_stream() => 0,
+            Work::Batch => BATCH * order.bytes(),
+            _ => order.bytes(),
+        };
         let back = if order.work.is_collective() { 0 } else { bytes };
         let (source, target) = (Memory::private(bytes)?, Memory::private(back)?);
         let (sources, targets) = Default::default();
@@ -209,33 +246,22 @@ impl Transport for Foreign {
     }
 
     fn play(&mut self, part: Part<'_>, section: Section) -> Result<()> {
-        let Section { bytes, warmup, count, touched } = section;
-        let mut ticks = vec![0; if matches!(part, Part::Ping(_)) { warmup + count } else { 0 }];
-        let raw = RawSection {
-            part: match part {
-                Part::Ping(_) => PING,
-                Part::Pong => PONG,
-                Part::Pour => POUR,
-                Part::Drain => DRAIN,
-            },
-            touched: touched.into(),
-            bytes,
-            warmup,
-            count,
-            sends: 0,
-            receives: 0,
-            window: 0,
-            source: self.source.as_mut_ptr(),
-            target: self.target.as_mut_ptr(),
-            sources: null_mut(),
-            targets: null_mut(),
-            samples: ticks.as_mut_ptr(),
+        let mut ticks = vec![0; if matches!(part, Part::Ping(_)) { section.warmup + section.count } else { 0 }];
+        let number = match part {
+            Part::Ping(_) => PING,
+            Part::Pong => PONG,
+            Part::Pour => POUR,
+            Part::Drain => DRAIN,
         };
-        self.call(&raw)?;
+        self.section(number, section, &mut ticks)?;
         if let Part::Ping(samples) = part {
-            samples.extend(&ticks[warmup..]);
+            samples.extend(&ticks[section.warmup..]);
         }
         Ok(())
+    }
+
+    fn batches(&mut self, side: Side, section: Section) -> Result<()> {
+        self.section(if side == Side::Ping { POUR_BATCHES } else { DRAIN_BATCHES }, section, &mut [])
     }
 
     fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()> {

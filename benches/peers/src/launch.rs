@@ -2,7 +2,7 @@
 
 use crate::peers::{Peer, Program, Who};
 use crate::plan::Table;
-use crate::{Failure, Ran, plan};
+use crate::{Failure, Ran, peers};
 use doorbell_benches::floor::Mapping;
 use doorbell_peers::order::{Answer, Order, Player};
 use doorbell_peers::worker;
@@ -54,21 +54,20 @@ pub struct Launcher {
     dir: PathBuf,
     prefix: String,
     pin: [usize; 2],
-    touched: bool,
     limit: u32,
     signal: Arc<AtomicUsize>,
 }
 
 impl Launcher {
     /// Creates a launcher for processes on these two processors.
-    pub fn new(pin: [usize; 2], touched: bool, limit: u32) -> Result<Self, Failure> {
+    pub fn new(pin: [usize; 2], limit: u32) -> Result<Self, Failure> {
         let signal = Arc::new(AtomicUsize::new(0));
         for number in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register_usize(number, signal.clone(), number as usize)
                 .map_err(|error| Failure::environment(format!("could not set a signal handler: {error}"), ""))?;
         }
         remove_those_of_the_dead();
-        let launcher = Self { dir: dir(id()), prefix: prefix(id()), pin, touched, limit, signal };
+        let launcher = Self { dir: dir(id()), prefix: prefix(id()), pin, limit, signal };
         Ok(launcher)
     }
 
@@ -96,16 +95,17 @@ impl Launcher {
         let order = Order {
             work: table.work,
             over: table.over,
-            legs: plan::legs(table, quick),
+            legs: peers::legs(peer.who, table, quick),
             window: WINDOW,
             pairs,
             pin: self.pin,
-            touched: self.touched,
+            touched: table.touched,
             dir: self.dir.clone(),
             prefix: self.prefix.clone(),
             memory: (id() as i32, mapping.descriptor()),
             limit: self.limit + LATER,
             helped: peer.who.is_helped(),
+            active: peer.who == Who::UcxActive,
             player,
         };
         let path = self.dir.join("order");

@@ -1,10 +1,12 @@
 //! Doorbell as a peer, through its library.
 
+mod small;
 mod steps;
 
+use crate::batch;
 use crate::collective::{self, Calls, Members, ROOT, elements};
 use crate::order::{Over, Player, Work};
-use crate::transport::{Result, Setup, StreamBuffers, TAG, Transport};
+use crate::transport::{BATCH, Result, Setup, StreamBuffers, TAG, Transport};
 use doorbell::collective::reduction::Sum;
 use doorbell::collective::{Synchronisation, Team};
 use doorbell::zerocopy::FromBytes;
@@ -15,6 +17,7 @@ use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section, Side};
 use doorbell_benches::memory::Memory;
 use doorbell_benches::stream::{self, Flow, Window};
 use doorbell_benches::touch;
+use small::{Handled, Several};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 use steps::Steps;
@@ -42,7 +45,9 @@ pub struct Doorbell {
     messages: StreamBuffers,
     landing: Option<Landing>,
     steps: Option<Steps>,
-    /// The number of loans sent so far.
+    /// The source of messages that the carrier itself writes: one message, or a batch.
+    source: Memory,
+    /// The number of messages so far that the carrier itself wrote.
     count: u64,
 }
 
@@ -74,7 +79,7 @@ impl Transport for Doorbell {
             }
             builder = match setup.node {
                 0 => builder.listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
-                _ => builder.connect(String::from_utf8(setup.place.find("address", 0)?)?.parse()?),
+                _ => builder.connect(String::from_utf8(setup.place.find("address", 0)?)?),
             };
         }
         let node = builder.join()?;
@@ -93,7 +98,8 @@ impl Transport for Doorbell {
         let steps = if order.work.is_overlap() { Some(Steps::new(setup, &node)?) } else { None };
         let team = if order.work.is_collective() { Some((team(setup, &node)?, Memory::private(order.bytes())?)) } else { None };
         let (work, crowded, messages) = (order.work, order.crowded(), StreamBuffers::new(order));
-        Ok(Self { team, peer, node, work, crowded, buffers, messages, landing, steps, count: 0 })
+        let source = Memory::private(if work == Work::Batch { BATCH * order.bytes() } else { order.bytes() })?;
+        Ok(Self { team, peer, node, work, crowded, buffers, messages, landing, steps, source, count: 0 })
     }
 
     fn version(&self) -> String {
@@ -113,11 +119,20 @@ impl Transport for Doorbell {
                 let loans = OnLoan { peer, touched: section.touched, count: self.count };
                 self.count = exchange::play(loans, part, untouched, buffers)?.count;
             }
+            (None, Work::Handler) => {
+                let untouched = Section { touched: false, ..section };
+                let handled = Handled { peer, source: &mut self.source, touched: section.touched, count: self.count };
+                self.count = exchange::play(handled, part, untouched, buffers)?.count;
+            }
             (None, _) => {
                 exchange::play(Sent { peer }, part, section, buffers)?;
             }
         }
         Ok(())
+    }
+
+    fn batches(&mut self, side: Side, section: Section) -> Result<()> {
+        batch::play(&mut Several { peer: &self.peer, source: &mut self.source }, side, section)
     }
 
     fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()> {

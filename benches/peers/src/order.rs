@@ -13,8 +13,12 @@ pub enum Work {
     Loan,
     /// Puts into the other's memory, which polls their last word: half a round trip.
     Put,
+    /// Messages back and forth whose receiver has a handler, which reads them where they lie: half a round trip.
+    Handler,
     /// Messages one way, one by one.
     Rate,
+    /// Messages one way, several by one call or in the peer's own way of batches.
+    Batch,
     /// A window of messages one way.
     OneWay,
     /// A window of messages in each direction at once.
@@ -45,7 +49,7 @@ impl Work {
 
     /// Whether single round trips are timed.
     pub fn is_exchange(self) -> bool {
-        matches!(self, Work::Latency | Work::Loan | Work::Put | Work::Pairs)
+        matches!(self, Work::Latency | Work::Handler | Work::Loan | Work::Put | Work::Pairs)
     }
 
     /// Whether one process computes during a transfer.
@@ -132,6 +136,8 @@ pub struct Order {
     pub player: Player,
     /// Whether a helper thread drives the library of the computing process.
     pub helped: bool,
+    /// Whether messages are the library's active messages.
+    pub active: bool,
 }
 
 impl Order {

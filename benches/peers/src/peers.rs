@@ -1,11 +1,15 @@
 //! The peers, and whether they are installed.
 
-use crate::plan::Table;
-use doorbell_peers::order::{Over, Player, Work};
+use crate::plan::{self, Table};
+use doorbell_peers::order::{Leg, Over, Player, Work};
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
+/// The longest active message, in bytes.
+const ACTIVE_BYTES: usize = 1 << 10;
+
 /// A transport.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, Serialize, Deserialize)]
 pub enum Who {
     /// The transport that all others are compared with
     #[value(skip)]
@@ -14,6 +18,8 @@ pub enum Who {
     Foreground,
     /// Tagged messages and puts of UCX
     Ucx,
+    /// Active messages of UCX, up to 1 KiB
+    UcxActive,
     /// UCX whose computing process has a helper thread; overlap only
     UcxHelped,
     /// Open MPI
@@ -40,10 +46,11 @@ pub enum Who {
 
 impl Who {
     /// All, in the order of the columns.
-    pub const ALL: [Who; 14] = [
+    pub const ALL: [Who; 15] = [
         Who::Doorbell,
         Who::Foreground,
         Who::Ucx,
+        Who::UcxActive,
         Who::UcxHelped,
         Who::Mpi,
         Who::MpiHelped,
@@ -63,6 +70,7 @@ impl Who {
             Who::Doorbell => "Doorbell",
             Who::Foreground => "in the foreground",
             Who::Ucx => "UCX",
+            Who::UcxActive => "UCX active messages",
             Who::UcxHelped => "UCX with a helper",
             Who::Mpi => "Open MPI",
             Who::MpiHelped => "Open MPI with a helper",
@@ -77,16 +85,26 @@ impl Who {
         }
     }
 
+    /// Whether Doorbell is compared with it: it is neither Doorbell nor a floor.
+    pub fn is_other(self) -> bool {
+        !matches!(self, Who::Doorbell | Who::Foreground | Who::Floor)
+    }
+
     /// Whether a helper thread drives the library while the process computes.
     pub fn is_helped(self) -> bool {
         matches!(self, Who::UcxHelped | Who::MpiHelped | Who::ImpiHelped)
+    }
+
+    /// Whether it takes part with messages of this length. Eager active messages are short ones.
+    pub fn takes(self, bytes: usize) -> bool {
+        self != Who::UcxActive || bytes <= ACTIVE_BYTES
     }
 
     /// Its name in `install`.
     fn word(self) -> &'static str {
         match self {
             Who::Doorbell | Who::Foreground | Who::Floor => "doorbell",
-            Who::Ucx | Who::UcxHelped => "ucx",
+            Who::Ucx | Who::UcxActive | Who::UcxHelped => "ucx",
             Who::Mpi | Who::MpiHelped => "mpi",
             Who::Impi | Who::ImpiHelped => "impi",
             Who::Mpich => "mpich",
@@ -140,9 +158,9 @@ impl Peer {
         }
     }
 
-    /// Whether it takes part in collectives only, or in overlap only.
+    /// Whether it takes part in a few tables only.
     pub fn is_special(&self) -> bool {
-        matches!(self.who, Who::Foreground | Who::Mpich | Who::Floor) || self.who.is_helped()
+        matches!(self.who, Who::Foreground | Who::UcxActive | Who::Mpich | Who::Floor) || self.who.is_helped()
     }
 
     /// Whether it takes part in this table.
@@ -156,10 +174,17 @@ impl Peer {
             Work::PutOverlap | Work::SendOverlap | Work::ReceiveOverlap => {
                 matches!(self.who, Who::Doorbell | Who::Ucx | Who::Mpi | Who::Impi) || self.who.is_helped()
             }
+            Work::Handler => matches!(self.who, Who::Doorbell | Who::UcxActive | Who::Aeron),
+            Work::Latency | Work::Batch => !self.is_special() || self.who == Who::UcxActive,
             _ => !self.is_special(),
         };
         does && self.goes_over(table.over)
     }
+}
+
+/// The messages of a table that a peer takes part in.
+pub fn legs(who: Who, table: Table, quick: bool) -> Vec<Leg> {
+    plan::legs(table, quick).into_iter().filter(|leg| who.takes(leg.bytes)).collect()
 }
 
 /// Doorbell and the requested others, or all of them.
@@ -174,7 +199,7 @@ fn peer(installed: &Path, who: Who) -> Peer {
         Who::Doorbell => Program::This(Player::Doorbell),
         Who::Foreground => Program::This(Player::Foreground),
         Who::Floor => Program::This(Player::Floor),
-        Who::Ucx | Who::UcxHelped => Program::This(Player::Library(library("libpeer-ucx.so"))),
+        Who::Ucx | Who::UcxActive | Who::UcxHelped => Program::This(Player::Library(library("libpeer-ucx.so"))),
         Who::Mpi | Who::MpiHelped => {
             Program::Launched { launcher: installed.join("venv/bin/mpirun"), library: library("libpeer-mpi.so") }
         }

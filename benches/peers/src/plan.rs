@@ -1,9 +1,10 @@
 //! The plan of the measurements and their number.
 
 use doorbell_peers::order::{Leg, Over, Work};
+use serde::{Deserialize, Serialize};
 
 /// The subject of one table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Table {
     /// The kind of measurement.
     pub work: Work,
@@ -11,6 +12,8 @@ pub struct Table {
     pub over: Over,
     /// Pairs of processes, one process on each of the two processors.
     pub pairs: usize,
+    /// Whether messages are written before they are sent, and read after they were received.
+    pub touched: bool,
 }
 
 /// One table or several.
@@ -22,8 +25,12 @@ pub enum Row {
     Loan,
     /// Puts into the other's memory, half a round trip
     Put,
+    /// Messages back and forth that a handler reads where they lie, half a round trip
+    Handler,
     /// Small messages one way, in messages a second
     Rate,
+    /// The same in batches, as each peer offers them
+    Batch,
     /// Large messages, in bytes a second; one way, and both ways
     Bandwidth,
     /// Small messages between two pairs of processes on the two processors
@@ -39,18 +46,33 @@ pub enum Row {
 
 impl Row {
     /// All, in the order of the tables.
-    pub const ALL: [Row; 9] =
-        [Row::Latency, Row::Loan, Row::Put, Row::Rate, Row::Bandwidth, Row::Pairs, Row::Overlap, Row::Collectives, Row::Udp];
+    pub const ALL: [Row; 11] = [
+        Row::Latency,
+        Row::Handler,
+        Row::Loan,
+        Row::Put,
+        Row::Rate,
+        Row::Batch,
+        Row::Bandwidth,
+        Row::Pairs,
+        Row::Overlap,
+        Row::Collectives,
+        Row::Udp,
+    ];
 
     /// The tables of this row.
-    pub fn tables(self) -> Vec<Table> {
-        let over = |over, works: &[Work]| works.iter().map(move |work| Table { work: *work, over, pairs: 1 }).collect::<Vec<_>>();
-        let pairs = |pairs, work| Table { work, over: Over::Memory, pairs };
+    pub fn tables(self, touched: bool) -> Vec<Table> {
+        let over = |over, works: &[Work]| -> Vec<Table> {
+            works.iter().map(|work| Table { work: *work, over, pairs: 1, touched }).collect()
+        };
+        let pairs = |pairs, work| Table { work, over: Over::Memory, pairs, touched };
         match self {
             Row::Latency => over(Over::Memory, &[Work::Latency]),
             Row::Loan => over(Over::Memory, &[Work::Loan]),
             Row::Put => over(Over::Memory, &[Work::Put]),
+            Row::Handler => over(Over::Memory, &[Work::Handler]),
             Row::Rate => over(Over::Memory, &[Work::Rate]),
+            Row::Batch => over(Over::Memory, &[Work::Batch]),
             Row::Bandwidth => over(Over::Memory, &[Work::OneWay, Work::BothWays]),
             Row::Pairs => vec![pairs(2, Work::Pairs)],
             Row::Overlap => over(Over::Memory, &[Work::PutOverlap, Work::SendOverlap, Work::ReceiveOverlap]),
@@ -64,12 +86,14 @@ impl Row {
 }
 
 /// The title of a table.
-pub fn title(Table { work, over, pairs }: Table) -> String {
+pub fn title(Table { work, over, pairs, touched }: Table) -> String {
     let what = match work {
         Work::Latency => "Messages, one way",
         Work::Loan => "Loans, one way",
         Work::Put => "Puts, one way",
+        Work::Handler => "Messages to a handler, one way",
         Work::Rate => "Messages a second",
+        Work::Batch => "Messages a second, in batches",
         Work::OneWay => "Bandwidth one way",
         Work::BothWays => "Bandwidth both ways",
         Work::Pairs => "Two pairs on two processors, one way",
@@ -81,12 +105,13 @@ pub fn title(Table { work, over, pairs }: Table) -> String {
         Work::SendOverlap => "Computing during a send",
         Work::ReceiveOverlap => "Computing during a receive",
     };
-    match over {
+    let what = match over {
         Over::Memory if work.is_collective() => format!("{what}, {} members", 2 * pairs),
         Over::Memory => what.into(),
         Over::Udp => format!("{what}, over UDP"),
         Over::Sealed => format!("{what}, over UDP, encrypted"),
-    }
+    };
+    if touched { what } else { format!("{what}, untouched") }
 }
 
 const KIB: usize = 1 << 10;
@@ -95,14 +120,15 @@ const MIB: usize = 1 << 20;
 const STREAM_BYTES: [usize; 2] = [256 * MIB, 64 * MIB];
 
 /// The messages of a table.
-pub fn legs(Table { work, over, pairs }: Table, quick: bool) -> Vec<Leg> {
+pub fn legs(Table { work, over, pairs, .. }: Table, quick: bool) -> Vec<Leg> {
     let by_net = over != Over::Memory;
     let sizes: &[usize] = match work {
         Work::Latency if by_net => &[8, 64, KIB, 64 * KIB],
         Work::OneWay if by_net => &[64 * KIB, MIB],
         Work::Latency => &[8, 64, 256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB],
         Work::Loan | Work::Put => &[8, 64, KIB, 4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB],
-        Work::Rate => &[8, 64],
+        Work::Handler => &[8, 64, 256, KIB],
+        Work::Rate | Work::Batch => &[8, 64],
         Work::Pairs => &[8],
         Work::OneWay | Work::BothWays => &[16 * KIB, 64 * KIB, MIB, 4 * MIB],
         Work::PutOverlap | Work::SendOverlap | Work::ReceiveOverlap => &[MIB],
@@ -113,18 +139,16 @@ pub fn legs(Table { work, over, pairs }: Table, quick: bool) -> Vec<Leg> {
     };
     let part = if quick { 4 } else { 1 };
     let leg = |bytes: usize| match work {
-        Work::Latency | Work::Loan | Work::Put | Work::Pairs | Work::PutOverlap | Work::SendOverlap | Work::ReceiveOverlap => {
+        _ if work.is_exchange() || work.is_overlap() => {
             let count = round_trips(bytes) / part;
             Leg { bytes, sections: 6, warmup: count / 10, count }
         }
-        Work::Barrier | Work::Allreduce | Work::Broadcast | Work::Computing => {
+        _ if work.is_collective() => {
             let count = collectives(work, bytes, pairs > 1).div_ceil(part);
             Leg { bytes, sections: 6, warmup: count.div_ceil(10), count }
         }
-        Work::Rate => Leg { bytes, sections: 6, warmup: 0, count: 400_000 / part },
-        Work::OneWay | Work::BothWays => {
-            Leg { bytes, sections: 6, warmup: 0, count: STREAM_BYTES[usize::from(by_net)] / bytes / part }
-        }
+        _ if work.is_stream() => Leg { bytes, sections: 6, warmup: 0, count: STREAM_BYTES[usize::from(by_net)] / bytes / part },
+        _ => Leg { bytes, sections: 6, warmup: 0, count: 400_000 / part },
     };
     sizes.iter().map(|bytes| leg(*bytes)).collect()
 }

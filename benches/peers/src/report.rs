@@ -1,16 +1,19 @@
 //! Writes the tables.
 
+mod about;
 mod chart;
+mod listed;
+pub mod machine;
+pub mod page;
 mod tails;
 
-use crate::launch::{Outcome, WINDOW};
-use crate::peers::{Peer, Who};
+use crate::launch::Outcome;
+use crate::peers::{self, Peer, Who};
 use crate::plan::{Row, Table, legs, size, title};
-use doorbell_benches::stats::Samples;
 use doorbell_peers::order::{Over, Work};
+use machine::{command, kernel, processor};
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// If the hops before and after a section differ by more than this factor, the processors moved meanwhile.
 const MOVED: f64 = 1.5;
@@ -36,8 +39,8 @@ pub struct Findings {
 struct Section {
     round: usize,
     ns: f64,
-    /// Half of each round trip.
-    trips: Samples,
+    /// Half of each round trip: each time that occurred, and how often.
+    trips: Vec<(u64, u64)>,
     overlap: Option<f64>,
     hop: f64,
 }
@@ -66,7 +69,7 @@ impl Findings {
                 return;
             }
         };
-        for (leg, sections) in legs(table, false).iter().zip(&answer.legs) {
+        for (leg, sections) in peers::legs(who, table, false).iter().zip(&answer.legs) {
             for seen in sections {
                 let [before, after] = seen.hops;
                 if seen.shared || before.max(after) > MOVED * before.min(after) {
@@ -75,7 +78,7 @@ impl Findings {
                     let section = Section {
                         round,
                         ns: seen.ns,
-                        trips: seen.trips.clone(),
+                        trips: seen.trips.recorded().collect(),
                         overlap: seen.overlap,
                         hop: (before + after) / 2.0,
                     };
@@ -84,6 +87,12 @@ impl Findings {
             }
         }
         self.versions.insert(who, answer.version);
+    }
+
+    /// The version that a peer reported.
+    #[cfg(test)]
+    pub fn version(&self, who: Who) -> Option<&str> {
+        self.versions.get(&who).map(String::as_str)
     }
 
     /// Whether any measurement of a peer failed.
@@ -175,51 +184,33 @@ pub struct Report<'a> {
     pub rounds: u16,
     /// Whether there were fewer messages.
     pub quick: bool,
-    /// Whether messages were written and read.
-    pub touched: bool,
+    /// The days of the measurement.
+    pub dates: &'a str,
 }
 
 impl Display for Report<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.head(f)?;
+        self.listed(f)?;
         self.section(f, "##", |table| table.over == Over::Memory && !table.work.is_collective() && !table.work.is_overlap())?;
         if self.tables.iter().any(|table| table.work.is_overlap()) {
-            writeln!(f, "\n## Computing during transfers\n\n{OVERLAP}")?;
+            writeln!(f, "\n## Computing during transfers\n\n{}", about::OVERLAP)?;
             self.section(f, "###", |table| table.work.is_overlap())?;
         }
         if self.tables.iter().any(|table| table.work.is_collective()) {
-            writeln!(f, "\n## Collectives\n\n{COLLECTIVES}")?;
+            writeln!(f, "\n## Collectives\n\n{}", about::COLLECTIVES)?;
             self.section(f, "###", |table| table.work.is_collective())?;
         }
         if self.tables.iter().any(|table| table.over != Over::Memory) {
-            writeln!(f, "\n## Over UDP\n\n{OVER_UDP}")?;
+            writeln!(f, "\n## Over UDP\n\n{}", about::OVER_UDP)?;
             self.section(f, "###", |table| table.over != Over::Memory)?;
         }
-        if Row::ALL.iter().flat_map(|row| row.tables()).all(|table| self.tables.contains(&table)) {
-            writeln!(f, "{BEHIND}")?;
+        if Row::ALL.iter().flat_map(|row| row.tables(true)).all(|table| self.tables.contains(&table)) {
+            writeln!(f, "{}", about::BEHIND)?;
         }
         Ok(())
     }
 }
-
-/// Findings about the rows in which others are ahead.
-const BEHIND: &str = include_str!("../behind.md");
-
-/// The introduction to the collectives.
-const COLLECTIVES: &str = "The processes share memory. Two processes run on one processor each, four run two on each. Two poll while \
-                           they wait; four yield to each other. One call follows right after the other. A number is the mean of a section of \
-                           calls at the slowest member. Vectors hold `i64` and are combined in place; every result is checked.";
-
-/// The introduction to the tables of overlap.
-const OVERLAP: &str = "One process starts a transfer, computes, and waits until the transfer is complete. The first line of a table is \
-                       the time of a transfer during which the process only waits. The computing lasts as long. The second line is \
-                       the share of the transfer's time that the computing hides: 100 % if both together take as long as the \
-                       computing, 0 % if they take twice as long. Threads that help the computing process run on the processor of \
-                       the other process.";
-
-/// The introduction to the tables over UDP.
-const OVER_UDP: &str = "The same two processes without shared memory: datagrams on the loopback interface. Peers that encrypt are \
-                        compared with Doorbell with a key, the others with Doorbell without one.";
 
 impl Report<'_> {
     fn section(&self, f: &mut Formatter<'_>, level: &str, has: impl Fn(&Table) -> bool) -> fmt::Result {
@@ -238,13 +229,9 @@ impl Report<'_> {
             f,
             "Two processes, each on its own processor, exchange messages through shared memory, or over UDP where stated. Doorbell and \
              its peers did so in turns, in {rounds} rounds, with the same loops. A cell is the median of the rounds, with the lowest and the highest; \
-             **×** is the peer's time for a message divided by Doorbell's: above 1 Doorbell is faster. {} \
-             [benches/peers/README.md](../benches/peers/README.md) explains what is compared and how fair the comparison is.\n",
-            if self.touched {
-                "Every cache line of a message is written before it is sent and read after it was received."
-            } else {
-                "Messages were neither written before they were sent nor read after they were received."
-            }
+             **×** is the peer's time for a message divided by Doorbell's: above 1 Doorbell is faster. \
+             Every cache line of a message is written before it is sent and read after it was received, except in tables that are called \
+             *untouched*. `benches/peers/README.md` explains what is compared and how fair the comparison is.\n",
         )?;
         writeln!(
             f,
@@ -252,7 +239,7 @@ impl Report<'_> {
              machine: compare within this page only, and measure on yours.\n"
         )?;
         writeln!(f, "| | |\n|---|---|")?;
-        writeln!(f, "| date | {} |", today())?;
+        writeln!(f, "| date | {} |", self.dates)?;
         writeln!(f, "| command | `{}` |", command())?;
         writeln!(f, "| machine | {} |", processor())?;
         writeln!(f, "| kernel | {} |", kernel())?;
@@ -281,16 +268,18 @@ impl Report<'_> {
     fn table(&self, f: &mut Formatter<'_>, level: &str, table: Table, mood: Mood) -> fmt::Result {
         let columns: Vec<&Peer> = self.peers.iter().filter(|peer| peer.knows(table)).collect();
         let added = mood.title.map_or(String::new(), |title| format!(", {title}"));
-        writeln!(f, "\n{level} {}{added}\n\n{}\n", title(table), self.about(table.work))?;
+        writeln!(f, "\n{level} {}{added}\n\n{}\n", title(table), about::table(table.work))?;
         write!(f, "| bytes |")?;
         for peer in &columns {
             write!(f, " {} |{}", peer.who.name(), if peer.who == Who::Doorbell { "" } else { " × |" })?;
         }
-        write!(f, "\n|---:|")?;
+        // With one other peer, that one is the best.
+        let has_best = columns.iter().filter(|peer| peer.who.is_other()).count() > 1;
+        write!(f, "{}\n|---:|", if has_best { " best |" } else { "" })?;
         for peer in &columns {
             write!(f, "---:|{}", if peer.who == Who::Doorbell { "" } else { "---:|" })?;
         }
-        writeln!(f)?;
+        writeln!(f, "{}", if has_best { "---|" } else { "" })?;
         for leg in legs(table, self.quick) {
             write!(f, "| {} |", size(leg.bytes))?;
             let own = self.findings.spread(table, leg.bytes, Who::Doorbell, mood);
@@ -301,6 +290,10 @@ impl Report<'_> {
                     let ratio = found.zip(own).map(|(found, own)| format!("**{:.2}**", found.median / own.median));
                     write!(f, " {} |", ratio.unwrap_or_default())?;
                 }
+            }
+            if has_best {
+                let best = self.best(table, leg.bytes, mood).map(|(who, ratio)| format!("{}: **{ratio:.2}**", who.name()));
+                write!(f, " {} |", best.unwrap_or_else(|| "–".into()))?;
             }
             writeln!(f)?;
             if table.work.is_overlap() {
@@ -313,7 +306,7 @@ impl Report<'_> {
                     });
                     write!(f, " {text} |{}", if peer.who == Who::Doorbell { "" } else { " |" })?;
                 }
-                writeln!(f)?;
+                writeln!(f, "{}", if has_best { " |" } else { "" })?;
             }
         }
         if table.work.is_exchange() {
@@ -349,7 +342,7 @@ impl Report<'_> {
             .into();
         };
         let (unit, spread) = match table.work {
-            Work::Rate => ("M/s", found.map(|ns| 1e3 / ns)),
+            Work::Rate | Work::Batch => ("M/s", found.map(|ns| 1e3 / ns)),
             Work::OneWay | Work::BothWays => ("GB/s", found.map(|ns| bytes as f64 / ns)),
             _ if found.median >= 9_999.5 => ("µs", found.map(|ns| ns / 1e3)),
             _ => ("ns", found),
@@ -358,106 +351,6 @@ impl Report<'_> {
         let Spread { low, median, high } = spread;
         format!("{median:.digits$} {unit} ({low:.digits$}..{high:.digits$})")
     }
-
-    fn about(&self, work: Work) -> String {
-        match work {
-            Work::Latency => {
-                "Tagged messages back and forth between private buffers, one at a time; half a round trip, the median \
-                              of some thousands."
-                    .into()
-            }
-            Work::Loan => "The same with messages that are written and read in place: nothing is copied.".into(),
-            Work::Put => {
-                "One process puts all but the last word of a message into the other's memory, then that word, which the \
-                          other polls; half a round trip."
-                    .into()
-            }
-            Work::Rate => {
-                "One process sends one message after another, the other receives them: the time until all have arrived.".into()
-            }
-            Work::OneWay => format!(
-                "One process sends one message after another, {WINDOW} of them under way at once: the time until all have arrived. GB \
-                 are powers of ten."
-            ),
-            Work::BothWays => format!("Both send and receive, {WINDOW} messages under way in each direction; the sum of both."),
-            Work::Pairs => "Four processes, two on each processor, in pairs that exchange messages across. The mean, because \
-                            waits for a processor matter here."
-                .into(),
-            Work::PutOverlap => {
-                "One process puts into the memory of the other, which sleeps. Doorbell's poller executes a descriptor of an injection \
-                 FIFO."
-                    .into()
-            }
-            Work::SendOverlap => "One process sends and computes. The other receives.".into(),
-            Work::ReceiveOverlap => "One process posts a receive and computes. The other then sends.".into(),
-            Work::Barrier => {
-                "All processes wait for each other. The bare barrier is an addition in shared memory to arrive, and a word that the last one raises.".into()
-            }
-            Work::Allreduce => "Each process writes its vector, gets the sum of all in its place, and reads that.".into(),
-            Work::Broadcast => "The first process writes its vector; all others get it and read it. The first may be ahead by as many \
-                                calls as there is room for."
-                .into(),
-            Work::Computing => "Before each allreduce every member works for a random 1 to 3 µs, which is the same for every \
-                                peer. The work is part of the time. Doorbell synchronises its channels in the background; in the \
-                                foreground, no call returns before all members have left its channel."
-                .into(),
-        }
-    }
-}
-
-fn today() -> String {
-    let days = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / 86_400;
-    let (year, month, day) = date(days as i64);
-    format!("{year:04}-{month:02}-{day:02}")
-}
-
-/// The Gregorian date that many days after 1 January 1970.
-fn date(days: i64) -> (i64, i64, i64) {
-    let leap = |year: i64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let (mut year, mut left) = (1970, days);
-    loop {
-        let length = if leap(year) { 366 } else { 365 };
-        if left < length {
-            break;
-        }
-        left -= length;
-        year += 1;
-    }
-    let mut month = 1;
-    for length in [31, if leap(year) { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if left < length {
-            break;
-        }
-        left -= length;
-        month += 1;
-    }
-    (year, month, left + 1)
-}
-
-/// The command as a user with the repository would type it.
-fn command() -> String {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let command = "cargo run --release --manifest-path benches/peers/Cargo.toml";
-    if arguments.is_empty() { command.into() } else { format!("{command} -- {}", arguments.join(" ")) }
-}
-
-fn processor() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let models: Vec<&str> = text
-        .lines()
-        .filter_map(|line| line.split_once(':').filter(|(name, _)| name.trim() == "model name"))
-        .map(|(_, model)| model.trim())
-        .collect();
-    let guest = if text.contains(" hypervisor") { ", a virtual machine" } else { "" };
-    match models.first() {
-        Some(model) => format!("{} processors, {model}{guest}", models.len()),
-        None => "unknown".into(),
-    }
-}
-
-fn kernel() -> String {
-    let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default().trim().to_string();
-    format!("{} {}", read("ostype"), read("osrelease"))
 }
 
 #[cfg(test)]
@@ -465,13 +358,7 @@ mod tests {
     use super::*;
     use doorbell_peers::order::{Answer, Seen};
 
-    const RATE: Table = Table { work: Work::Rate, over: Over::Memory, pairs: 1 };
-
-    #[test]
-    fn days_become_dates() {
-        assert_eq!((date(0), date(59), date(11_016)), ((1970, 1, 1), (1970, 3, 1), (2000, 2, 29)));
-        assert_eq!((date(19_722), date(19_723)), ((2023, 12, 31), (2024, 1, 1)));
-    }
+    const RATE: Table = Table { work: Work::Rate, over: Over::Memory, pairs: 1, touched: true };
 
     #[test]
     fn the_median_of_the_rounds_is_told_with_its_ends() {
@@ -497,8 +384,11 @@ mod tests {
         assert_eq!(findings.left_out, 1);
         let tables = [RATE];
         let told =
-            Report { peers: &peers, tables: &tables, findings: &findings, rounds: 1, quick: false, touched: true }.to_string();
-        assert!(told.contains("| 100 M/s (100..100) | 40.0 M/s (40.0..40.0) | **2.50** | not installed |  |"), "{told}");
+            Report { peers: &peers, tables: &tables, findings: &findings, rounds: 1, quick: false, dates: "today" }.to_string();
+        assert!(
+            told.contains("| 100 M/s (100..100) | 40.0 M/s (40.0..40.0) | **2.50** | not installed |  | UCX: **2.50** |"),
+            "{told}"
+        );
         assert!(told.contains("Open MPI failed: hung.") && told.contains("run benches/peers/install"), "{told}");
     }
 

@@ -16,6 +16,9 @@ pub type Result<T> = std::result::Result<T, Fault>;
 /// The tag of all messages. Where a peer knows tags, receivers accept no other.
 pub const TAG: u64 = 7;
 
+/// The most messages in a batch. The same as in `c/loops.h`.
+pub const BATCH: usize = 64;
+
 /// The process's role in a measurement.
 #[derive(Debug)]
 pub struct Setup<'a> {
@@ -124,6 +127,14 @@ pub trait Transport: Sized {
     /// # Errors
     /// Those of the peer.
     fn play(&mut self, part: Part<'_>, section: Section) -> Result<()>;
+
+    /// Pours or drains the messages of a section in batches.
+    ///
+    /// # Errors
+    /// Those of the peer.
+    fn batches(&mut self, side: Side, section: Section) -> Result<()> {
+        Err(format!("this peer has no batches, for {side:?} of {} messages", section.count).into())
+    }
 
     /// Takes part in a stream of messages of this length.
     ///

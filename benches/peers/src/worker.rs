@@ -183,11 +183,11 @@ impl<T: Transport> Worker<'_, T> {
         ticks.into_iter().for_each(|ticks| samples.record(ticks));
         let summary = samples.summary(self.clock.ns_per_tick);
         match self.order.work {
-            Work::Latency | Work::Loan | Work::Put => summary.p50 / 2.0,
+            Work::Latency | Work::Handler | Work::Loan | Work::Put => summary.p50 / 2.0,
             // Waits for a processor are rare and long, so the median would not show them.
             Work::Pairs => summary.mean / 2.0,
             Work::PutOverlap | Work::SendOverlap | Work::ReceiveOverlap => summary.p50,
-            Work::Rate | Work::OneWay | Work::Barrier | Work::Allreduce | Work::Broadcast | Work::Computing => {
+            Work::Rate | Work::Batch | Work::OneWay | Work::Barrier | Work::Allreduce | Work::Broadcast | Work::Computing => {
                 summary.p50 / leg.count as f64
             }
             Work::BothWays => summary.p50 / (2 * leg.count) as f64,
@@ -202,10 +202,19 @@ impl<T: Transport> Worker<'_, T> {
         let (mut seen, mut hidden) = (Vec::new(), None);
         self.gate()?;
         match (self.order.work, self.side) {
-            (Work::Latency | Work::Loan | Work::Put | Work::Pairs, Side::Ping) => {
-                self.transport.play(Part::Ping(&mut seen), section)?;
+            (work, Side::Ping) if work.is_exchange() => self.transport.play(Part::Ping(&mut seen), section)?,
+            (work, Side::Pong) if work.is_exchange() => self.transport.play(Part::Pong, section)?,
+            (Work::Batch, side) => {
+                let start = ticks();
+                self.transport.batches(side, section)?;
+                match side {
+                    Side::Ping => {
+                        self.finish.wait()?;
+                        seen.push(ticks() - start);
+                    }
+                    Side::Pong => self.finish.tell(),
+                }
             }
-            (Work::Latency | Work::Loan | Work::Put | Work::Pairs, Side::Pong) => self.transport.play(Part::Pong, section)?,
             (Work::Rate, Side::Ping) => {
                 let start = ticks();
                 self.transport.play(Part::Pour, section)?;
@@ -244,7 +253,7 @@ impl<T: Transport> Worker<'_, T> {
                     self.transport.play(Part::Pour, Section { warmup: 0, count: 1, ..section })?;
                 }
             }
-            (work @ (Work::OneWay | Work::BothWays), side) => {
+            (work, side) => {
                 let turns = |mine: bool| if mine || work == Work::BothWays { count } else { 0 };
                 let flow = Flow { sends: turns(side == Side::Ping), receives: turns(side == Side::Pong), touched };
                 let start = ticks();

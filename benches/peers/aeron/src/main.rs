@@ -5,25 +5,28 @@
 //! has only one processor, so the thread that waits for messages runs the driver (`INVOKER`): a spinning driver thread would take
 //! the processor from it. Datagrams are as large as Aeron allows; windows and socket buffers are as large as the system allows.
 
-use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section};
+use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section, Side};
 use doorbell_benches::stream::{self, Flow};
 use doorbell_benches::touch;
+use doorbell_peers::batch::{self, Batches};
 use doorbell_peers::order::{Over, Work};
 use doorbell_peers::transport::{AtOnce, Fault, Result, Setup, StreamBuffers, TAG, Transport, unknown, until};
 use doorbell_peers::worker;
 use rusteron_client::{
-    AERON_IPC_STREAM, Aeron, AeronCError, AeronContext, AeronExclusivePublication, AeronImage, AeronSubscription, Handlers,
-    IntoCString,
+    AERON_IPC_STREAM, Aeron, AeronBufferClaim, AeronCError, AeronContext, AeronExclusivePublication, AeronImage,
+    AeronSubscription, Handlers, IntoCString,
 };
 use rusteron_media_driver::testing::EmbeddedDriver;
 use rusteron_media_driver::{AeronDriver, AeronDriverContext, bindings::aeron_threading_mode_t};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::net::{Ipv4Addr, UdpSocket};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// The largest fragment that Aeron allows, in bytes.
 const MTU: usize = 65_504;
+/// How long the thread of the driver for IPC sleeps between two looks.
+const DRIVER_SLEEP: &CStr = c"500us";
 /// The size of a term. A publication has three terms, and a message may take an eighth of one.
 const TERM_BYTES: usize = 64 << 20;
 /// The size of a term over UDP, where pages are touched beforehand.
@@ -55,8 +58,11 @@ struct OverAeron {
     /// The driver, if this thread runs it.
     media: Option<Media>,
     crowded: bool,
+    work: Work,
     buffers: Buffers,
     messages: StreamBuffers,
+    /// The number of messages so far that were written where they lie.
+    count: u64,
 }
 
 fn fault(what: &str, error: impl std::fmt::Debug) -> Fault {
@@ -67,8 +73,10 @@ fn driver(dir: &str) -> std::result::Result<EmbeddedDriver, rusteron_media_drive
     EmbeddedDriver::launch_with(|context| {
         context.set_dir(&dir.to_string().into_c_string())?;
         context.set_threading_mode(aeron_threading_mode_t::AERON_THREADING_MODE_SHARED)?;
+        // The strategy reads its arguments when it is set. Without them the thread sleeps for a nanosecond, and takes much of the
+        // processor on which the first process runs.
+        context.set_shared_idle_strategy_init_args(DRIVER_SLEEP)?;
         context.set_shared_idle_strategy(c"sleep-ns")?;
-        context.set_shared_idle_strategy_init_args(c"500us")?;
         context.set_ipc_mtu_length(MTU)?;
         context.set_ipc_term_buffer_length(TERM_BYTES)?;
         context.set_term_buffer_sparse_file(false)?;
@@ -177,8 +185,10 @@ impl Transport for OverAeron {
             _driver: launched,
             media,
             crowded: order.crowded(),
+            work: order.work,
             buffers: setup.buffers()?,
             messages: StreamBuffers::new(order),
+            count: 0,
         })
     }
 
@@ -189,11 +199,23 @@ impl Transport for OverAeron {
     fn play(&mut self, part: Part<'_>, section: Section) -> Result<()> {
         let Self { back, out, media, crowded, buffers, .. } = self;
         let way = Way { out, back, media: media.as_ref(), crowded: *crowded };
+        if self.work == Work::Handler {
+            // Lines are touched where the message lies.
+            let untouched = Section { touched: false, ..section };
+            let handled = Handled { way, claim: Default::default(), touched: section.touched, count: self.count };
+            self.count = exchange::play(handled, part, untouched, buffers)?.count;
+            return Ok(());
+        }
         // Aeron delivers fragments in batches. Taking them one by one takes twice as long.
         if matches!(part, Part::Drain) && section.bytes <= MTU / 2 {
             return way.drain(section);
         }
         exchange::play(way, part, section, buffers)?.last()
+    }
+
+    fn batches(&mut self, side: Side, section: Section) -> Result<()> {
+        let way = Way { out: &self.out, back: &self.back, media: self.media.as_ref(), crowded: self.crowded };
+        batch::play(&mut Claims { way, claim: Default::default() }, side, section)
     }
 
     fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()> {
@@ -235,6 +257,27 @@ impl Way<'_> {
     #[inline(always)]
     fn turn(&self) -> Result<()> {
         self.media.map_or(Ok(()), Media::turn)
+    }
+
+    /// Sends a message that is written where it lies.
+    #[inline(always)]
+    fn claim(&self, claim: &AeronBufferClaim, bytes: usize, write: impl FnOnce(&mut [u8])) -> Result<()> {
+        until(self.crowded, || match self.out.try_claim(bytes, claim) {
+            Ok(_) => Ok(Some(())),
+            Err(error) if error.is_retryable() => Ok(None),
+            Err(error) => Err(fault("could not claim a place", error)),
+        })?;
+        write(claim.data());
+        claim.commit().map(drop).map_err(|error| fault("could not commit", error))
+    }
+
+    /// Waits for a fragment, and passes up to `limit` to the handler. Returns their number.
+    #[inline(always)]
+    fn poll(&self, limit: usize, mut read: impl FnMut(&[u8])) -> Result<usize> {
+        until(self.crowded, || match self.back.poll_fn(|fragment, _| read(fragment), limit)? {
+            0 => Ok(None),
+            taken => Ok(Some(taken as usize)),
+        })
     }
 
     fn last(self) -> Result<()> {
@@ -300,5 +343,58 @@ impl Carrier for Way<'_> {
             }
             Ok((filled == into.len()).then_some(()))
         })
+    }
+}
+
+/// Messages that are written into the log and read in a handler.
+struct Handled<'a> {
+    way: Way<'a>,
+    claim: AeronBufferClaim,
+    touched: bool,
+    count: u64,
+}
+
+impl Carrier for Handled<'_> {
+    type Error = Fault;
+
+    #[inline(always)]
+    fn send(&mut self, message: &[u8]) -> Result<()> {
+        let Self { way, claim, touched, count } = self;
+        *count += 1;
+        way.claim(
+            claim,
+            message.len(),
+            |place| if *touched { touch::write(place, *count) } else { place.copy_from_slice(message) },
+        )
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, _: &mut [u8]) -> Result<()> {
+        let touched = self.touched;
+        let read = |fragment: &[u8]| {
+            if touched {
+                touch::read(fragment);
+            }
+        };
+        self.way.poll(1, read).map(drop)
+    }
+}
+
+struct Claims<'a> {
+    way: Way<'a>,
+    claim: AeronBufferClaim,
+}
+
+impl Batches for Claims<'_> {
+    const IN_PLACE: bool = true;
+
+    #[inline(always)]
+    fn send(&mut self, bytes: usize, count: usize, mut write: impl FnMut(&mut [u8])) -> Result<()> {
+        (0..count).try_for_each(|_| self.way.claim(&self.claim, bytes, &mut write))
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, limit: usize, read: impl FnMut(&[u8])) -> Result<usize> {
+        self.way.poll(limit, read)
     }
 }

@@ -3,9 +3,10 @@
 //! The tag is the user header of a sample. A message is written into a loaned sample and copied out of the received one; in the
 //! loan table it is written and read in place.
 
-use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section};
+use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section, Side};
 use doorbell_benches::stream::{self, Flow};
 use doorbell_benches::touch;
+use doorbell_peers::batch::{self, Batches};
 use doorbell_peers::order::{Over, Work};
 use doorbell_peers::transport::{AtOnce, Fault, Result, Setup, StreamBuffers, TAG, Transport, unknown, until};
 use doorbell_peers::worker;
@@ -49,7 +50,7 @@ fn fault(what: &str, error: impl std::fmt::Debug) -> Fault {
 impl Transport for Iceoryx2 {
     fn open(setup: &Setup<'_>) -> Result<Self> {
         let order = setup.order;
-        if order.work == Work::Put || order.over != Over::Memory {
+        if matches!(order.work, Work::Put | Work::Handler) || order.over != Over::Memory {
             return Err(unknown("iceoryx2", order.work, order.over));
         }
         set_log_level(LogLevel::Error);
@@ -59,7 +60,7 @@ impl Transport for Iceoryx2 {
         config.global.prefix =
             FileName::new(format!("{}_", order.prefix).as_bytes()).map_err(|error| fault("the prefix", error))?;
         let node = NodeBuilder::new().config(&config).create::<ipc::Service>().map_err(|error| fault("no node", error))?;
-        let queue = if order.work == Work::Rate { QUEUE } else { order.window };
+        let queue = if matches!(order.work, Work::Rate | Work::Batch) { QUEUE } else { order.window };
         let service = |from: usize| {
             let name = format!("from-{from}");
             let name: ServiceName = name.as_str().try_into().map_err(|error| fault("the name of a service", error))?;
@@ -120,6 +121,10 @@ impl Transport for Iceoryx2 {
             exchange::play(way, part, section, buffers)?;
         }
         Ok(())
+    }
+
+    fn batches(&mut self, side: Side, section: Section) -> Result<()> {
+        batch::play(&mut Way { out: &self.out, back: &self.back, crowded: self.crowded }, side, section)
     }
 
     fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()> {
@@ -195,5 +200,41 @@ impl Carrier for OnLoan<'_> {
             touch::read(sample.payload());
         }
         Ok(())
+    }
+}
+
+/// iceoryx2 sends one sample by one call. A subscriber takes what is there.
+impl Batches for Way<'_> {
+    const IN_PLACE: bool = true;
+
+    #[inline(always)]
+    fn send(&mut self, bytes: usize, count: usize, mut write: impl FnMut(&mut [u8])) -> Result<()> {
+        for _ in 0..count {
+            until(self.crowded, || {
+                let mut sample = self.out.loan_slice_uninit(bytes).map_err(|error| fault("could not get a loan", error))?;
+                *sample.user_header_mut() = TAG;
+                // SAFETY: bytes of shared memory, which keep whatever was written before.
+                let mut sample = unsafe { sample.assume_init() };
+                write(sample.payload_mut());
+                let receivers = sample.send().map_err(|error| fault("could not send", error))?;
+                Ok::<_, Fault>((receivers > 0).then_some(()))
+            })?;
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, limit: usize, mut read: impl FnMut(&[u8])) -> Result<usize> {
+        read(self.next()?.payload());
+        let mut taken = 1;
+        while taken < limit {
+            let Some(sample) = self.back.receive().map_err(|error| fault("could not receive", error))? else { break };
+            if *sample.user_header() != TAG {
+                return Err("a message with another tag came".into());
+            }
+            read(sample.payload());
+            taken += 1;
+        }
+        Ok(taken)
     }
 }

@@ -4,11 +4,12 @@
 
 mod ring;
 
-use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section};
+use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section, Side};
 use doorbell_benches::memory::Memory;
 use doorbell_benches::stream::{self, Flow, Window};
+use doorbell_peers::batch::{self, Batches};
 use doorbell_peers::order::{Over, Work};
-use doorbell_peers::transport::{Fault, Result, Setup, StreamBuffers, Transport, unknown, until};
+use doorbell_peers::transport::{BATCH, Fault, Result, Setup, StreamBuffers, Transport, unknown, until};
 use doorbell_peers::worker;
 use ring::{Receiver, SHARED, Sender};
 use shared_memory::ShmemConf;
@@ -25,12 +26,14 @@ struct Rings {
     crowded: bool,
     buffers: Buffers,
     messages: StreamBuffers,
+    /// Room for a batch of messages.
+    batch: Memory,
 }
 
 impl Transport for Rings {
     fn open(setup: &Setup<'_>) -> Result<Self> {
         let order = setup.order;
-        let knows = matches!(order.work, Work::Latency | Work::Rate | Work::OneWay | Work::BothWays | Work::Pairs);
+        let knows = matches!(order.work, Work::Latency | Work::Rate | Work::Batch | Work::OneWay | Work::BothWays | Work::Pairs);
         if !knows || order.over != Over::Memory {
             return Err(unknown("the plain ring", order.work, order.over));
         }
@@ -41,7 +44,9 @@ impl Transport for Rings {
         let (Some(out), Some(back)) = (Sender::new(mine), Receiver::new(theirs)) else {
             return Err("the system gave less memory than a ring needs".into());
         };
-        Ok(Self { out, back, crowded: order.crowded(), buffers: setup.buffers()?, messages: StreamBuffers::new(order) })
+        let batch = Memory::private(if order.work == Work::Batch { BATCH * order.bytes() } else { 0 })?;
+        let (buffers, messages) = (setup.buffers()?, StreamBuffers::new(order));
+        Ok(Self { out, back, crowded: order.crowded(), buffers, messages, batch })
     }
 
     fn version(&self) -> String {
@@ -52,6 +57,11 @@ impl Transport for Rings {
         let Self { out, back, crowded, buffers, .. } = self;
         exchange::play(Way { out, back, crowded: *crowded }, part, section, buffers)?;
         Ok(())
+    }
+
+    fn batches(&mut self, side: Side, section: Section) -> Result<()> {
+        let Self { out, back, crowded, batch, .. } = self;
+        batch::play(&mut Several { way: Way { out, back, crowded: *crowded }, batch, bytes: section.bytes }, side, section)
     }
 
     fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()> {
@@ -148,6 +158,39 @@ impl Window for Streams<'_> {
                 return Ok(self.posted.pop_front());
             }
             self.take().map(|()| None)
+        })
+    }
+}
+
+/// Batches: the position is published once for all messages of one.
+struct Several<'a> {
+    way: Way<'a>,
+    batch: &'a mut Memory,
+    bytes: usize,
+}
+
+impl Batches for Several<'_> {
+    const IN_PLACE: bool = false;
+
+    #[inline(always)]
+    fn send(&mut self, bytes: usize, count: usize, write: impl FnMut(&mut [u8])) -> Result<()> {
+        let batch = &mut self.batch[..bytes * count];
+        batch.chunks_exact_mut(bytes).for_each(write);
+        let mut done = 0;
+        until(self.way.crowded, || {
+            done += self.way.out.push_many(batch[done * bytes..].chunks_exact(bytes));
+            Ok((done == count).then_some(()))
+        })
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, limit: usize, mut read: impl FnMut(&[u8])) -> Result<usize> {
+        let Self { way, batch, bytes } = self;
+        until(way.crowded, || {
+            match way.back.pull_many(batch[..*bytes * limit].chunks_exact_mut(*bytes), &mut read).map_err(wrong)? {
+                0 => Ok(None),
+                taken => Ok(Some(taken)),
+            }
         })
     }
 }

@@ -129,6 +129,32 @@ impl Sender {
         *done += piece;
         *done == message.len()
     }
+
+    /// Sends whole messages as long as there is room, and publishes them together. Returns their number.
+    #[inline(always)]
+    pub fn push_many<'a>(&mut self, messages: impl Iterator<Item = &'a [u8]>) -> usize {
+        let mut sent = 0;
+        for message in messages {
+            let taken = (HEADER + padded(message.len())) as u64;
+            if self.tail + taken - self.head > ROOM as u64 {
+                self.head = self.shared.ends().head.load(Ordering::Acquire);
+                if self.tail + taken - self.head > ROOM as u64 {
+                    break;
+                }
+            }
+            // SAFETY: as in `push`.
+            unsafe {
+                self.shared.write(self.tail, &(message.len() as u64).to_ne_bytes());
+                self.shared.write(self.tail + HEADER as u64, message);
+            }
+            self.tail += taken;
+            sent += 1;
+        }
+        if sent > 0 {
+            self.shared.ends().tail.store(self.tail, Ordering::Release);
+        }
+        sent
+    }
 }
 
 /// The end that receives.
@@ -177,6 +203,44 @@ impl Receiver {
         *done += piece;
         Ok(*done == into.len())
     }
+
+    /// Receives messages that are there, each into a buffer of its own and no more than there are buffers, and frees their places
+    /// together. `read` gets each message. Returns their number. Only for messages that fit into the ring.
+    ///
+    /// # Errors
+    /// The length of a message, if its buffer has another.
+    #[inline(always)]
+    pub fn pull_many<'a>(
+        &mut self,
+        buffers: impl Iterator<Item = &'a mut [u8]>,
+        read: &mut impl FnMut(&[u8]),
+    ) -> Result<usize, u64> {
+        if self.tail == self.head {
+            self.tail = self.shared.ends().tail.load(Ordering::Acquire);
+        }
+        let mut taken = 0;
+        for into in buffers {
+            if self.tail == self.head {
+                break;
+            }
+            let mut length = [0; HEADER];
+            // SAFETY: as in `pull`.
+            unsafe { self.shared.read(self.head, &mut length) };
+            let length = u64::from_ne_bytes(length);
+            if length != into.len() as u64 {
+                return Err(length);
+            }
+            // SAFETY: a message that fits into the ring was published whole.
+            unsafe { self.shared.read(self.head + HEADER as u64, into) };
+            read(into);
+            self.head += (HEADER + padded(into.len())) as u64;
+            taken += 1;
+        }
+        if taken > 0 {
+            self.shared.ends().head.store(self.head, Ordering::Release);
+        }
+        Ok(taken)
+    }
 }
 
 #[cfg(test)]
@@ -210,6 +274,27 @@ mod tests {
                 assert_eq!(pieces > 1, HEADER + bytes > ROOM, "{bytes} bytes came in {pieces} pieces");
             }
         }
+    }
+
+    #[test]
+    fn batches_arrive_around_the_end_and_end_where_there_is_no_room() {
+        let (mut sender, mut receiver) = ring();
+        // 72 bytes a message: the ring ends within one.
+        let (bytes, count) = (64, 3 * ROOM / 72);
+        let all: Vec<u8> = (0..bytes * count).map(|at| (at * 7 / 5) as u8).collect();
+        let (mut sent, mut got, mut room) = (0, Vec::new(), vec![0; 50 * bytes]);
+        while got.len() < all.len() {
+            let pushed = sender.push_many(all[sent * bytes..].chunks_exact(bytes));
+            assert!(pushed < count, "a ring of {ROOM} bytes took everything");
+            sent += pushed;
+            let read = &mut |message: &[u8]| got.extend_from_slice(message);
+            let pulled = receiver.pull_many(room.chunks_exact_mut(bytes), read).expect("the right length");
+            assert!(0 < pulled && pulled <= 50);
+        }
+        assert!(got == all);
+        assert_eq!(receiver.pull_many(room.chunks_exact_mut(bytes), &mut |_| {}), Ok(0));
+        assert_eq!(sender.push_many([&[1; 8][..]].into_iter()), 1);
+        assert_eq!(receiver.pull_many(room.chunks_exact_mut(bytes), &mut |_| {}), Err(8));
     }
 
     #[test]

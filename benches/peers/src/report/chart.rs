@@ -1,8 +1,9 @@
 //! A chart of the main latencies as SVG: one bar for each peer, in light or dark as the reader prefers.
 
-use super::{Mood, Report, Spread, processor, today};
+use super::{Mood, Report, Spread, machine};
 use crate::peers::Who;
-use crate::plan::{Row, Table, size};
+use crate::plan::{Table, size};
+use doorbell_peers::order::{Over, Work};
 use std::fmt::{self, Write};
 
 /// The sizes of the messages in the chart.
@@ -24,44 +25,53 @@ const STYLE: &str = "text{font:13px system-ui,-apple-system,'Segoe UI',sans-seri
                      @media(prefers-color-scheme:dark){text{fill:#e6edf3}.quiet{fill:#9198a1}.back{fill:#0d1117}\
                      .bar{fill:#59636e}.own{fill:#4493f8}}";
 
-/// The bars of one mood of the machine.
-struct Block {
-    title: String,
-    rows: Vec<Bars>,
+/// Bars that are compared with each other, in columns.
+pub(super) struct Block {
+    pub title: String,
+    pub columns: [String; SIZES.len()],
+    pub rows: Vec<Bars>,
 }
 
-/// The bars of one peer, one for each size that was measured.
-struct Bars {
-    who: Who,
-    found: [Option<Spread>; SIZES.len()],
+/// The bars of one peer, one for each column that was measured.
+pub(super) struct Bars {
+    pub name: String,
+    pub found: [Option<Spread>; SIZES.len()],
+}
+
+impl Bars {
+    fn is_own(&self) -> bool {
+        self.name == Who::Doorbell.name()
+    }
 }
 
 impl Report<'_> {
     /// The chart, unless there is no latency to draw.
     pub fn chart(&self) -> Option<String> {
-        let table = *Row::Latency.tables().first()?;
+        let is_latency = |table: &&Table| (table.work, table.over) == (Work::Latency, Over::Memory);
+        let table = *self.tables.iter().find(is_latency)?;
         let blocks: Vec<Block> = self.findings.moods().into_iter().filter_map(|mood| self.block(table, mood)).collect();
-        let touched = if self.touched { "written and read" } else { "neither written nor read" };
+        let touched = if table.touched { "written and read" } else { "neither written nor read" };
         let plural = if self.rounds == 1 { "" } else { "s" };
         let notes = [
             format!("Median of {} round{plural}; shorter is better. Messages are {touched}.", self.rounds),
-            format!("{}, {}", processor(), today()),
+            format!("{}, {}", machine::processor(), self.dates),
         ];
         let mut text = String::new();
         (!blocks.is_empty() && draw(&mut text, &blocks, &notes).is_ok()).then_some(text)
     }
 
     fn block(&self, table: Table, mood: Mood) -> Option<Block> {
-        let bars = |who| Bars { who, found: SIZES.map(|bytes| self.findings.spread(table, bytes, who, mood)) };
+        let bars =
+            |who: Who| Bars { name: who.name().into(), found: SIZES.map(|bytes| self.findings.spread(table, bytes, who, mood)) };
         let peers = self.peers.iter().filter(|peer| peer.knows(table)).map(|peer| bars(peer.who));
         let rows: Vec<Bars> = peers.filter(|bars| bars.found.iter().any(Option::is_some)).collect();
         let title = mood.title.map_or("One way".into(), |title| format!("One way, {title}"));
-        (!rows.is_empty()).then_some(Block { title, rows })
+        (!rows.is_empty()).then_some(Block { title, columns: SIZES.map(size), rows })
     }
 }
 
-fn draw(to: &mut String, blocks: &[Block], notes: &[String]) -> fmt::Result {
-    let names = blocks.iter().flat_map(|block| &block.rows).map(|bars| bars.who.name().chars().count()).max().unwrap_or(0);
+pub(super) fn draw(to: &mut String, blocks: &[Block], notes: &[String]) -> fmt::Result {
+    let names = blocks.iter().flat_map(|block| &block.rows).map(|bars| bars.name.chars().count()).max().unwrap_or(0);
     let columns: [usize; SIZES.len()] =
         std::array::from_fn(|column| MARGIN + (names + 2) * CHARACTER + column * (LONGEST + VALUE + MARGIN));
     let width = columns[SIZES.len() - 1] + LONGEST + VALUE + MARGIN;
@@ -76,12 +86,12 @@ fn draw(to: &mut String, blocks: &[Block], notes: &[String]) -> fmt::Result {
     let mut line = 0;
     for block in blocks {
         label(to, "head", MARGIN, line, &block.title)?;
-        for (column, bytes) in columns.iter().zip(SIZES) {
-            label(to, "quiet", *column, line + 1, &size(bytes))?;
+        for (column, title) in columns.iter().zip(&block.columns) {
+            label(to, "quiet", *column, line + 1, title)?;
         }
         line += 2;
         for bars in &block.rows {
-            label(to, "name", MARGIN, line, bars.who.name())?;
+            label(to, "name", MARGIN, line, &bars.name)?;
             for (index, column) in columns.iter().enumerate() {
                 bar(to, block, bars, index, *column, line)?;
             }
@@ -102,19 +112,19 @@ fn bar(to: &mut String, block: &Block, bars: &Bars, index: usize, column: usize,
     let Some(Spread { low, median, high }) = bars.found[index] else { return label(to, "quiet", column, line, "–") };
     let longest = block.rows.iter().filter_map(|row| row.found[index]).map(|found| found.median).fold(median, f64::max);
     let length = (LONGEST as f64 * median / longest).max(1.0);
-    let class = if bars.who == Who::Doorbell { "own" } else { "bar" };
+    let class = if bars.is_own() { "own" } else { "bar" };
     // Times below each other have one unit.
     let time = |ns: f64| if longest >= 9_999.5 { format!("{:.1} µs", ns / 1e3) } else { format!("{ns:.0} ns") };
     let ends = [low, high].map(time).join(" to ");
-    let name = escaped(bars.who.name());
+    let name = escaped(&bars.name);
     writeln!(
         to,
         "<rect class=\"{class}\" x=\"{column}\" y=\"{}\" width=\"{length:.1}\" height=\"{BAR}\" rx=\"2\"><title>{name}: {ends}</title></rect>",
         MARGIN + line * LINE + (LINE - BAR) / 2
     )?;
-    let own = block.rows.iter().find(|row| row.who == Who::Doorbell).and_then(|row| row.found[index]);
+    let own = block.rows.iter().find(|row| row.is_own()).and_then(|row| row.found[index]);
     let ratio = match own {
-        Some(own) if bars.who != Who::Doorbell => format!(" · {:.2} ×", median / own.median),
+        Some(own) if !bars.is_own() => format!(" · {:.2} ×", median / own.median),
         _ => String::new(),
     };
     label(to, "value", column + length.ceil() as usize + CHARACTER, line, &format!("{}{ratio}", time(median)))
@@ -133,6 +143,7 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::peers;
+    use crate::plan::Row;
     use crate::report::{Findings, SECTIONS_LEAST};
     use doorbell_peers::order::{Answer, Seen};
     use roxmltree::{Document, Node};
@@ -154,7 +165,7 @@ mod tests {
     /// A chart of all peers, in one mood of the machine for each of the hops.
     fn chart(hops: &[f64], leave_out: &[Who]) -> Option<String> {
         let peers = peers::find(std::path::Path::new("/nowhere"), &[]);
-        let tables = Row::Latency.tables();
+        let tables = Row::Latency.tables(true);
         let legs = crate::plan::legs(tables[0], false);
         let mut findings = Findings::default();
         for (round, hop) in hops.iter().enumerate() {
@@ -167,7 +178,7 @@ mod tests {
                 }
             }
         }
-        Report { peers: &peers, tables: &tables, findings: &findings, rounds: 5, quick: false, touched: true }.chart()
+        Report { peers: &peers, tables: &tables, findings: &findings, rounds: 5, quick: false, dates: "2026-11-25" }.chart()
     }
 
     /// Checks a chart of these peers.
@@ -178,7 +189,8 @@ mod tests {
         let texts: Vec<Node<'_, '_>> = root.descendants().filter(|node| node.has_tag_name("text")).collect();
         let is_bar = |node: &Node<'_, '_>| matches!(node.attribute("class"), Some("bar" | "own"));
         let bars: Vec<Node<'_, '_>> = root.descendants().filter(is_bar).collect();
-        assert_eq!(bars.len(), shown.len() * SIZES.len() * moods);
+        let takes = |who: Who| SIZES.into_iter().filter(|bytes| who.takes(*bytes)).count();
+        assert_eq!(bars.len(), shown.iter().map(|who| takes(*who)).sum::<usize>() * moods);
         for who in shown {
             let names: Vec<_> = texts.iter().filter(|text| text.text() == Some(who.name())).collect();
             assert_eq!(names.len(), moods, "{}", who.name());
@@ -187,7 +199,7 @@ mod tests {
                 let beside = |node: &Node<'_, '_>| place(*node)[2] < bottom && top < place(*node)[3];
                 let its = bars.iter().filter(|bar| beside(bar));
                 let values = texts.iter().filter(|text| text.attribute("class") == Some("value") && beside(text));
-                assert_eq!((its.count(), values.count()), (SIZES.len(), SIZES.len()), "{}", who.name());
+                assert_eq!((its.count(), values.count()), (takes(*who), takes(*who)), "{}", who.name());
             }
         }
         for (i, text) in texts.iter().enumerate() {
@@ -200,7 +212,7 @@ mod tests {
     }
 
     fn all() -> Vec<Who> {
-        let latency = Row::Latency.tables()[0];
+        let latency = Row::Latency.tables(true)[0];
         let peers = peers::find(std::path::Path::new("/nowhere"), &[]);
         peers.iter().filter(|peer| peer.knows(latency)).map(|peer| peer.who).collect()
     }

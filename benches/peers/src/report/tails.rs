@@ -10,9 +10,9 @@ use std::fmt::{self, Formatter};
 
 /// Times that 99 and 99.9 of 100 round trips do not exceed, halved, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Tail {
-    p99: Option<f64>,
-    p999: Option<f64>,
+pub(super) struct Tail {
+    pub(super) p99: Option<f64>,
+    pub(super) p999: Option<f64>,
 }
 
 impl Tail {
@@ -26,7 +26,7 @@ impl Tail {
 
 impl Findings {
     /// The medians of the rounds. A round's percentile is that of all its round trips that count.
-    fn tail(&self, table: Table, bytes: usize, who: Who, mood: Mood) -> Tail {
+    pub(super) fn tail(&self, table: Table, bytes: usize, who: Who, mood: Mood) -> Tail {
         let mut rounds: BTreeMap<usize, Vec<&Section>> = BTreeMap::new();
         for section in self.seen.get(&(table, bytes, who)).into_iter().flatten().filter(|section| mood.has(section.hop)) {
             rounds.entry(section.round).or_default().push(section);
@@ -36,7 +36,9 @@ impl Findings {
             .filter(|sections| sections.len() >= SECTIONS_LEAST)
             .map(|sections| {
                 let mut all = Samples::new();
-                sections.iter().for_each(|section| all.merge(&section.trips));
+                for (value, count) in sections.iter().flat_map(|section| &section.trips) {
+                    all.record_many(*value, *count);
+                }
                 Tail::of(&all)
             })
             .collect();
@@ -69,7 +71,7 @@ impl Report<'_> {
 }
 
 /// A time with its unit.
-fn time(ns: f64) -> (String, &'static str) {
+pub(super) fn time(ns: f64) -> (String, &'static str) {
     match ns {
         _ if ns < 9_999.5 => (format!("{ns:.0}"), "ns"),
         _ if ns < 99_950.0 => (format!("{:.1}", ns / 1e3), "µs"),
@@ -92,7 +94,7 @@ mod tests {
     use super::*;
     use doorbell_peers::order::{Answer, Over, Seen, Work};
 
-    const LATENCY: Table = Table { work: Work::Latency, over: Over::Memory, pairs: 1 };
+    const LATENCY: Table = Table { work: Work::Latency, over: Over::Memory, pairs: 1, touched: true };
 
     /// As many round trips as sections and rounds need, of which `slow` in a thousand last ten times as long.
     fn answer(ns: f64, slow: u64) -> Answer {
