@@ -6,8 +6,8 @@ use crate::patience::{soon, take_back};
 use doorbell::{CounterKey, Error, Key, LaneGeometry, Match, Node, NodeId, Progress, ReadWrite, Space, Wait};
 use doorbell_fabric::{PacketHead, PacketKind, Priority};
 use doorbell_shm::domain::{JoinOptions, Membership, PeerInbox};
-use doorbell_shm::lane::{Producer, RawMemory};
-use doorbell_shm::layout::{BLOCK_HEAD_BYTES, DOORBELL_OFFSET, HEADER_BYTES, PAGE, REACH_OFFSET, block_offset};
+use doorbell_shm::lane::{Producer, RawMemory, packet_bytes};
+use doorbell_shm::layout::{DOORBELL_OFFSET, HEADER_BYTES, PAGE, REACH_OFFSET, RINGS_OFFSET};
 use doorbell_shm::meeting::MEETINGS;
 use doorbell_shm::region::OwnRegion;
 use std::sync::Once;
@@ -55,6 +55,8 @@ impl Bytes<'_> {
 struct Writer {
     // Declared before what they point into.
     producers: [Option<Producer<RawMemory>>; 3],
+    /// The full rings of lanes that have not moved there.
+    full: [Option<RawMemory>; 3],
     sequences: [u32; 3],
     region: OwnRegion,
     target: PeerInbox,
@@ -66,19 +68,16 @@ impl Writer {
     /// A word of what it was given: of its victim's header page, of its own lanes there, or of its own inbox and region, which its victim
     /// maps.
     fn word(&self, bytes: &mut Bytes<'_>) -> &AtomicU64 {
-        let (block, len) = self.target.block();
-        let own = self.membership.inbox();
-        let victims = block_offset(NodeId(0), &self.lanes);
+        let (lanes, len) = (self.target.pair().unwrap().ptr(), self.lanes.pair_bytes());
+        let victims = self.membership.pair_from(NodeId(0)).unwrap().ptr();
         let (start, len) = match bytes.byte() % 6 {
             0 => (self.target.header(), HEADER_BYTES),
-            // Controls, meetings, returns: most of what is of interest.
-            1 => (block, BLOCK_HEAD_BYTES),
-            2 => (block, len),
-            // SAFETY: within the inbox, which has a block for each node.
-            3 => (unsafe { own.ptr().add(victims) }, BLOCK_HEAD_BYTES),
-            // SAFETY: as above.
-            4 => (unsafe { own.ptr().add(victims) }, len),
-            _ => (own.ptr(), HEADER_BYTES),
+            // Controls, first rings, meetings, returns: most of what is of interest. In the heap all lanes have their full length.
+            1 => (lanes, RINGS_OFFSET),
+            2 => (lanes, len),
+            3 => (victims, RINGS_OFFSET),
+            4 => (victims, len),
+            _ => (self.membership.inbox().ptr(), HEADER_BYTES),
         };
         let at = (bytes.half() * 8) % len;
         let at = if len == HEADER_BYTES { Self::not_an_address(at) } else { at };
@@ -94,10 +93,10 @@ impl Writer {
     fn push(&mut self, bytes: &mut Bytes<'_>) {
         let priority = usize::from(bytes.byte() % 3);
         if self.producers[priority].is_none() {
-            let place = self.lanes.lane(Priority::ALL[priority]);
-            // SAFETY: a whole block, mapped as long as `target`.
-            let memory = unsafe { RawMemory::new(self.target.block().0, place) };
-            self.producers[priority] = Producer::claim(memory, self.membership.incarnation().0);
+            // SAFETY: mapped as long as `target`.
+            let (first, full) = unsafe { self.target.pair().unwrap().rings(Priority::ALL[priority]) };
+            self.producers[priority] = Producer::claim(first, self.membership.incarnation().0);
+            self.full[priority] = Some(full);
         }
         let Some(kind) = PacketKind::from_number(1 + bytes.byte() % 8) else { return };
         let mut sequence = self.sequences[priority];
@@ -139,8 +138,13 @@ impl Writer {
         };
         let tag = if kind == PacketKind::Chunk { ticket } else { u64::from(bytes.byte() % 3) };
         let Some(producer) = &mut self.producers[priority] else { return };
+        if (payload.len() * 8 > 256 || odd == 7)
+            && let Some(full) = self.full[priority].take()
+        {
+            producer.move_to(full);
+        }
         let head = PacketHead { kind, tag, sequence, total };
-        let len = (payload.len() * 8).saturating_sub(usize::from(odd % 2)).min(producer.packet_bytes());
+        let len = (payload.len() * 8).saturating_sub(usize::from(odd % 2)).min(packet_bytes(producer.data_bytes()));
         // SAFETY: a slice of at least that length, cut to what a packet holds.
         let push = unsafe { producer.push(&head, payload.as_ptr().cast(), len) };
         if push == doorbell_fabric::Push::Done && matches!(kind, PacketKind::Whole | PacketKind::Rts | PacketKind::Loan) {
@@ -152,8 +156,8 @@ impl Writer {
     fn open(&self, ticket: u64) {
         let slot = (ticket & 0xffff) as usize % MEETINGS;
         let at = doorbell_shm::layout::MEETINGS_OFFSET + slot * 128;
-        // SAFETY: within the block, aligned.
-        unsafe { &*self.target.block().0.add(at).cast::<AtomicU64>() }.store((ticket >> 16) << 50, Ordering::Release);
+        // SAFETY: within the lanes, aligned.
+        unsafe { &*self.target.pair().unwrap().ptr().add(at).cast::<AtomicU64>() }.store((ticket >> 16) << 50, Ordering::Release);
     }
 }
 
@@ -211,7 +215,8 @@ pub fn drive(program: &[u8]) {
     let membership = Membership::join(options).unwrap();
     let target = membership.open_peer(NodeId(0)).unwrap();
     let region = membership.create_region(0, 2 * PAGE).unwrap();
-    let mut writer = Writer { producers: [None, None, None], sequences: [0; 3], region, target, membership, lanes };
+    let mut writer =
+        Writer { producers: [None, None, None], full: [None; 3], sequences: [0; 3], region, target, membership, lanes };
     let memory = node.region::<u8>(PAGE).unwrap();
     let mut buf = vec![0x11; LONGEST];
     let mut echoes = 0_u64;

@@ -12,7 +12,7 @@ fn soon() -> Instant {
 /// Three nodes of one store.
 fn stores(fabric: FabricKind) -> [KeyValue; 3] {
     let space = Space::heap();
-    let listen = |builder: NodeBuilder| builder.listen(([127, 0, 0, 1], 0).into());
+    let listen = |builder: NodeBuilder| builder.listen(([127, 0, 0, 1], 0));
     let builder = |id| Node::builder("store").id(id).space(space.clone()).fabric(fabric);
     let stores = match fabric {
         FabricKind::Udp => {

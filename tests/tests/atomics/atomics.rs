@@ -427,7 +427,7 @@ pub fn update() {
 
 /// A node that shares no memory with the owner, whose address the parent passed.
 fn apart(builder: NodeBuilder) -> NodeBuilder {
-    builder.fabric(FabricKind::Udp).connect(told_as("ADDRESS")).dead_after(DEAD_AFTER)
+    builder.fabric(FabricKind::Udp).connect(told("ADDRESS")).dead_after(DEAD_AFTER)
 }
 
 /// Longer than other work on the machine delays a process.

@@ -5,7 +5,7 @@ use doorbell::atomic::{self as cells, Atom, AtomicError, AtomicValue, Nothing, O
 use doorbell::{Certainty, Error, FabricKind, KEY_BYTES, Key, KeyFault, Match, Node, Progress, ReadWrite, Wait, atomic};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, block_on, eventually, soon};
-use doorbell_tests::process::{Process, told, told_as};
+use doorbell_tests::process::{Process, told};
 use doorbell_tests::world::{Ground, World};
 use doorbell_tests::{LOOPBACK, Turn};
 use doorbell_udp::port::relay::{Badness, Relay};
@@ -185,7 +185,7 @@ fn updates_over_a_bad_network_take_place_once() {
 
 /// The role: owns a cell and does nothing.
 pub fn own() {
-    let node = Node::builder(told("DOMAIN")).fabric(FabricKind::Udp).connect(told_as("ADDRESS")).join().unwrap();
+    let node = Node::builder(told("DOMAIN")).fabric(FabricKind::Udp).connect(told("ADDRESS")).join().unwrap();
     let region = node.region::<u64>(1).unwrap();
     node.send(doorbell::NodeId(0), 1, &region.key().to_bytes()).unwrap();
     node.recv(Match::any(), &mut []).unwrap();
@@ -294,7 +294,7 @@ fn who_cannot_wait_for_an_update_is_not_told_that_it_did_not_take_place() {
 /// The role: updates a cell as long as it lives.
 pub fn update_without_end() {
     let builder = Node::builder(told("DOMAIN")).id(1).fabric(FabricKind::Udp);
-    let node = builder.connect(told_as("ADDRESS")).join().unwrap();
+    let node = builder.connect(told("ADDRESS")).join().unwrap();
     node.send(doorbell::NodeId(0), 1, &[]).unwrap();
     let mut bytes = [0; KEY_BYTES];
     node.recv(Match::any(), &mut bytes).unwrap();
@@ -321,7 +321,7 @@ fn a_killed_updater_leaves_a_cell_that_is_whole() {
     eventually("an update", || atomic! { own }.0[0] >= 1000);
     updater.kill();
     assert!(updater.ended_by(soon()));
-    let other = Node::builder(domain.name()).id(2).fabric(FabricKind::Udp).connect(address.parse().unwrap()).join().unwrap();
+    let other = Node::builder(domain.name()).id(2).fabric(FabricKind::Udp).connect(address).join().unwrap();
     let cell = RemoteCell::open(&other, region.key()).unwrap();
     // Updates that were under way may still arrive, but each value is whole.
     for at in 0..100 {

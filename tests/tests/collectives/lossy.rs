@@ -30,7 +30,7 @@ fn on_a_bad_network(node: &Node) {
 pub fn member() {
     let builder = Node::builder(told("DOMAIN")).id(told_as::<u16>("ME")).max_nodes(HOMES.len());
     let builder = builder.space(Space::posix_at(told("BOX"))).dead_after(2 * PATIENCE);
-    let node = builder.connect(told_as("ADDRESS")).join().unwrap();
+    let node = builder.connect(told("ADDRESS")).join().unwrap();
     on_a_bad_network(&node);
     // No member leaves before the others are done.
     node.send(NodeId(0), 1, &[]).unwrap();

@@ -57,7 +57,7 @@ pub fn member() {
         "none" => builder.join().unwrap(),
         address => {
             let kind = if me.is_multiple_of(2) { FabricKind::Udp } else { FabricKind::Auto };
-            builder.fabric(kind).connect(address.parse().unwrap()).dead_after(DEAD_AFTER).join().unwrap()
+            builder.fabric(kind).connect(address).dead_after(DEAD_AFTER).join().unwrap()
         }
     };
     let all = (0..count as u16).map(NodeId);

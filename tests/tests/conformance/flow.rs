@@ -47,7 +47,7 @@ fn drain(node: &Node, numbers: std::ops::Range<u64>) {
 
 /// The most messages of 1 KiB that a lane of default size and a pool of this size hold.
 fn most(world: &World, pool: usize) -> u64 {
-    let lane = if world.is_networked() { 1024 + 128 } else { 128 };
+    let lane = if world.is_networked() { 1024 + 256 } else { 256 };
     // Two links of a network, beside shared memory.
     let lanes = if world.ground == Ground::Lots { 2 } else { 1 };
     lanes * lane + (pool / 1024) as u64

@@ -7,7 +7,7 @@ use doorbell_shm::domain::clean;
 use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{eventually, soon, until};
-use doorbell_tests::process::{Process, told, told_as};
+use doorbell_tests::process::{Process, told};
 use doorbell_tests::words::Words;
 use doorbell_tests::{LOOPBACK, number, pattern};
 use std::sync::atomic::Ordering::SeqCst;
@@ -25,7 +25,7 @@ pub fn receive() {
     let words = Words::inherited();
     let thread = number("THREAD", 0);
     let next = &words[thread as usize];
-    let node = Node::builder(told("DOMAIN")).connect(told_as("ADDRESS")).join().unwrap();
+    let node = Node::builder(told("DOMAIN")).connect(told("ADDRESS")).join().unwrap();
     let device = Device::builder(&node, "net").message_max(10 * LONG).senders(3).attach().unwrap();
     let mut receiver = device.thread(thread as u32).unwrap();
     node.send_until(NodeId(0), thread, &[], soon()).unwrap();

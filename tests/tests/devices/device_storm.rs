@@ -96,7 +96,7 @@ fn receive_one(thread: &mut DeviceThread, buf: &mut [u8], random: &mut Random, d
 pub fn receive_all() {
     let senders = number("SENDERS", 0) as usize;
     let builder = builder(&told("DOMAIN")).progress(told_as("PROGRESS"));
-    let node = match told("ADDRESS").parse() {
+    let node = match told("ADDRESS").parse::<std::net::SocketAddr>() {
         Ok(address) => builder.connect(address).join().unwrap(),
         Err(_) => builder.join().unwrap(),
     };

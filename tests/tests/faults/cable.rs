@@ -55,7 +55,7 @@ fn builder() -> NodeBuilder {
 
 /// Listens at all these addresses, which commas separate.
 fn listening(builder: NodeBuilder, addresses: &str) -> NodeBuilder {
-    addresses.split(',').filter(|address| !address.is_empty()).fold(builder, |builder, at| builder.listen(at.parse().unwrap()))
+    addresses.split(',').filter(|address| !address.is_empty()).fold(builder, |builder, at| builder.listen(at))
 }
 
 /// Receives from the other end, and checks every byte.

@@ -5,7 +5,7 @@ use doorbell::{Error, Event, Match, Metric, Node, NodeId, Priority, Progress, Sp
 use doorbell_fabric::{PacketHead, PacketKind, Push};
 use doorbell_shm::domain::{JoinOptions, Membership, PeerInbox};
 use doorbell_shm::lane::{Producer, RawMemory};
-use doorbell_shm::layout::{MEETINGS_OFFSET, block_offset};
+use doorbell_shm::layout::{MEETINGS_OFFSET, RINGS_OFFSET};
 use doorbell_tests::patience::{eventually, running, soon, until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,6 +21,12 @@ struct Forger {
     membership: Membership,
 }
 
+/// The rings of a lane to `target`, the first one and the full one.
+fn ring(target: &PeerInbox, priority: Priority) -> (RawMemory, RawMemory) {
+    // SAFETY: mapped as long as `target`, which outlives the producers of each test.
+    unsafe { target.pair().unwrap().rings(priority) }
+}
+
 impl Forger {
     fn join(name: &str, space: &Space) -> Self {
         Self::join_as(1, name, space)
@@ -34,9 +40,11 @@ impl Forger {
         let options = JoinOptions { id: Some(NodeId(id)), ..JoinOptions::new(name, space.clone()) };
         let membership = Membership::join(options).unwrap();
         let target = membership.open_peer(NodeId(0)).unwrap();
-        // SAFETY: a whole block, mapped as long as `target`.
-        let memory = unsafe { RawMemory::new(target.block().0, membership.lanes().lane(priority)) };
-        Self { producer: Producer::claim(memory, membership.incarnation().0).unwrap(), sequence: 0, target, membership }
+        let mut producer = Producer::claim(ring(&target, priority).0, membership.incarnation().0).unwrap();
+        // What it forges does not fit into the first ring.
+        target.pair().unwrap().grow(membership.lanes().pair_bytes()).unwrap();
+        assert!(producer.move_to(ring(&target, priority).1));
+        Self { producer, sequence: 0, target, membership }
     }
 
     /// False if there is no room.
@@ -49,15 +57,16 @@ impl Forger {
     }
 
     fn meeting(&self, slot: u64) -> &AtomicU64 {
-        // SAFETY: within the block, aligned.
-        unsafe { &*self.target.block().0.add(MEETINGS_OFFSET + slot as usize * 128).cast() }
+        // SAFETY: within the lanes, which are that long, aligned.
+        unsafe { &*self.target.pair().unwrap().ptr().add(MEETINGS_OFFSET + slot as usize * 128).cast() }
     }
 
     /// The rendezvous block of the victim's transfer to this node.
     fn own_meeting(&self, slot: usize) -> &AtomicU64 {
-        let block = block_offset(NodeId(0), &self.membership.lanes());
-        // SAFETY: within the inbox, aligned.
-        unsafe { &*self.membership.inbox().ptr().add(block + MEETINGS_OFFSET + slot * 128).cast() }
+        let pair = self.membership.pair_from(NodeId(0)).unwrap();
+        pair.grow(RINGS_OFFSET).unwrap();
+        // SAFETY: within the lanes, which the membership keeps, aligned.
+        unsafe { &*pair.ptr().add(MEETINGS_OFFSET + slot * 128).cast() }
     }
 
     /// Announces a message of `len` bytes with an open rendezvous block.
@@ -186,9 +195,7 @@ fn a_peer_that_broke_the_rules_is_read_no_further_in_any_lane() {
     let space = Space::heap();
     let node = victim("lanes", &space);
     let mut forger = Forger::join("lanes", &space);
-    // SAFETY: as in `join`.
-    let memory = unsafe { RawMemory::new(forger.target.block().0, forger.membership.lanes().lane(Priority::High)) };
-    let mut other = Producer::claim(memory, forger.membership.incarnation().0).unwrap();
+    let mut other = Producer::claim(ring(&forger.target, Priority::High).0, forger.membership.incarnation().0).unwrap();
     assert!(forger.push(PacketKind::Next, 0, 8, &[0; 8]));
     until("it is found out", || {
         node.progress().unwrap();
@@ -302,8 +309,32 @@ fn a_successor_is_heard_in_the_lanes_that_its_forerunner_did_not_have() {
     let mut buf = [0];
     let got = node.recv_until(Match::from(NodeId(1)).tag(5), &mut buf, doorbell_tests::patience::soon()).unwrap();
     assert_eq!((got.incarnation, got.priority, buf), (heir.membership.incarnation(), Priority::High, [9]));
-    // SAFETY: as in `join`.
-    let memory = unsafe { RawMemory::new(heir.target.block().0, heir.membership.lanes().lane(Priority::Normal)) };
-    assert!(Producer::claim(memory, heir.membership.incarnation().0).is_some());
+    assert!(Producer::claim(ring(&heir.target, Priority::Normal).0, heir.membership.incarnation().0).is_some());
     assert!(all_damaged(&node).is_empty());
+}
+
+/// A third node clears the announcement of lanes, and the node that made them dies before its target has looked. Its message arrives, and
+/// its successor's, too.
+#[test]
+fn lanes_whose_announcement_was_cleared_are_found_and_freed() {
+    let space = Space::heap();
+    let node = victim("announced", &space);
+    let mut first = Forger::join("announced", &space);
+    assert!(first.push(PacketKind::Whole, 5, 1, &[1]));
+    // SAFETY: a word of the header page, which any member maps.
+    let callers = unsafe { &*first.target.header().add(doorbell_shm::layout::CALLERS_OFFSET).cast::<AtomicU64>() };
+    assert_eq!(callers.swap(0, Ordering::AcqRel), 1 << 1);
+    first.membership.abandon();
+    let second = Node::builder("announced").space(space.clone()).id(1).progress(Progress::Inline).join().unwrap();
+    let incarnation = first.membership.incarnation();
+    let sender = std::thread::spawn({
+        let (second, soon) = (second.clone(), doorbell_tests::patience::soon());
+        move || second.send_until(NodeId(0), 5, &[2], soon)
+    });
+    for (number, from) in [(1, incarnation), (2, second.incarnation())] {
+        let mut buf = [0];
+        let got = node.recv_until(Match::from(NodeId(1)).tag(5), &mut buf, doorbell_tests::patience::soon()).unwrap();
+        assert_eq!((got.incarnation, buf), (from, [number]));
+    }
+    sender.join().unwrap().unwrap();
 }

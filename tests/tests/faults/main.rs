@@ -7,6 +7,7 @@ mod handed_over;
 mod interrupted;
 mod network;
 mod processes;
+mod room;
 mod seccomp;
 mod truncated;
 
@@ -21,6 +22,7 @@ doorbell_tests::roles! {
     "sends much" => interrupted::sends_much,
     "receives much" => interrupted::receives_much,
     "has no io_uring" => network::has_no_io_uring,
+    "exchanges" => room::exchanges,
     "is killed" => network::is_killed,
     "looks on" => network::looks_on,
     "home" => || cable::home(&doorbell_tests::words::Words::inherited()),

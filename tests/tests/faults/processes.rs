@@ -3,7 +3,7 @@
 use doorbell::{Device, DeviceSender, DeviceThread, Error, Event, Lock, Match, Node, NodeId, Peer, Resource, Role, Space, Value};
 use doorbell_shm::domain::{DomainLayout, JoinOptions, Membership, clean, list_domains};
 use doorbell_shm::error::ShmError;
-use doorbell_shm::layout::{LaneGeometry, board_bytes, inbox_bytes};
+use doorbell_shm::layout::{FIRST_BYTES, INBOX_BYTES, board_bytes};
 use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, briefly, eventually, soon, until};
@@ -393,19 +393,28 @@ const TMPFS_BYTES: usize = 8 << 20;
 pub fn has_little_room() {
     let directory = Path::new("/dev/shm");
     let join = || Node::builder("cramped").max_nodes(16).join();
-    let inbox = inbox_bytes(16, &LaneGeometry::default());
-    let ballast = File::create(directory.join("ballast")).unwrap();
     let names = || -> Vec<_> {
         let names = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter(|name| name != "ballast").collect()
     };
-    // Too little for the domain segment, for the inbox, for the board.
-    for room in [4096, 64 << 10, inbox - 8192, inbox + board_bytes(32) / 2] {
+    let ballast = File::create(directory.join("ballast")).unwrap();
+    // Leaves this many bytes, in pages.
+    let leave = |bytes: usize| {
         ballast.set_len(0).unwrap();
-        nix::fcntl::posix_fallocate(&ballast, 0, (TMPFS_BYTES - room) as i64).unwrap();
+        let found = nix::sys::statvfs::statvfs(directory).unwrap();
+        let free = (found.blocks_available() * found.fragment_size()) as usize;
+        nix::fcntl::posix_fallocate(&ballast, 0, (free - bytes) as i64).unwrap();
+    };
+    let is_full = |error: &Error| matches!(error, Error::Shm(shm) if matches!(**shm, ShmError::NoSpace { .. }));
+    let first = join().unwrap();
+    let segment = names().into_iter().find(|name| name.ends_with(".cramped")).unwrap();
+    let domain = directory.join(segment).metadata().unwrap().len() as usize;
+    drop(first);
+    // Too little for the domain segment, for the inbox, for the board.
+    for room in [4096, domain - 4096, domain + INBOX_BYTES / 2, domain + INBOX_BYTES + board_bytes(32) / 2] {
+        leave(room);
         let error = join().unwrap_err();
-        let Error::Shm(shm) = &error else { panic!("{error:?}") };
-        assert!(matches!(**shm, ShmError::NoSpace { .. }), "with {room} bytes free: {error:?}");
+        assert!(is_full(&error), "with {room} bytes free: {error:?}");
         let text = error.to_string();
         for word in ["/dev/shm", "bytes", "free", "cramped", "doorbell clean"] {
             assert!(text.contains(word), "'{word}' is not in: {text}");
@@ -413,18 +422,49 @@ pub fn has_little_room() {
         assert!(names().is_empty(), "with {room} bytes free, a join left {:?}", names());
         println!("{text}");
     }
-    drop(ballast);
-    std::fs::remove_file(directory.join("ballast")).unwrap();
+    ballast.set_len(0).unwrap();
     // With room it works, until there is none for another; and that one disturbs nobody.
     let first = join().unwrap();
     let second = join().unwrap();
+    leave(board_bytes(32) / 2);
     let before = names();
-    assert!(matches!(join().unwrap_err(), Error::Shm(shm) if matches!(*shm, ShmError::NoSpace { .. })));
+    assert!(is_full(&join().unwrap_err()));
     assert_eq!(names(), before);
-    first.send_until(second.id(), 1, &[1; 50_000], soon()).unwrap();
-    assert_eq!(second.recv_until(Match::any(), &mut [0; 50_000], soon()).unwrap().len, 50_000);
+    // Nor for the lanes of a pair: the send says so, and works once there is.
+    leave(FIRST_BYTES / 2);
+    let error = first.send_until(second.id(), 1, &[1; 8], soon()).unwrap_err();
+    assert!(is_full(&error), "{error:?}");
+    assert_eq!(names(), before);
+    // Both directions, and no room for either to grow: everything goes through the small rings.
+    leave(2 * FIRST_BYTES);
+    for len in [8, 300, 2000, 4096, 5000, 16 << 10, 50_000, 300_000] {
+        for (from, to) in [(&first, &second), (&second, &first)] {
+            let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + at / 256) as u8).collect();
+            let receive = to.start_recv(Match::any(), vec![0; len]).unwrap();
+            from.send_until(to.id(), 1, &bytes, soon()).unwrap_or_else(|error| panic!("{len} bytes: {error}"));
+            let done = receive.wait_until(soon()).unwrap_or_else(|_| panic!("{len} bytes do not arrive"));
+            assert_eq!(done.result.unwrap().len, len);
+            assert!(done.buffer.unwrap() == bytes, "{len} bytes");
+        }
+    }
+    assert!(names().len() == before.len() + 2 && length_of_lanes(directory) == [FIRST_BYTES; 2]);
+    // With room they grow. An attempt that failed a moment ago is not repeated at once.
+    ballast.set_len(0).unwrap();
+    eventually("a lane grows", || {
+        let sends: Vec<_> = (0..100).map(|_| first.start_send(second.id(), 2, vec![2; 1000]).unwrap()).collect();
+        (0..100).for_each(|_| _ = second.take_until::<[u8]>(Match::any().tag(2), soon()).unwrap());
+        sends.into_iter().for_each(|send| send.wait().result.unwrap());
+        length_of_lanes(directory).into_iter().any(|len| len > FIRST_BYTES)
+    });
+    std::fs::remove_file(directory.join("ballast")).unwrap();
     drop((first, second));
     assert!(names().is_empty());
+}
+
+fn length_of_lanes(directory: &Path) -> Vec<usize> {
+    let files = std::fs::read_dir(directory).unwrap().flatten();
+    let files = files.filter(|file| file.file_name().to_string_lossy().contains("-from-"));
+    files.map(|file| file.metadata().unwrap().len() as usize).collect()
 }
 
 #[test]

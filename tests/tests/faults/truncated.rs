@@ -3,7 +3,6 @@
 use doorbell::Listener;
 use doorbell::Stream;
 use doorbell::{CopySide, Error, Event, Key, Match, Node, NodeId, Progress, ReadWrite};
-use doorbell_shm::layout::{LaneGeometry, block_offset};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{eventually, finishes, running, soon, until};
 use nix::sys::signal::{SigSet, Signal};
@@ -173,14 +172,60 @@ fn cut_inbox(progress: Progress, cut: Cut) {
 
 #[test]
 fn a_node_whose_inbox_is_truncated_fails_by_name_and_its_peers_hear_of_it() {
-    let lanes = LaneGeometry::default();
-    let (bell, blocks) = (4096, block_offset(B, &lanes) as u64);
     for progress in [Progress::Adaptive, Progress::Poller] {
-        for keep in [0, bell, blocks, blocks + 4096, blocks + (lanes.block_bytes() / 2) as u64] {
+        for keep in [0, 100, 4096] {
             for regrown in [false, true] {
                 cut_inbox(progress, Cut { keep, regrown });
             }
         }
+    }
+}
+
+/// The lanes of one pair are a file of their own: the two lose each other, and nobody else.
+#[test]
+fn lanes_that_are_truncated_part_two_nodes_and_no_others() {
+    for (keep, regrown) in [(0, false), (4096, false), (12 << 10, false), (0, true)] {
+        let pair = Pair::new("lanes", Progress::Adaptive);
+        let (a, b) = (&pair.a, &pair.b);
+        let c = Node::builder(pair.domain.name()).id(2).progress(Progress::Adaptive).join().unwrap();
+        // The lanes have grown: to the words of transfers, and to their full rings.
+        for _ in 0..2 {
+            let sends: Vec<_> = (0..200).map(|_| b.start_send(A, 7, vec![1; 512]).unwrap()).collect();
+            (0..200).for_each(|_| _ = a.take_until::<[u8]>(Match::from(B).tag(7), soon()).unwrap());
+            sends.into_iter().for_each(|send| send.wait().result.unwrap());
+        }
+        let file = pair.file(&format!(".0.{}-from-1", a.incarnation().0));
+        let len = file.metadata().unwrap().len();
+        assert!(len > 100 << 10, "{len}");
+        file.set_len(keep).unwrap();
+        if regrown {
+            file.set_len(len).unwrap();
+        }
+        let is_over = |error: &Error, node| matches!(error, Error::Damaged { node: of } if *of == node);
+        let waits = |node: &Node, from| {
+            let node = node.clone();
+            running("a receive", move || node.recv(Match::from(from).tag(5), &mut [0; 8])).started()
+        };
+        let (at_a, at_b) = (waits(a, B), waits(b, A));
+        // A lane that nobody uses may be missed until it is used.
+        until("the sender fails", || b.send_until(A, 8, &[0; 64], soon()).err());
+        let (at_a, at_b) = (at_a.join().unwrap_err(), at_b.join().unwrap_err());
+        assert!(is_over(&at_a, B) && is_over(&at_b, A), "{keep} {regrown}: {at_a}; {at_b}");
+        for (from, to, of) in [(a, &c, A), (&c, a, NodeId(2)), (b, &c, B), (&c, b, NodeId(2))] {
+            from.send(to.id(), 9, &[from.id().0 as u8; 100]).unwrap();
+            let mut got = [0; 100];
+            to.recv_until(Match::from(of).tag(9), &mut got, soon()).unwrap();
+            assert_eq!(got, [from.id().0 as u8; 100]);
+        }
+        c.leave().unwrap();
+        // The next life of the sender has lanes that work.
+        let Pair { domain, a, b } = pair;
+        b.leave().unwrap();
+        let b = until("it joins anew", || Node::builder(domain.name()).id(1).progress(Progress::Adaptive).join().ok());
+        until("it is seen", || a.peer(B).ok().filter(|peer| peer.incarnation() == b.incarnation()));
+        let pair = Pair { domain, a, b };
+        pair.talk();
+        pair.leave();
     }
 }
 

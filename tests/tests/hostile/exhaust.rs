@@ -47,7 +47,8 @@ impl Way {
     fn near() -> Self {
         // Nobody turns its engine.
         let node = NodeBuilder::from_env().unwrap().id(HOSTILE).max_nodes(8).progress(Progress::Inline).join().unwrap();
-        let [header, block] = inbox().unwrap();
+        node.wait_for(2, soon()).unwrap();
+        let [header, block] = inbox(&node).unwrap();
         let incarnation = node.incarnation().0;
         Self::Near { _node: node, header, _block: block, producers: Box::new([None, None, None]), incarnation }
     }
@@ -81,9 +82,14 @@ impl Way {
             let pushed = match self {
                 Self::Near { header, _block: block, producers, incarnation, .. } => {
                     let producer = producers[priority.index()].get_or_insert_with(|| {
-                        // SAFETY: the block is mapped whole for as long as its producers.
-                        let memory = unsafe { RawMemory::new(block.ptr(), doorbell::LaneGeometry::default().lane(priority)) };
-                        Producer::claim(memory, *incarnation).expect("its own lane")
+                        let lanes = doorbell::LaneGeometry::default();
+                        // SAFETY: the lanes are mapped whole for as long as their producers.
+                        let [first, full] = [lanes.first_lane(priority), lanes.lane(priority)]
+                            .map(|place| unsafe { RawMemory::new(block.ptr(), place) });
+                        let mut producer = Producer::claim(first, *incarnation).expect("its own lane");
+                        // What it sends does not fit into the first ring.
+                        assert!(producer.move_to(full));
+                        producer
                     });
                     // SAFETY: a slice, shorter than a packet.
                     let pushed = unsafe { producer.push(&head, bytes.as_ptr(), bytes.len()) };
@@ -171,7 +177,7 @@ pub fn flood() {
 fn by_library(what: &str, words: &Words) {
     let builder = NodeBuilder::from_env().unwrap().id(HOSTILE).max_nodes(8);
     let port = words[at::PORT].load(SeqCst) as u16;
-    let builder = if by_network() { builder.fabric(FabricKind::Udp).connect(([127, 0, 0, 1], port).into()) } else { builder };
+    let builder = if by_network() { builder.fabric(FabricKind::Udp).connect(([127, 0, 0, 1], port)) } else { builder };
     let node = builder.join().unwrap();
     let (mut senders, mut streams): (Vec<DeviceSender>, Vec<Stream>) = Default::default();
     let connector = Stream::builder(&node, pair::SERVICE).to(NodeId(VICTIM)).patience(Duration::from_millis(100));

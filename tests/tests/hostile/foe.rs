@@ -4,7 +4,7 @@
 use crate::{HOSTILE, STILL, VICTIM, at, ways};
 use doorbell::{LaneGeometry, Match, Node, NodeBuilder, NodeId, Progress, Region};
 use doorbell_shm::lane::{Producer, RawMemory};
-use doorbell_shm::layout::{HEADER_BYTES, SegmentHeader, SegmentKind, block_offset, inbox_bytes};
+use doorbell_shm::layout::{CALLERS_OFFSET, HEADER_BYTES, INBOX_BYTES, LanePlace, SegmentHeader, SegmentKind};
 use doorbell_tests::process::told;
 use doorbell_tests::random::Random;
 use doorbell_tests::words::Words;
@@ -114,6 +114,21 @@ pub fn files() -> Vec<String> {
     names.filter_map(|name| name.strip_prefix(&prefix).map(|rest| rest.trim_start_matches('.').to_owned())).collect()
 }
 
+/// The lanes from one node to an incarnation of another, at their full length, made if they do not exist.
+pub fn pair(target: u16, incarnation: u32, source: u16) -> Option<Raw> {
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create(true).truncate(false);
+    let file = options.open(path(&format!("{target}.{incarnation}-from-{source}"))).ok()?;
+    let len = LaneGeometry::default().pair_bytes();
+    nix::fcntl::posix_fallocate(&file, 0, len as i64).ok()?;
+    Raw::map(&file, 0, len)
+}
+
+/// Tells the owner of an inbox that a node made lanes to it.
+pub fn announce(header: &Raw, source: u16) {
+    header.word(CALLERS_OFFSET + usize::from(source) / 64 * 8).fetch_or(1 << (source % 64), SeqCst);
+}
+
 impl Foe {
     /// `None` if it can't join or find its victim now.
     fn join(words: Words, mut random: Random) -> Result<Self, Words> {
@@ -126,17 +141,19 @@ impl Foe {
             // As the domain's creator said; the foe believes its own copy.
             let lanes = LaneGeometry::default();
             let (victim, own) = (open(&format!("{VICTIM}.inbox"))?, open(&format!("{HOSTILE}.inbox"))?);
-            let of = |id| block_offset(NodeId(id), &lanes);
+            let to_victim = pair(VICTIM, node.peer(NodeId(VICTIM)).ok()?.incarnation().0, HOSTILE)?;
+            let header = Raw::map(&victim, 0, HEADER_BYTES)?;
+            announce(&header, HOSTILE);
             let directory = open("")?;
             let whole = directory.metadata().ok()?.len() as usize;
             Some((
                 region,
                 number,
                 lanes,
-                Raw::map(&victim, 0, HEADER_BYTES)?,
-                Raw::map(&victim, of(HOSTILE), lanes.block_bytes())?,
+                header,
+                to_victim,
                 Raw::map(&own, 0, HEADER_BYTES)?,
-                Raw::map(&own, of(VICTIM), lanes.block_bytes())?,
+                pair(HOSTILE, node.incarnation().0, VICTIM)?,
                 Raw::map(&directory, 0, whole)?,
                 Raw::map(&open(&format!("{HOSTILE}.board"))?, 0, doorbell_shm::layout::BOARD_BYTES)?,
             ))
@@ -172,19 +189,19 @@ impl Foe {
     /// Makes a node by hand: its inbox, its lock and its entry, which name another process.
     pub fn forge_node(&mut self, id: u16, pid: u64) -> Option<()> {
         use doorbell_shm::layout::{PAGE, REACH_OFFSET};
-        let len = inbox_bytes(self.node.max_nodes(), &self.lanes);
         let name = format!("{id}.inbox");
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(true).open(path(&name)).ok()?;
-        file.set_len(len as u64).ok()?;
+        file.set_len(INBOX_BYTES as u64).ok()?;
         lock(&file);
-        self.own_header = Raw::map(&file, 0, HEADER_BYTES)?;
-        self.own_block = Raw::map(&file, block_offset(NodeId(VICTIM), &self.lanes), self.lanes.block_bytes())?;
-        let victim = open(&format!("{VICTIM}.inbox"))?;
-        self.block = Raw::map(&victim, block_offset(NodeId(id), &self.lanes), self.lanes.block_bytes())?;
         let incarnation = 1000 + self.random.below(1 << 20) as u32;
+        self.own_header = Raw::map(&file, 0, HEADER_BYTES)?;
+        self.own_block = pair(id, incarnation, VICTIM)?;
+        self.block = pair(VICTIM, self.node.peer(NodeId(VICTIM)).ok()?.incarnation().0, id)?;
+        announce(&self.header, id);
+        let (header, kind) = (self.own_header.ptr(), SegmentKind::Inbox);
         // SAFETY: page-aligned, and mapped for a page.
-        unsafe { SegmentHeader::init(self.own_header.ptr(), SegmentKind::Inbox, NodeId(id), incarnation, len, 0) }.publish();
+        unsafe { SegmentHeader::init(header, kind, NodeId(id), incarnation, INBOX_BYTES, 0) }.publish();
         // Where the victim's own memory is probed, and what is there.
         for at in [0, 8, 16] {
             self.own_header.set(REACH_OFFSET + at, self.header.get(REACH_OFFSET + at));
@@ -203,12 +220,25 @@ impl Foe {
     /// Its way to the victim, claimed by itself.
     pub fn producer(&mut self, priority: usize) -> Option<&mut Producer<RawMemory>> {
         if self.producers[priority].is_none() {
-            let place = self.lanes.lane(doorbell::Priority::ALL[priority]);
-            // SAFETY: the block is mapped whole for as long as the foe lives, and its producers with it.
-            let memory = unsafe { RawMemory::new(self.block.ptr(), place) };
-            self.producers[priority] = Producer::claim(memory, self.incarnation);
+            let priority_of = doorbell::Priority::ALL[priority];
+            let (first, full) = (self.lanes.first_lane(priority_of), self.lanes.lane(priority_of));
+            // SAFETY: the lanes are mapped whole for as long as the foe lives, and its producers with it.
+            let [first, full] = [first, full].map(|place| unsafe { RawMemory::new(self.block.ptr(), place) });
+            self.producers[priority] = Producer::claim(first, self.incarnation);
+            // Some lanes stay small for their whole life, and some move at once.
+            if self.random.chance(70)
+                && let Some(producer) = &mut self.producers[priority]
+            {
+                producer.move_to(full);
+            }
         }
         self.producers[priority].as_mut()
+    }
+
+    /// The place of one ring of a lane: of the one that its producer uses, or the other.
+    pub fn place(&mut self, priority: usize) -> LanePlace {
+        let (lanes, priority) = (self.lanes, doorbell::Priority::ALL[priority]);
+        if self.random.chance(30) { lanes.first_lane(priority) } else { lanes.lane(priority) }
     }
 
     /// Ordinary operations, so that its writes hit operations under way. They use other lanes than those that it fills by hand.

@@ -99,9 +99,11 @@ impl Writer {
         let options = JoinOptions { id: Some(NodeId(HOSTILE)), ..JoinOptions::new(domain, Space::posix()) };
         let membership = Membership::join(options).ok()?;
         let target = membership.open_peer(NodeId(VICTIM)).ok()?;
-        // SAFETY: a whole block, mapped as long as `target`.
-        let memory = unsafe { RawMemory::new(target.block().0, membership.lanes().lane(Priority::High)) };
-        let producer = Producer::claim(memory, membership.incarnation().0)?;
+        // SAFETY: mapped as long as `target`.
+        let (first, full) = unsafe { target.pair().ok()?.rings(Priority::High) };
+        let mut producer = Producer::claim(first, membership.incarnation().0)?;
+        target.pair().ok()?.grow(membership.lanes().pair_bytes()).ok()?;
+        producer.move_to(full);
         Some(Self { producer, target, _membership: membership })
     }
 

@@ -146,7 +146,7 @@ impl Pair {
         let builder = Node::builder(self.domain.name()).id(HONEST).max_nodes(8).copy(doorbell::CopySide::Both);
         let node = if self.network {
             let port = self.words[at::PORT].load(SeqCst) as u16;
-            builder.fabric(FabricKind::Udp).connect(([127, 0, 0, 1], port).into()).join().unwrap()
+            builder.fabric(FabricKind::Udp).connect(([127, 0, 0, 1], port)).join().unwrap()
         } else {
             builder.join().unwrap()
         };
@@ -200,9 +200,11 @@ pub fn talk(node: &Node, stream: &mut Stream, sender: &doorbell::DeviceSender, r
     assert!(buf[..envelope.len] == bytes, "a message was changed");
 }
 
-/// What the hostile node pushes by itself in shared memory: its block of the inbox of the one that serves, and the header page of that.
-pub fn inbox() -> Option<[Raw; 2]> {
-    use doorbell_shm::layout::{HEADER_BYTES, block_offset};
-    let (file, lanes) = (open(&format!("{VICTIM}.inbox"))?, doorbell::LaneGeometry::default());
-    Some([Raw::map(&file, 0, HEADER_BYTES)?, Raw::map(&file, block_offset(NodeId(HOSTILE), &lanes), lanes.block_bytes())?])
+/// What the hostile node pushes by itself in shared memory: its lanes to the one that serves, and the header page of that.
+pub fn inbox(node: &Node) -> Option<[Raw; 2]> {
+    use doorbell_shm::layout::HEADER_BYTES;
+    let header = Raw::map(&open(&format!("{VICTIM}.inbox"))?, 0, HEADER_BYTES)?;
+    let lanes = crate::foe::pair(VICTIM, node.peer(NodeId(VICTIM)).ok()?.incarnation().0, HOSTILE)?;
+    crate::foe::announce(&header, HOSTILE);
+    Some([header, lanes])
 }

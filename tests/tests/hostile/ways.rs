@@ -120,13 +120,13 @@ pub fn end(way: &str, foe: &mut Foe) {
 /// Where the cells of one lane lie, how many, and where its data do.
 fn lane(foe: &mut Foe) -> (usize, doorbell_shm::layout::LanePlace) {
     let priority = foe.random.below(3);
-    (priority, foe.lanes.lane(doorbell::Priority::ALL[priority]))
+    (priority, foe.place(priority))
 }
 
 /// Pushes any packet as its producer would.
 fn push(foe: &mut Foe, priority: usize, head: &PacketHead, bytes: &[u8]) -> bool {
     let Some(producer) = foe.producer(priority) else { return false };
-    let len = bytes.len().min(producer.packet_bytes());
+    let len = bytes.len().min(doorbell_shm::lane::packet_bytes(producer.data_bytes()));
     // SAFETY: a slice, cut to what a packet holds.
     let done = unsafe { producer.push(head, bytes.as_ptr(), len) } == Push::Done;
     if done && matches!(head.kind, PacketKind::Whole | PacketKind::Rts | PacketKind::Loan) {
@@ -217,9 +217,11 @@ fn envelopes(foe: &mut Foe) {
     push(foe, priority, &PacketHead { kind, tag, sequence, total }, &bytes);
     if foe.random.chance(2) {
         // A kind that there is not, or a length that no cell can tell.
-        let place = foe.lanes.lane(doorbell::Priority::ALL[priority]);
+        let place = foe.place(priority);
         let pushed = foe.producer(priority).map_or(0, |producer| producer.pushed());
-        let check = (pushed + 1) as u32 as u64 | foe.random.next() << 32;
+        // Or the one behind which the other ring is read, which does not hold what the victim expects.
+        let kind = if foe.random.chance(30) { 0xff } else { foe.random.next() };
+        let check = (pushed + 1) as u32 as u64 | kind << 32;
         foe.block.set(place.cells + (pushed as usize & (place.cell_count - 1)) * CELL_BYTES, check);
     }
 }
@@ -441,8 +443,8 @@ fn impersonate(foe: &mut Foe) {
     }
     // As a target that reads nothing, and never says so: the victim's lanes are full soon.
     for priority in doorbell::Priority::ALL {
-        let lane = foe.lanes.lane(priority).control;
-        let (mut head, place) = (0, foe.lanes.lane(priority));
+        let (mut head, place) = (0, foe.place(priority.index()));
+        let lane = place.control;
         while foe.own_block.get(place.cells + (head % place.cell_count) * CELL_BYTES) as u32 == head as u32 + 1 {
             head += 1;
         }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Where a process dies or stops that is told to: while it joins, between claim and publish of a packet, with a bell in hand, with a
 /// chunk of a message in hand, while it gives a dead one's lane free. Each with how often it may come by before.
-const FAULTS: [(&str, usize); 18] = [
+const FAULTS: [(&str, usize); 22] = [
     ("join.locked", 1),
     ("join.reaped", 1),
     ("join.inbox", 1),
@@ -26,6 +26,10 @@ const FAULTS: [(&str, usize); 18] = [
     ("join.entered", 1),
     ("segment.nameless", 2),
     ("reap.file", 2),
+    ("pair.named", 2),
+    ("lane.moving", 2),
+    ("lane.moved", 2),
+    ("lane.opened", 40),
     ("lane.claimed", 6),
     ("lane.written", 400),
     ("lane.published", 400),

@@ -85,7 +85,7 @@ impl Ground {
             Ground::Udp | Ground::Mixed => FabricKind::Udp,
         };
         // The kernel may take seconds to give the address of a killed process back.
-        let address = |node: usize, turn: usize| ([127, 0, 0, 1], base + (TURNS * node + turn) as u16).into();
+        let address = |node: usize, turn: usize| ([127, 0, 0, 1], base + (TURNS * node + turn) as u16);
         let own = address(me, turn.into());
         let builder = builder.fabric(fabric).dead_after(DEAD_AFTER).listen(own);
         let others = (0..NODES).filter(|node| *node != me).flat_map(|node| (0..TURNS).map(move |turn| address(node, turn)));

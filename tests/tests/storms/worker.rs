@@ -62,7 +62,7 @@ pub fn count_of(incarnation: Incarnation, count: u32) -> u64 {
 
 /// A tag that no node sends.
 const NEVER: u64 = u64::MAX;
-const LENGTHS: [usize; 8] = [16, 40, 41, 200, 3000, 17, 60_000, 1000];
+const LENGTHS: [usize; 8] = [16, 40, 41, 200, 3000, 17, 60_000, 20_000];
 
 fn length(number: u32, priority: Priority) -> usize {
     let len = LENGTHS[number as usize % LENGTHS.len()];
@@ -107,7 +107,7 @@ pub fn work() {
         // Each message by any link that there is.
         base => {
             // The kernel may take seconds to give the address of a killed process back.
-            let address = |node: usize, turn: usize| ([127, 0, 0, 1], base + (TURNS * node + turn) as u16).into();
+            let address = |node: usize, turn: usize| ([127, 0, 0, 1], base + (TURNS * node + turn) as u16);
             let own = address(me, told_as("TURN"));
             let builder = builder.listen(own).policy(Lots::new(u64::from(std::process::id())));
             let others = (0..NODES).filter(|node| *node != me).flat_map(|node| (0..TURNS).map(move |turn| address(node, turn)));

@@ -52,7 +52,7 @@ fn serve(domain: &str, fabric: &str, io_uring: &str) -> (Process, Node) {
     eventually("the server listens", || words[0].load(SeqCst) != 0);
     let builder: NodeBuilder = Node::builder(domain);
     let node = if fabric == "udp" {
-        let address = ([127, 0, 0, 1], words[0].load(SeqCst) as u16).into();
+        let address = ([127, 0, 0, 1], words[0].load(SeqCst) as u16);
         builder.fabric(FabricKind::Udp).role(Role::Accelerator).connect(address).join().unwrap()
     } else {
         builder.join().unwrap()
