@@ -23,6 +23,25 @@ pub fn own(line: *const u8) {
     let _ = line;
 }
 
+/// Whether the processor does something when it is [offered](offer) a line.
+pub fn can_offer() -> bool {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::{__cpuid, __cpuid_count};
+        // Asked once: in a virtual machine the question takes microseconds.
+        static ANSWER: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {
+            // SAFETY: every x86-64 processor has this instruction. Newer compilers know that.
+            #[allow(unused_unsafe)]
+            let (leaves, seven) = unsafe { (__cpuid(0).eax, __cpuid_count(7, 0)) };
+            // This bit stands for `cldemote`.
+            leaves >= 7 && seven.ecx & 1 << 25 != 0
+        });
+        *ANSWER
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    false
+}
+
 /// Moves a written line to a cache level where another processor finds it sooner. Processors without the instruction execute it
 /// as a no-op.
 #[inline(always)]
@@ -38,9 +57,9 @@ pub fn offer(line: *const u8) {
 /// The processor's time-stamp counter. The length of a tick is unknown, so it serves only for estimates.
 #[inline(always)]
 pub fn ticks() -> u64 {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
     // SAFETY: every x86-64 processor has this instruction.
     return unsafe { std::arch::x86_64::_rdtsc() };
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
     0
 }

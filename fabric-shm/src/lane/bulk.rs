@@ -6,15 +6,10 @@
 //! messages creates a larger ring, offers it with a control word of the lane, and uses it once the consumer has mapped it
 //! read-only.
 //!
-//! Positions and rules are those of the data ring. The lowest bit of a cell's place tells the two rings apart.
-
-use super::data_room;
-use doorbell_fabric::LinkDown;
+//! Its rules are those of the data ring (`ring.rs`). The lowest bit of a cell's place tells the two rings apart.
 
 /// The shortest payload that goes to the bulk ring.
 pub const BULK_LEAST: usize = 8 << 10;
-/// The consumer reports its progress at least once for this many bytes.
-const TOLD_WITHIN: u64 = 256 << 10;
 /// The allowed lengths of a bulk ring. The length is a power of two.
 pub const BULK_BYTES: std::ops::RangeInclusive<usize> = 64 << 10..=1 << 30;
 /// Marks a place in the bulk ring. Places are multiples of a line, so the bit is free.
@@ -45,90 +40,15 @@ impl BulkMemory {
         self.bytes
     }
 
-    /// The address of a position.
+    /// The address of an offset.
     #[inline(always)]
-    pub(super) fn at(&self, position: u64) -> *mut u8 {
-        self.start.wrapping_add((position & (self.bytes as u64 - 1)) as usize)
-    }
-}
-
-/// The producer's side of a ring of bytes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Filled {
-    pub bytes: u64,
-    /// Position of the next byte.
-    pub tail: u64,
-    /// The consumer's position when last read.
-    pub head_seen: u64,
-}
-
-impl Filled {
-    pub fn new(bytes: usize) -> Self {
-        Self { bytes: bytes as u64, tail: 0, head_seen: 0 }
+    pub(super) fn at(&self, offset: u64) -> *mut u8 {
+        self.start.wrapping_add((offset & (self.bytes as u64 - 1)) as usize)
     }
 
-    /// The place of the next `len` bytes: at the tail, or at the ring's start if they would not fit in one piece. `None` if there
-    /// is no known room.
+    /// Whether the ring takes payloads of this length: at most a quarter of it.
     #[inline(always)]
-    pub fn place(&self, len: usize) -> Option<u64> {
-        let offset = self.tail & (self.bytes - 1);
-        let place = if offset + len as u64 <= self.bytes { self.tail } else { self.tail + (self.bytes - offset) };
-        (place + data_room(len) - self.head_seen <= self.bytes).then_some(place)
-    }
-
-    /// Whether `len` bytes fit, in packets of `packet` bytes.
-    pub fn fits(&self, len: usize, packet: usize) -> bool {
-        self.tail - self.head_seen + data_room(len) + packet as u64 <= self.bytes
-    }
-
-    /// Whether the ring accepts payloads of this length: at most a quarter of the ring. Then one payload, the waste at the ring's
-    /// end, and the bytes that were read but not yet reported always fit together.
-    #[inline(always)]
-    pub fn takes(&self, len: usize) -> bool {
-        len >= BULK_LEAST && len as u64 <= self.bytes / 4
-    }
-
-    /// Takes the consumer's reported position. It is compared as a distance, so a forged word looks like a full or an empty ring
-    /// at worst, or is detected.
-    pub fn see(&mut self, head: u64) -> Result<(), LinkDown> {
-        if head.wrapping_sub(self.head_seen) > self.tail - self.head_seen {
-            return Err(LinkDown::Damaged);
-        }
-        self.head_seen = head;
-        Ok(())
-    }
-}
-
-/// The consumer's side of a ring of bytes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Drained {
-    pub bytes: u64,
-    /// Position of the next byte.
-    pub head: u64,
-    /// The position that was last reported to the producer.
-    pub told: u64,
-}
-
-impl Drained {
-    pub fn new(bytes: usize) -> Self {
-        Self { bytes: bytes as u64, head: 0, told: 0 }
-    }
-
-    /// Whether `len` bytes at a place, which another process wrote, lie in the ring in one piece.
-    #[inline(always)]
-    pub fn holds(&self, place: u64, len: usize) -> bool {
-        let (ahead, offset) = (place.wrapping_sub(self.head), place & (self.bytes - 1));
-        place.is_multiple_of(64)
-            && ahead <= self.bytes
-            && ahead + data_room(len) <= self.bytes
-            && offset + len as u64 <= self.bytes
-    }
-
-    /// Records that `len` bytes at `place` were read. Returns whether to report that to the producer, at least once a quarter
-    /// lap.
-    #[inline(always)]
-    pub fn take(&mut self, place: u64, len: usize) -> bool {
-        self.head = place + data_room(len);
-        self.head - self.told >= (self.bytes / 4).min(TOLD_WITHIN)
+    pub(super) fn takes(&self, len: usize) -> bool {
+        len >= BULK_LEAST && len <= self.bytes / 4
     }
 }

@@ -1,7 +1,8 @@
 //! The reading end of a lane.
 
-use super::bulk::{BulkMemory, Drained, IN_BULK};
-use super::{Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, PIECES_LEAST, check_word, piece_bytes, word};
+use super::bulk::{BulkMemory, IN_BULK};
+use super::ring::Drained;
+use super::{Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, PIECES_LEAST, REPORTED, check_word, piece_bytes, word};
 #[cfg(not(loom))]
 use super::{RawMemory, SERIES_BYTES};
 #[cfg(not(loom))]
@@ -58,9 +59,9 @@ pub struct Seen {
 pub enum Place {
     /// In its cell.
     Inline,
-    /// At this position of the data ring.
-    Data(u64),
-    /// At this position of the bulk ring.
+    /// At this offset of the data ring. True: the producer wants to know at once when it is read.
+    Data(u64, bool),
+    /// At this offset of the bulk ring.
     Bulk(u64),
 }
 
@@ -195,7 +196,8 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             let (place, (_, ring)) = (place & !IN_BULK, self.bulk.as_ref()?);
             return ring.holds(place, len).then_some(Place::Bulk(place));
         }
-        self.data.holds(place, len).then_some(Place::Data(place))
+        let (place, reported) = (place & !REPORTED, place & REPORTED != 0);
+        self.data.holds(place, len).then_some(Place::Data(place, reported))
     }
 
     /// Examines the first packet without taking it.
@@ -245,7 +247,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         if let (true, Some(larger)) = (self.may_move(), &self.rings.1) {
             self.memory = larger.clone();
             self.report_after = report_after(&self.memory);
-            self.data.bytes = self.memory.data_bytes() as u64;
+            self.data.go_on_in(self.memory.data_bytes());
             self.head += 1;
         }
     }
@@ -299,8 +301,8 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     unsafe fn copy_piece(&self, place: Place, at: usize, dst: *mut u8, len: usize) {
         match (place, &self.bulk) {
             // SAFETY: caller.
-            (Place::Data(place), _) => unsafe {
-                self.memory.read_piece((place & (self.memory.data_bytes() as u64 - 1)) as usize + at, dst, len);
+            (Place::Data(place, _), _) => unsafe {
+                self.memory.read_piece(place as usize + at, dst, len);
             },
             #[cfg(not(loom))]
             // SAFETY: caller.
@@ -325,8 +327,8 @@ impl<M: LaneMemory + Clone> Consumer<M> {
                 unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast(), dst, seen.len) };
             }
             // SAFETY: peek checked that the place lies in the ring in one piece.
-            Place::Data(place) => unsafe {
-                self.memory.read_data((place & (self.memory.data_bytes() as u64 - 1)) as usize, dst, seen.len);
+            Place::Data(place, _) => unsafe {
+                self.memory.read_data(place as usize, dst, seen.len);
             },
             Place::Bulk(place) => {
                 if let Some((memory, _)) = &self.bulk {
@@ -365,9 +367,9 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         self.memory.ask_for_cell(((self.head + ASK_AHEAD) & (self.memory.cell_count() as u64 - 1)) as usize);
         // Report seldom: the producer reads the line with these words, and every store here costs it a cache miss.
         let mut is_due = self.head - self.head_told >= self.report_after;
-        if let Place::Data(place) = place {
+        if let Place::Data(place, reported) = place {
             self.last_len = len;
-            is_due |= self.data.take(place, len);
+            is_due |= self.data.take(place, len) | reported;
         } else if let (Place::Bulk(place), Some((_, ring))) = (place, &mut self.bulk) {
             is_due |= ring.take(place, len);
         }
@@ -518,8 +520,7 @@ impl Consumer<RawMemory> {
     /// still writing.
     #[inline(always)]
     pub fn expected_line(&self) -> Option<*const u8> {
-        let at = (self.data.head & (self.memory.data_bytes() as u64 - 1)) as usize;
-        (self.last_len <= 64).then(|| self.memory.data_at(at))
+        (self.last_len <= 64).then(|| self.memory.data_at(self.data.expected() as usize))
     }
 
     /// Reads whole messages of at most 1 KiB, one behind the other, up to `limit`: `read` gets tag, sequence number and
@@ -574,6 +575,7 @@ impl Consumer<RawMemory> {
                     read(tag, expected, unsafe { Payload::from_raw(memory.inline_at(cell), len) });
                 } else {
                     let place = memory.cell_word(cell, word::PLACE).load(Ordering::Relaxed);
+                    let (place, reported) = (place & !REPORTED, place & REPORTED != 0);
                     // This also refuses a place in the bulk ring.
                     if !self.data.holds(place, len) {
                         break;
@@ -581,9 +583,9 @@ impl Consumer<RawMemory> {
                     let ring = memory.data_bytes() as u64 - 1;
                     memory.ask_for_data(((place + ASK_BEFORE) & ring) as usize, len);
                     // SAFETY: the payload lies in the data ring (checked); as above.
-                    read(tag, expected, unsafe { Payload::from_raw(memory.data_at((place & ring) as usize), len) });
+                    read(tag, expected, unsafe { Payload::from_raw(memory.data_at(place as usize), len) });
                     self.last_len = len;
-                    is_due = self.data.take(place, len);
+                    is_due = self.data.take(place, len) | reported;
                 }
                 head.1 += 1;
                 memory.ask_for_cell(((head.1 + ASK_AHEAD) & mask) as usize);
@@ -619,7 +621,7 @@ impl Consumer<RawMemory> {
     pub unsafe fn payload_at(&self, place: Place, len: usize) -> Payload<'_> {
         let ptr = match place {
             Place::Inline => self.memory.inline_at(self.cell()),
-            Place::Data(place) => self.memory.data_at((place & (self.memory.data_bytes() as u64 - 1)) as usize),
+            Place::Data(place, _) => self.memory.data_at(place as usize),
             // Without a ring there is no such place.
             Place::Bulk(place) => self.bulk.as_ref().map_or(std::ptr::null(), |(memory, _)| memory.at(place)),
         };

@@ -94,9 +94,9 @@ impl LaneMemory for Leaked {
     }
 }
 
-fn exchange(lens: &'static [usize]) {
+fn exchange(cells: usize, data_bytes: usize, lens: &'static [usize]) {
     loom::model(move || {
-        let memory = Arc::new(LoomMemory::new(2, 128));
+        let memory = Arc::new(LoomMemory::new(cells, data_bytes));
         let mut producer = Producer::claim(memory.clone(), 1).unwrap();
         let mut consumer = Consumer::new(memory, None);
         let sender = loom::thread::spawn(move || {
@@ -138,13 +138,19 @@ fn exchange(lens: &'static [usize]) {
 /// Small packets, one and a half laps of two cells.
 #[test]
 fn small_packets_arrive_whole() {
-    exchange(&[8, 8, 8]);
+    exchange(2, 128, &[8, 8, 8]);
 }
 
 /// Packets through the data ring, which is overwritten once.
 #[test]
 fn data_packets_arrive_whole() {
-    exchange(&[64, 64, 64]);
+    exchange(2, 128, &[64, 64, 64]);
+}
+
+/// The same in short laps: where a packet was read in time, the next one lies there, too.
+#[test]
+fn packets_of_short_laps_arrive_whole() {
+    exchange(4, 256, &[64, 64, 64]);
 }
 
 /// Three messages of a batch, of which two are published together.

@@ -121,8 +121,9 @@ impl RawMemory {
     /// The address of an offset in the data ring.
     #[inline(always)]
     pub(crate) fn data_at(&self, offset: usize) -> *const u8 {
-        debug_assert!(offset < self.data_bytes);
-        // SAFETY: the caller's mask keeps it in range.
+        // An empty payload may lie at the end.
+        debug_assert!(offset <= self.data_bytes);
+        // SAFETY: the caller keeps it in range.
         unsafe { self.data.add(offset) }
     }
 

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! The cost of one small message, from publishing to being seen: the polled line moves to the producer and back. No other shared
-//! line is written. The consumer publishes its progress once a quarter lap, and in a small ring once half a lap.
+//! line is written. The consumer publishes its progress about once a quarter lap, in a small ring once half a lap, and where the producer
+//! asks for it.
 //!
 //! Every 64th packet carries the time of its publication. The consumer computes the latency for the board.
 //!
@@ -21,13 +22,17 @@
 //! position and a length, but no kind, so there is no packet yet. Another word counts the bytes that are written. A waiting consumer
 //! may copy them while the producer writes the next piece; the message arrives only with the packet.
 //!
+//! The producer chooses where a payload lies in the data ring (`ring.rs`), and how it uses the ring (`laps.rs`).
+//!
 //! A producer that dies at any instruction has either published its packet or not. Unpublished bytes are never a message. It
 //! trusts nothing in a lane: it copies a cell's words once, checks the copy, and uses that.
 
 mod bulk;
 mod consumer;
+mod laps;
 mod memory;
 mod producer;
+mod ring;
 
 pub use bulk::{BULK_BYTES, BULK_LEAST, BulkMemory};
 #[cfg(not(loom))]
@@ -74,13 +79,13 @@ pub(crate) const OPENED: u8 = 0;
 
 /// The shortest payload that is written in pieces. For a shorter one, the additional journeys of the cell cost more than the
 /// overlap saves.
-pub const PIECES_LEAST: usize = if cfg!(loom) { 192 } else { 8 << 10 };
+pub const PIECES_LEAST: usize = if cfg!(loom) { 192 } else { 4 << 10 };
 
-/// The length of a piece: short enough that the consumer begins early, and long enough that the journeys of the cell, one for each
-/// piece, take a small part of the time.
+/// The length of the shortest piece of a payload: long enough that the journeys of the cell, one for each piece, take a small part of
+/// the time.
 #[inline]
 pub(crate) fn piece_bytes(len: usize) -> usize {
-    if cfg!(loom) { 64 } else { (len / 8).next_multiple_of(64).max(2 << 10) }
+    if cfg!(loom) { 64 } else { (len / 8).next_multiple_of(64).max(1 << 10) }
 }
 
 /// One in this many packets of a lane carries a time stamp. A power of two.
@@ -111,6 +116,9 @@ pub(crate) fn age(stamp: u32) -> Option<u32> {
 pub(crate) fn data_room(len: usize) -> u64 {
     (len as u64 + 63) & !63
 }
+
+/// Marks a place whose reading the consumer reports at once. Places are multiples of a line, so the bit is free.
+pub(crate) const REPORTED: u64 = 2;
 
 #[cfg(all(test, loom))]
 mod loom_tests;

@@ -1,17 +1,15 @@
 //! The writing end of a lane.
 
-use super::bulk::{BulkMemory, Filled, IN_BULK};
+use super::bulk::{BulkMemory, IN_BULK};
+use super::laps::{Laps, SHORT};
+use super::ring::Filled;
 use super::{
-    Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, PIECES_LEAST, STAMP_EVERY, STAMPED, check_word, data_room, piece_bytes,
-    stamp, word,
+    Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, PIECES_LEAST, REPORTED, STAMP_EVERY, STAMPED, check_word, stamp, word,
 };
 use crate::copies::Distance;
 use doorbell_fabric::sync::{Ordering, planted_bug};
 use doorbell_fabric::{LinkDown, PacketHead, PacketKind, Push};
 use std::time::Instant;
-
-/// The most bytes whose lines are worth owning ahead: about as many as arrive while a reply is under way.
-const OWN_AHEAD_BYTES: usize = 4096;
 
 /// The longest packet whose lines are offered to the consumer. Of a longer one, the consumer prefetches the next line while it
 /// reads the first, and the offers would only cost time.
@@ -33,6 +31,9 @@ const SELDOM_TICKS: u64 = 768;
 /// One in so many looks for the consumer's progress measures its distance, which takes two looks at the clock.
 const MEASURE_EVERY: u32 = 8;
 
+/// The most unread bytes with which a lap may end early.
+const LAG: u64 = SHORT / 4 * 3;
+
 /// The greatest length that a cell's first word can state, in whole lines.
 const LENGTH_MAX: usize = (1 << 24) - 64;
 
@@ -44,6 +45,7 @@ pub struct Producer<M> {
     /// The consumer's position when last read.
     head_seen: u64,
     data: Filled,
+    laps: Laps,
     bulk: Option<Bulk>,
     /// The distance of the consumer's processor when last measured.
     distance: Distance,
@@ -56,6 +58,8 @@ pub struct Producer<M> {
     waiting: bool,
     /// The time, in ticks, of the last push of a packet that might be offered.
     pushed_at: u64,
+    /// Whether the processor has the instruction to offer lines.
+    can_offer: bool,
 }
 
 /// The backlog that a consumer has not read yet, as far as its producer knows.
@@ -65,7 +69,7 @@ pub struct Outstanding {
     pub packets: u64,
     /// The number of packets that the lane has room for.
     pub places: u64,
-    /// Bytes of payloads in a ring, including the unused bytes at its end.
+    /// Bytes of payloads in a ring.
     pub bytes: u64,
     /// The size of that ring in bytes.
     pub room: u64,
@@ -101,6 +105,7 @@ impl<M: LaneMemory> Producer<M> {
             memory,
             tail: 0,
             head_seen: 0,
+            laps: Laps::of(data.bytes),
             data,
             bulk: None,
             distance: Distance::default(),
@@ -109,7 +114,14 @@ impl<M: LaneMemory> Producer<M> {
             moved: 0,
             waiting: false,
             pushed_at: 0,
+            can_offer: crate::hint::can_offer(),
         })
+    }
+
+    /// Keeps laps short.
+    #[cfg(all(test, not(loom)))]
+    pub fn keep_laps_short(&mut self) {
+        self.laps = Laps::always_short();
     }
 
     /// Bytes of the data ring.
@@ -125,7 +137,7 @@ impl<M: LaneMemory> Producer<M> {
             lane.tail - lane.head_seen + packets < lane.memory.cell_count() as u64
                 && match &lane.bulk {
                     // The last packet may be a short one.
-                    Some(bulk) if bulk.taken && bulk.ring.takes(packet) => {
+                    Some(bulk) if bulk.taken && bulk.memory.takes(packet) => {
                         bulk.ring.fits(len, packet) && lane.data.fits(packet, packet)
                     }
                     _ => lane.data.fits(len, packet),
@@ -159,7 +171,8 @@ impl<M: LaneMemory> Producer<M> {
         self.tail += 1;
         self.moved = self.tail;
         self.most = usize::MAX;
-        self.data.bytes = larger.data_bytes() as u64;
+        self.data.go_on_in(larger.data_bytes());
+        self.laps = Laps::of(self.data.bytes);
         self.memory = larger;
         fault_point!("lane.moved");
         true
@@ -179,7 +192,7 @@ impl<M: LaneMemory> Producer<M> {
         }
     }
 
-    /// The backlog that the consumer has not read yet, as of its latest report: it reports once a quarter lap. Reads the shared
+    /// The backlog that the consumer has not read yet, as of its latest report: it reports at least once a quarter lap. Reads the shared
     /// words only where they can have changed.
     #[inline]
     pub fn outstanding(&mut self) -> Result<Outstanding, LinkDown> {
@@ -193,7 +206,8 @@ impl<M: LaneMemory> Producer<M> {
             // The packet that tells of the move is none of the sender's.
             packets: self.tail - self.head_seen - u64::from(self.moved > self.head_seen),
             places: cells,
-            bytes: self.data.tail - self.data.head_seen,
+            // Right after the move, both rings may have unread bytes.
+            bytes: (self.data.tail - self.data.head_seen).min(self.data.bytes),
             room: self.data.bytes,
         };
         if let Some(Bulk { ring, taken: true, .. }) = &self.bulk {
@@ -229,7 +243,7 @@ impl<M: LaneMemory> Producer<M> {
             }
         }
         let cell = (self.tail & (cells - 1)) as usize;
-        let written = if len >= PIECES_LEAST && head.kind == PacketKind::Whole && !is_stamped(self.tail) {
+        let written = if self.has_pieces(len) && head.kind == PacketKind::Whole && !is_stamped(self.tail) {
             // SAFETY: `len` bytes are readable (caller).
             unsafe { self.write_in_pieces(cell, head.tag, head.sequence, bytes, len) }
         } else {
@@ -244,6 +258,9 @@ impl<M: LaneMemory> Producer<M> {
         }
         let stamp = if is_stamped(self.tail) { stamp() } else { 0 };
         self.tail = publish(&self.memory, self.tail, stamp, head.kind, head.tag, head.sequence, len);
+        if matches!(head.kind, PacketKind::Whole | PacketKind::First) {
+            self.laps.count(head.total as usize, crate::hint::ticks);
+        }
         Push::Done
     }
 
@@ -267,7 +284,7 @@ impl<M: LaneMemory> Producer<M> {
         if len <= INLINE_BYTES {
             // SAFETY: `len` bytes are readable (caller).
             unsafe { write_inline(&memory, cell, bytes, len) };
-        } else if len >= PIECES_LEAST {
+        } else if self.has_pieces(len) {
             // SAFETY: as above.
             if unsafe { self.write_in_pieces(cell, tag, sequence, bytes, len) }.is_err() {
                 return false;
@@ -277,6 +294,7 @@ impl<M: LaneMemory> Producer<M> {
             return false;
         }
         self.tail = publish(&memory, tail, 0, PacketKind::Whole, tag, sequence, len);
+        self.laps.count(len, crate::hint::ticks);
         true
     }
 
@@ -347,12 +365,15 @@ impl<M: LaneMemory> Producer<M> {
             return Some(0);
         }
         let place = self.data.place(len).filter(|_| len <= SERIES_BYTES.min(self.most))?;
-        let ring = self.memory.data_bytes() as u64 - 1;
         // SAFETY: a slice; inside the ring and not yet given to the consumer (place).
-        unsafe { self.memory.write_data((place & ring) as usize, bytes.as_ptr(), len, self.distance) };
-        self.data.tail = place + data_room(len);
+        unsafe { self.memory.write_data(place as usize, bytes.as_ptr(), len, self.distance) };
+        self.data.fill(place, len);
+        if place == 0 {
+            self.laps.began();
+        }
         // The lines of a later one come meanwhile: without that a stream of 64 bytes goes at half the speed.
-        self.memory.own_data(((self.data.tail + OWN_BEFORE) & ring) as usize, len);
+        let ring = self.memory.data_bytes() as u64 - 1;
+        self.memory.own_data(((self.data.end() + OWN_BEFORE) & ring) as usize, len);
         Some(place)
     }
 
@@ -383,17 +404,17 @@ impl<M: LaneMemory> Producer<M> {
                 let place = place & !IN_BULK;
                 // SAFETY: readable (caller); inside the ring and not yet given to the consumer (reserve).
                 unsafe { std::ptr::copy_nonoverlapping(bytes, bulk.memory.at(place), len) };
-                bulk.ring.tail = place + data_room(len);
+                bulk.ring.fill(place, len);
             }
         } else {
-            let offset = (place & (self.memory.data_bytes() as u64 - 1)) as usize;
             // SAFETY: as above.
-            unsafe { self.memory.write_data(offset, bytes, len, self.distance) };
+            unsafe { self.memory.write_data(place as usize, bytes, len, self.distance) };
             if self.is_worth_offering(len) {
-                self.memory.offer_data(offset, len);
+                self.memory.offer_data(place as usize, len);
             }
-            self.data.tail = place + data_room(len);
+            self.data.fill(place, len);
         }
+        let place = self.told(place, len);
         self.memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
         Ok(())
     }
@@ -406,19 +427,19 @@ impl<M: LaneMemory> Producer<M> {
     #[inline(never)]
     unsafe fn write_in_pieces(&mut self, cell: usize, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> Result<(), Push> {
         let reserved = self.reserve(len, true)?;
+        let told = self.told(reserved, len);
         let (place, bulk) = (reserved & !IN_BULK, self.bulk.as_mut().filter(|_| reserved & IN_BULK != 0));
-        let offset = (place & (self.memory.data_bytes() as u64 - 1)) as usize;
         let write = |at: usize, len: usize| match &bulk {
             // SAFETY: readable (caller); inside the ring and not yet given to the consumer (reserve).
             Some(bulk) => unsafe { crate::copies::copy_piece(bytes.add(at), bulk.memory.at(place).add(at), len) },
             // SAFETY: as above.
-            None => unsafe { self.memory.write_piece(offset + at, bytes.add(at), len) },
+            None => unsafe { self.memory.write_piece(place as usize + at, bytes.add(at), len) },
         };
         let word = |index| self.memory.cell_word(cell, index);
         word(word::TAG).store(tag, Ordering::Relaxed);
         word(word::SEQUENCE).store(sequence.into(), Ordering::Relaxed);
-        word(word::PLACE).store(reserved, Ordering::Relaxed);
-        let piece = piece_bytes(len);
+        word(word::PLACE).store(told, Ordering::Relaxed);
+        let piece = self.laps.piece_bytes(len);
         write(0, piece);
         word(word::WRITTEN).store(piece as u64, Ordering::Relaxed);
         // Release: a consumer that sees this word sees the rest of the cell and the first piece.
@@ -433,10 +454,9 @@ impl<M: LaneMemory> Producer<M> {
         }
         fault_point!("lane.opened");
         write(at, len - at);
-        let tail = place + data_room(len);
         match bulk {
-            Some(bulk) => bulk.ring.tail = tail,
-            None => self.data.tail = tail,
+            Some(bulk) => bulk.ring.fill(place, len),
+            None => self.data.fill(place, len),
         }
         Ok(())
     }
@@ -446,7 +466,10 @@ impl<M: LaneMemory> Producer<M> {
     #[inline(always)]
     fn is_worth_offering(&mut self, len: usize) -> bool {
         if !(64 + 1..=OFFER_BYTES).contains(&len) {
-            return len <= 64;
+            return len <= 64 && self.can_offer;
+        }
+        if !self.can_offer {
+            return false;
         }
         let now = crate::hint::ticks();
         now.wrapping_sub(std::mem::replace(&mut self.pushed_at, now)) > SELDOM_TICKS
@@ -456,11 +479,30 @@ impl<M: LaneMemory> Producer<M> {
     /// sends later: the lines arrive while it waits.
     #[inline]
     pub fn own_ahead(&self, len: usize) {
-        let goes_elsewhere = self.bulk.as_ref().is_some_and(|bulk| bulk.taken && bulk.ring.takes(len));
-        if len > INLINE_BYTES && !goes_elsewhere {
-            let len = len.min(OWN_AHEAD_BYTES);
-            self.memory.own_data((self.data.tail & (self.memory.data_bytes() as u64 - 1)) as usize, len);
+        if len > INLINE_BYTES && !self.goes_to_bulk(len) {
+            let mut offset = self.data.end();
+            if self.laps.is_due(offset, len) {
+                // Not lines that the consumer may still read.
+                if offset < 2 * len as u64 {
+                    return;
+                }
+                offset = 0;
+            }
+            let len = len.min(self.laps.own_ahead_most());
+            self.memory.own_data((offset & (self.data.bytes - 1)) as usize, len);
         }
+    }
+
+    /// Whether a payload of this length is written in pieces.
+    #[inline(always)]
+    fn has_pieces(&self, len: usize) -> bool {
+        len >= PIECES_LEAST && self.laps.piece_bytes(len) < len
+    }
+
+    /// Whether a payload of this length goes to the bulk ring.
+    #[inline(always)]
+    fn goes_to_bulk(&self, len: usize) -> bool {
+        self.bulk.as_ref().is_some_and(|bulk| bulk.taken && bulk.memory.takes(len))
     }
 
     /// The place of the next `len` bytes, in the data ring or, if allowed, in the bulk ring.
@@ -470,14 +512,45 @@ impl<M: LaneMemory> Producer<M> {
             return Err(Push::Full);
         }
         let place = |lane: &Self| match &lane.bulk {
-            Some(bulk) if may_bulk && bulk.taken && bulk.ring.takes(len) => bulk.ring.place(len).map(|place| place | IN_BULK),
+            Some(bulk) if may_bulk && bulk.taken && bulk.memory.takes(len) => bulk.ring.place(len).map(|place| place | IN_BULK),
             _ => lane.data.place(len),
         };
-        if let Some(place) = place(self) {
-            return Ok(place);
+        if self.laps.is_due(self.data.end(), len) && !(may_bulk && self.goes_to_bulk(len)) && self.ends_lap(len)? {
+            return Ok(0);
         }
-        self.look_at_head().map_err(Push::Down)?;
-        place(self).ok_or(Push::Full)
+        let found = match place(self) {
+            Some(found) => found,
+            None => {
+                self.look_at_head().map_err(Push::Down)?;
+                place(self).ok_or(Push::Full)?
+            }
+        };
+        if found == 0 {
+            self.laps.began();
+        }
+        Ok(found)
+    }
+
+    /// A place as its cell states it.
+    #[inline(always)]
+    fn told(&self, place: u64, len: usize) -> u64 {
+        if place & IN_BULK == 0 && self.laps.wants_report(place, len) { place | REPORTED } else { place }
+    }
+
+    /// Whether the lap ends here, and the next begins with `len` bytes.
+    #[cold]
+    #[inline(never)]
+    fn ends_lap(&mut self, len: usize) -> Result<bool, Push> {
+        let may_end = |lane: &Self| lane.data.may_end_lap(len, LAG);
+        if !may_end(self) {
+            self.look_at_head().map_err(Push::Down)?;
+        }
+        let ends = may_end(self);
+        match ends {
+            true => self.laps.began(),
+            false => self.laps.could_not_begin(self.data.end()),
+        }
+        Ok(ends)
     }
 
     /// Offers a ring of this process, the region with this number, for long payloads. Once for each lane.

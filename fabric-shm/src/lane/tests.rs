@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 mod pieces;
+mod short_laps;
 
 /// A block in the heap. The tests use one lane of it.
 struct Block {

@@ -46,7 +46,11 @@ impl Address {
     /// The same host with another port.
     pub fn with_port(&self, port: u16) -> Self {
         Self(match &self.0 {
-            Form::Ip(address) => Form::Ip(SocketAddr::new(address.ip(), port)),
+            &Form::Ip(mut address) => {
+                // Keeps the zone of an IPv6 address.
+                address.set_port(port);
+                Form::Ip(address)
+            }
             Form::Host(name, _) => Form::Host(name.clone(), port),
             Form::Malformed(word) => Form::Malformed(word.clone()),
         })
@@ -209,6 +213,7 @@ mod tests {
             assert!(word.parse::<Address>().is_err(), "{word}");
             assert!(matches!(Address::from(word).resolve(soon()), Err(UdpError::Address(_))), "{word}");
         }
+        assert_eq!(Address::from("[fe80::1%2]:9").with_port(7).to_string(), "[fe80::1%2]:7");
         let host = Address::from("hostx:7000");
         assert_eq!((host.port(), host.with_port(0).to_string(), host.ip()), (7000, "hostx:0".into(), None));
         assert!(Address::from("[::]:7").is_wildcard() && !Address::from("[::1]:7").is_wildcard() && !host.is_wildcard());

@@ -452,7 +452,8 @@ impl OutState {
         let by = far.by;
         // A lane that could not grow has shorter packets than others.
         let is_one = |link: &mut AnyLink| len <= link.whole_bytes() || (len <= WHOLE_BYTES && link.is_remote());
-        if self.by(by).is_none_or(is_one) {
+        // A message that was begun in packets ends in packets, even if the lane has grown meanwhile.
+        if !far.started && self.by(by).is_none_or(is_one) {
             // SAFETY: readable for `len` bytes (caller).
             let bytes = unsafe { std::slice::from_raw_parts(bytes, len) };
             return match if by == 0 && self.bound.is_none() { self.send_whole(tag, bytes) } else { self.push_one(by, tag, bytes) }
