@@ -266,6 +266,16 @@ mod tests {
             self.drained.told = self.drained.head;
         }
 
+        fn go(&mut self, step: Step) {
+            match step {
+                Step::Write(len, ends_lap) => _ = self.write(len, ends_lap),
+                Step::Read => self.read(),
+                Step::ReadAndReport => self.read_and_report(),
+                Step::Look => self.look(),
+                Step::Move => self.go_on_in_another(),
+            }
+        }
+
         fn look(&mut self) {
             self.filled.see(self.drained.told).unwrap();
         }
@@ -298,13 +308,7 @@ mod tests {
         fn unread_bytes_are_never_written_over(steps in proptest::collection::vec(step(), 0..300)) {
             let mut both = Both::new();
             for step in steps {
-                match step {
-                    Step::Write(len, ends_lap) => drop(both.write(len, ends_lap)),
-                    Step::Read => both.read(),
-                    Step::ReadAndReport => both.read_and_report(),
-                    Step::Look => both.look(),
-                    Step::Move => both.go_on_in_another(),
-                }
+                both.go(step);
                 prop_assert!(both.has_moved || both.filled.tail - both.filled.head_seen <= BYTES as u64);
             }
             // The longest packet finds room once all is read, however little of that was reported.
@@ -319,12 +323,7 @@ mod tests {
         fn what_fits_finds_room(steps in proptest::collection::vec(step(), 0..100), len in 1..BYTES, ends in any::<u64>()) {
             let mut both = Both::new();
             for step in steps {
-                match step {
-                    Step::Write(len, ends_lap) => drop(both.write(len, ends_lap)),
-                    Step::Read => both.read(),
-                    Step::ReadAndReport => both.read_and_report(),
-                    _ => both.look(),
-                }
+                both.go(step);
             }
             let packet = 2048;
             if both.filled.fits(len, packet) {
