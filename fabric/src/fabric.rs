@@ -70,6 +70,25 @@ pub trait Sink {
         payload: Payload<'_>,
     ) -> Verdict;
 
+    /// Returns a buffer of at least `head.total` bytes for a message that its sender is still writing. Returns `None` if the program has
+    /// none, or if the message is not the next one of this sender. The fabric calls it under the baton. It may write into the buffer
+    /// although the message does not arrive.
+    fn buffer_for(
+        &mut self,
+        _source: NodeId,
+        _incarnation: Incarnation,
+        _priority: Priority,
+        _head: &PacketHead,
+    ) -> Option<&mut [u8]> {
+        None
+    }
+
+    /// The message has arrived in the buffer. The fabric calls this right after [`buffer_for`](Self::buffer_for), with the same arguments.
+    /// Returns whether the fabric should stop and take nothing more.
+    fn copied(&mut self, _source: NodeId, _incarnation: Incarnation, _priority: Priority, _head: &PacketHead) -> bool {
+        true
+    }
+
     /// Reports that the link from `source` broke the rules. The fabric reads no more of it, and its remaining packets are lost.
     fn damaged(&mut self, source: NodeId, priority: Priority, reason: &'static str);
 }

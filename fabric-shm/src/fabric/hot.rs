@@ -2,9 +2,9 @@
 
 use crate::board::LatencyHistogram;
 use crate::domain::PeerInbox;
-use crate::lane::{Consumer, FirstWord, Peek, RawMemory, Seen, SeriesEnd, age};
+use crate::lane::{Consumer, FirstWord, Opened, Peek, RawMemory, Seen, SeriesEnd, age};
 use crate::region::PeerRegion;
-use doorbell_fabric::{Envelope, Incarnation, NodeId, PacketKind, Payload, Priority};
+use doorbell_fabric::{Envelope, Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Sink};
 use std::sync::Arc;
 
 /// How often a reader looks for the next packet of a message before it lets other work in: some microseconds.
@@ -43,6 +43,39 @@ impl Lane {
         if self.consumer.take(seen) {
             self.ring_producer();
         }
+    }
+
+    /// Whether a message waits that its sender is still writing, and that this end has not [declined](Consumer::decline).
+    #[inline(always)]
+    pub(super) fn is_opened(&self) -> bool {
+        self.consumer.is_opened() && !self.damaged && !self.later && self.is_of_known_life()
+    }
+
+    /// Copies the first message, which its sender is still writing, into the buffer of its receiver. `None` if it has no buffer, or if the
+    /// sender does not go on. Otherwise whether the receiver takes nothing more.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn copy_opened<S: Sink>(&mut self, first: FirstWord, sink: &mut S) -> Option<bool> {
+        let Self { source, incarnation, priority, .. } = *self;
+        let Some(opened) = self.consumer.opened(first) else {
+            self.consumer.decline();
+            return None;
+        };
+        let Opened { tag, sequence, len, .. } = opened;
+        let head = PacketHead { kind: PacketKind::Whole, tag, sequence, total: len as u64 };
+        let Some(buffer) = sink.buffer_for(source, incarnation, priority, &head).and_then(|buffer| buffer.get_mut(..len)) else {
+            self.consumer.decline();
+            return None;
+        };
+        if !self.consumer.copy_opened(&opened, buffer, PIECE_LOOKS) {
+            return None;
+        }
+        // Before the sink is called: if it panics, nobody reads in place what the producer has written over.
+        if self.consumer.take_from(opened.place, len) {
+            self.ring_producer();
+        }
+        self.asked_before = false;
+        Some(sink.copied(source, incarnation, priority, &head))
     }
 
     /// Records the latency of a packet with a time stamp.
@@ -150,24 +183,13 @@ impl Hot<'_> {
         accepts: impl FnOnce(u64) -> bool,
         buf: &mut [u8],
     ) -> Option<Envelope> {
-        let len = first.payload_bytes();
-        if !first.is_opened() || len > buf.len() {
-            return None;
-        }
         let Lane { source, incarnation, priority, ref mut consumer, .. } = *self.lane;
-        if consumer.unstamped_sequence() != Some(sequence) {
+        let opened = consumer.opened(first)?;
+        let Opened { tag, len, place, .. } = opened;
+        if len > buf.len() || opened.sequence != sequence || !accepts(tag) {
             return None;
         }
-        let tag = consumer.tag();
-        let place = if accepts(tag) { consumer.place(len, false)? } else { return None };
-        // SAFETY: the first packet's place, and `buf` has room (checked).
-        let is_whole = unsafe { consumer.copy_opened(place, len, buf.as_mut_ptr(), PIECE_LOOKS) };
-        // A packet whose words have changed is examined anew.
-        if !is_whole
-            || consumer.unstamped_sequence() != Some(sequence)
-            || consumer.tag() != tag
-            || consumer.place(len, false)? != place
-        {
+        if !consumer.copy_opened(&opened, &mut buf[..len], PIECE_LOOKS) {
             return None;
         }
         if consumer.take_from(place, len) {

@@ -212,6 +212,15 @@ impl ShmFabric {
             match lane.consumer.peek() {
                 Peek::Empty => break,
                 Peek::Moved => lane.consumer.follow(),
+                Peek::Kept => lane.consumer.settle(),
+                Peek::Opened(first) => {
+                    if let Some(stop) = lane.copy_opened(first, sink) {
+                        lane.consumer.refuse(false);
+                        return (taken + 1, stop);
+                    }
+                    // Its sender may be slow, so one such message is enough for one look.
+                    break;
+                }
                 Peek::Packet(seen) => {
                     // Read the clock before the packet is used, because its use may call the application.
                     let age = if seen.stamp != 0 { age(seen.stamp) } else { None };
@@ -412,12 +421,13 @@ impl ShmFabric {
         self.looks = (self.looks + (packets / PACKETS_PER_LOOK) as u32).min(IDLE_LOOKS - 1);
     }
 
-    /// Looks at the recently busy lanes up to `rounds` times. Returns true as soon as one has a packet.
+    /// Looks at the recently busy lanes up to `rounds` times. Returns true as soon as one has a packet, or
+    /// one that its producer is still writing.
     pub fn spin(&self, rounds: u32) -> bool {
         !self.busy.is_empty()
             && (0..rounds).any(|_| {
                 doorbell_fabric::sync::spin_hint();
-                self.busy.iter().any(|&lane| self.lanes[lane].is_news())
+                self.busy.iter().any(|&lane| self.lanes[lane].is_news() || self.lanes[lane].is_opened())
             })
     }
 

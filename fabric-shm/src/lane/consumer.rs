@@ -1,8 +1,9 @@
 //! The reading end of a lane.
 
 use super::bulk::{BulkMemory, IN_BULK};
+use super::pieces::Pieces;
 use super::ring::Drained;
-use super::{Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, PIECES_LEAST, REPORTED, check_word, piece_bytes, word};
+use super::{Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, REPORTED, check_word, word};
 #[cfg(not(loom))]
 use super::{RawMemory, SERIES_BYTES};
 #[cfg(not(loom))]
@@ -38,8 +39,22 @@ pub struct Consumer<M> {
     /// Length of the last payload that did not fit into its cell.
     last_len: usize,
     refusing: bool,
-    /// The position behind an opened packet that was not published in time, or 0.
+    /// The position behind an opened packet that this end copies no more until it is published, or 0.
     given_up: u64,
+    /// The position behind an opened packet for which the receiver had no buffer when it last looked, or 0.
+    declined: u64,
+    /// The first pieces of a packet that was given up, if this end had announced that it copies them.
+    kept: Option<Kept>,
+    /// The position behind that packet, or 0.
+    kept_at: u64,
+}
+
+/// The first pieces of a payload. Its producer may have written others in their places.
+struct Kept {
+    pieces: Pieces,
+    /// Their number.
+    copied: usize,
+    bytes: Vec<u8>,
 }
 
 /// The first packet of a lane: checked, and in private memory except for its payload.
@@ -52,6 +67,20 @@ pub struct Seen {
     /// The publishing time that the producer states, if the packet was sampled; else 0.
     pub stamp: u32,
     place: Place,
+}
+
+/// The first packet of a lane, while its producer writes it. Checked, and in private memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Opened {
+    /// The message's tag.
+    pub tag: u64,
+    /// Its sequence number.
+    pub sequence: u32,
+    /// Its length.
+    pub len: usize,
+    /// The place of its payload.
+    pub place: Place,
+    pieces: Pieces,
 }
 
 /// The place of the first packet's payload.
@@ -106,6 +135,10 @@ impl FirstWord {
 pub enum Peek {
     /// Nothing.
     Empty,
+    /// A message that its producer is still writing.
+    Opened(FirstWord),
+    /// A message of which this end keeps the first pieces: [`settle`](Consumer::settle) it and look again.
+    Kept,
     /// A packet.
     Packet(Seen),
     /// The producer goes on in the larger ring: [`follow`](Consumer::follow) it and look again.
@@ -138,6 +171,9 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             last_len: usize::MAX,
             refusing: false,
             given_up: 0,
+            declined: 0,
+            kept: None,
+            kept_at: 0,
         }
     }
 
@@ -155,6 +191,18 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         self.is_ready() && !self.refusing
     }
 
+    /// Whether a message waits that its producer is still writing, and that this end has not declined.
+    #[inline(always)]
+    pub fn is_opened(&self) -> bool {
+        self.declined != self.head + 1 && matches!(self.watch(1, true, || ()), Some(first) if first.is_opened())
+    }
+
+    /// Says that there is no buffer for the message that is opened. [`is_opened`](Self::is_opened) is false until the next message, so that
+    /// a thread does not spin for this one.
+    pub fn decline(&mut self) {
+        self.declined = self.head + 1;
+    }
+
     #[inline(always)]
     fn cell(&self) -> usize {
         (self.head & (self.memory.cell_count() as u64 - 1)) as usize
@@ -167,7 +215,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     }
 
     /// Looks for a packet up to `rounds` times, and calls `between` after each look that finds none. Returns the packet's first word.
-    /// With `also_opened` it also finds a packet that is only [opened](FirstWord::is_opened).
+    /// With `also_opened` it also finds a packet that is only [opened](FirstWord::is_opened), and that this end has not given up.
     #[inline(always)]
     pub fn watch(&self, rounds: u32, also_opened: bool, mut between: impl FnMut()) -> Option<FirstWord> {
         // An opened packet has a length and no kind.
@@ -177,7 +225,10 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         for _ in 0..rounds {
             let check = word.load(Ordering::Acquire);
             if check as u32 == position && check & enough != 0 {
-                return Some(FirstWord(check));
+                let first = FirstWord(check);
+                if !also_opened || !first.is_opened() || self.given_up != self.head + 1 {
+                    return Some(first);
+                }
             }
             between();
         }
@@ -185,11 +236,14 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     }
 
     /// The place of the first packet's payload, whose length `len` comes from the first word. `None` if it is not within the
-    /// lane.
+    /// lane, or not yet [settled](Self::settle).
     #[inline(always)]
     pub fn place(&self, len: usize, has_total: bool) -> Option<Place> {
         if len <= INLINE_BYTES && !has_total {
             return Some(Place::Inline);
+        }
+        if self.is_kept() {
+            return None;
         }
         let place = self.memory.cell_word(self.cell(), word::PLACE).load(Ordering::Relaxed);
         if place & IN_BULK != 0 {
@@ -203,7 +257,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     /// Examines the first packet without taking it.
     #[inline(always)]
     pub fn peek(&self) -> Peek {
-        self.watch(1, false, || ()).map_or(Peek::Empty, |first| self.examine(first))
+        self.watch(1, true, || ()).map_or(Peek::Empty, |first| self.examine(first))
     }
 
     /// Examines the first packet, whose first word was read since the last packet was taken.
@@ -214,12 +268,15 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         let len = (check >> 40) as usize;
         let Some(kind) = PacketKind::from_number((check >> 32) as u8) else {
             return match (check >> 32) as u8 {
-                OPENED => Peek::Empty,
+                OPENED => Peek::Opened(FirstWord(check)),
                 MOVED if self.may_move() => Peek::Moved,
                 _ => Peek::Damaged("a packet of unknown kind"),
             };
         };
         let Some(place) = self.place(len, kind.has_total()) else {
+            if self.is_kept() {
+                return Peek::Kept;
+            }
             return Peek::Damaged("a packet's payload lies outside the lane");
         };
         let total = if kind.has_total() { load(word::TOTAL) } else { len as u64 };
@@ -254,59 +311,115 @@ impl<M: LaneMemory + Clone> Consumer<M> {
 
     /// Whether a correct packet waits: one for the caller, or the packet behind which others are in the larger ring.
     pub fn has_packet(&self) -> bool {
-        matches!(self.peek(), Peek::Packet(_) | Peek::Moved)
+        matches!(self.peek(), Peek::Packet(_) | Peek::Moved | Peek::Kept)
     }
 
-    /// Copies the payload of the first packet, `len` bytes at `place`, which is opened, while its producer writes it. Returns true if
-    /// it was published meanwhile as a whole message of that length. Returns false after `looks` looks that found no further piece:
-    /// then `dst` has bytes without meaning, and the packet is not copied so again.
-    ///
-    /// # Safety
-    /// `place` is the [place](Self::place) of that packet, and `len` bytes are writable at `dst`.
-    pub unsafe fn copy_opened(&mut self, place: Place, len: usize, dst: *mut u8, looks: u32) -> bool {
-        if len < PIECES_LEAST {
-            // No producer opens what lies in its cell.
-            return false;
+    /// Whether this end keeps the first pieces of the first packet.
+    #[inline(always)]
+    fn is_kept(&self) -> bool {
+        self.kept_at == self.head + 1
+    }
+
+    /// Examines the first packet, which its producer is still writing. `None` if it is of another kind, was given up, or has words that no
+    /// producer writes.
+    pub fn opened(&self, first: FirstWord) -> Option<Opened> {
+        if !first.is_opened() || self.given_up == self.head + 1 {
+            return None;
         }
+        let len = first.payload_bytes();
+        let stated = self.memory.cell_word(self.cell(), word::PIECE).load(Ordering::Relaxed);
+        let (pieces, place) = (Pieces::stated(len, stated)?, self.place(len, false)?);
+        Some(Opened { tag: self.tag(), sequence: self.unstamped_sequence()?, len, place, pieces })
+    }
+
+    /// Copies the payload of an [opened](Self::opened) packet, the first one, into a buffer of its length while the producer writes it.
+    /// Returns true if the producer has published that message meanwhile. Returns false if it was too slow, `looks` looks for some pieces:
+    /// then the buffer has bytes without meaning, and this end does not copy that packet again before it is published.
+    pub fn copy_opened(&mut self, opened: &Opened, buffer: &mut [u8], looks: u32) -> bool {
+        let &Opened { len, place, pieces, .. } = opened;
+        debug_assert_eq!(buffer.len(), len);
         let (cell, whole) = (self.cell(), check_word(self.head + 1, PacketKind::Whole as u8, len));
-        let (mut copied, mut left) = (0, looks);
-        while left > 0 && self.given_up != self.head + 1 {
+        let has_window = matches!(place, Place::Data(..)) && pieces.count() > pieces.window();
+        let (mut copied, mut left, mut announced) = (0, looks, false);
+        while left > 0 {
             // Acquire: pairs with PUBLISH.
             let is_whole = self.memory.cell_word(cell, word::CHECK).load(Ordering::Acquire) == whole;
             // Acquire: pairs with WRITTEN.
             let written = self.memory.cell_word(cell, word::WRITTEN).load(Ordering::Acquire);
-            // Another process wrote the number.
-            let written = if is_whole { len } else { usize::try_from(written).unwrap_or(len).min(len) };
-            // Less than a piece is no progress, so a peer can make this end look at most so often for each piece.
-            if written > copied && (written == len || written >= copied + piece_bytes(len)) {
-                // SAFETY: the place holds `len` bytes in one piece, as many as are writable at `dst` (caller).
-                unsafe { self.copy_piece(place, copied, dst.add(copied), written - copied) };
-                (copied, left) = (written, looks);
+            let written = if is_whole { pieces.count() } else { usize::try_from(written).unwrap_or(0).min(pieces.count()) };
+            if written > copied {
+                // A producer that goes on while this end looks runs beside it, and uses the window.
+                announced |= has_window && copied > 0;
+                let map = self.memory.cell_word(cell, word::MAP).load(Ordering::Relaxed);
+                while copied < written {
+                    self.copy_piece(place, pieces, copied, map, buffer);
+                    copied += 1;
+                    if announced {
+                        // Release: pairs with COPIED.
+                        self.memory.control(Control::Copied).store((self.head + 1) << 8 | copied as u64, Ordering::Release);
+                    }
+                }
+                // A producer that writes each piece late does not hold this end for long, either.
+                left = (left + looks / 2).min(looks);
             } else {
                 // No pause: the next piece comes within a few journeys of a line, and a pause takes as long as one.
                 left -= 1;
             }
             if is_whole {
-                return true;
+                // Another process may have changed the words meanwhile.
+                let is_as_before = self.tag() == opened.tag
+                    && self.unstamped_sequence() == Some(opened.sequence)
+                    && self.place(len, false) == Some(place);
+                if is_as_before {
+                    return true;
+                }
+                break;
             }
+        }
+        if announced {
+            let bytes = buffer[..pieces.start(copied).min(len)].to_vec();
+            (self.kept, self.kept_at) = (Some(Kept { pieces, copied, bytes }), self.head + 1);
         }
         self.given_up = self.head + 1;
         false
     }
 
-    /// Copies a piece of the payload at `place`, from its byte `at` on.
-    ///
-    /// # Safety
-    /// The piece lies in the payload at this [place](Self::place), and `len` bytes are writable at `dst`.
-    unsafe fn copy_piece(&self, place: Place, at: usize, dst: *mut u8, len: usize) {
+    /// Puts a message together of which this end keeps the first pieces. It writes the payload to its place in the data ring, where the
+    /// other paths read it. Call it only when the packet is published: an honest producer then writes nothing there any more.
+    #[cold]
+    pub fn settle(&mut self) {
+        let position = std::mem::take(&mut self.kept_at);
+        let Some(Kept { pieces, copied, mut bytes }) = self.kept.take() else { return };
+        let (cell, len) = (self.cell(), pieces.payload_bytes());
+        // Acquire: pairs with PUBLISH.
+        let check = self.memory.cell_word(cell, word::CHECK).load(Ordering::Acquire);
+        if position != self.head + 1 || check != check_word(position, PacketKind::Whole as u8, len) {
+            // The producer has changed the length, or the kind. It only damages its own message.
+            return;
+        }
+        let map = self.memory.cell_word(cell, word::MAP).load(Ordering::Relaxed);
+        let Some(place @ Place::Data(at, _)) = self.place(len, false) else { return };
+        bytes.resize(len, 0);
+        for number in copied..pieces.count() {
+            self.copy_piece(place, pieces, number, map, &mut bytes);
+        }
+        // SAFETY: `place` checked that the ring holds `len` bytes there.
+        unsafe { self.memory.write_piece(at as usize, bytes.as_ptr(), len) };
+    }
+
+    /// Copies a piece of the payload at this [place](Self::place), of which `whole` is a buffer of its length.
+    fn copy_piece(&self, place: Place, pieces: Pieces, number: usize, map: u64, whole: &mut [u8]) {
+        let from = pieces.place(number, map);
+        let Some(dst) = whole.get_mut(pieces.start(number)..).and_then(|rest| rest.get_mut(..pieces.len_of(number))) else {
+            return;
+        };
+        let (dst, len) = (dst.as_mut_ptr(), dst.len());
         match (place, &self.bulk) {
-            // SAFETY: caller.
-            (Place::Data(place, _), _) => unsafe {
-                self.memory.read_piece(place as usize + at, dst, len);
-            },
+            // SAFETY: `place` checked that the ring holds the payload, and no piece lies behind its end; a slice.
+            (Place::Data(place, _), _) => unsafe { self.memory.read_piece(place as usize + from, dst, len) },
             #[cfg(not(loom))]
-            // SAFETY: caller.
-            (Place::Bulk(place), Some((memory, _))) => unsafe { crate::copies::copy_piece(memory.at(place).add(at), dst, len) },
+            // SAFETY: as above.
+            (Place::Bulk(place), Some((memory, _))) => unsafe { crate::copies::copy_piece(memory.at(place).add(from), dst, len) },
             // A packet in its cell is never opened.
             _ => {}
         }
@@ -405,7 +518,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
                         match self.peek() {
                             Peek::Packet(seen) => _ = self.take(&seen),
                             Peek::Moved => self.follow(),
-                            Peek::Empty | Peek::Damaged(_) => break,
+                            Peek::Empty | Peek::Opened(_) | Peek::Kept | Peek::Damaged(_) => break,
                         }
                     }
                     return true;
@@ -498,10 +611,10 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         for cell in 0..self.memory.cell_count() {
             self.memory.cell_word(cell, word::CHECK).store(0, Ordering::Relaxed);
         }
-        (self.head, self.given_up) = (0, 0);
+        (self.head, self.given_up, self.declined, self.kept_at, self.kept) = (0, 0, 0, 0, None);
         self.data = Drained::new(self.memory.data_bytes());
         (self.bulk, self.offered, self.answered) = (None, 0, false);
-        for control in [Control::Waiting, Control::Bulk, Control::BulkHead, Control::BulkTaken] {
+        for control in [Control::Waiting, Control::Bulk, Control::BulkHead, Control::BulkTaken, Control::Copied] {
             self.memory.control(control).store(0, Ordering::Relaxed);
         }
         self.tell();

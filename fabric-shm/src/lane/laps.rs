@@ -5,14 +5,14 @@
 //! they write faster into lines that the other side's cache no longer holds. So the producer tries both ways now and then, and
 //! compares the times between its messages.
 
-use super::{PIECES_LEAST, piece_bytes};
+use super::{PIECE_LEAST, PIECES_LEAST, data_room};
 
 /// The bytes that a short lap uses: a quarter of a small first-level cache, which also holds both sides' own buffers.
 pub(super) const SHORT: u64 = if cfg!(loom) { 64 } else { 8 << 10 };
 
-/// In whole laps: the shortest payload in pieces, and the shortest piece.
-const PIECES_LEAST_WHOLE: usize = if cfg!(loom) { PIECES_LEAST } else { 8 << 10 };
-const PIECE_WHOLE: usize = if cfg!(loom) { 64 } else { 2 << 10 };
+/// A payload of this length has pieces of [`PIECE_LONG`] bytes. A shorter one has shorter pieces, or in whole laps none.
+const LONG: usize = if cfg!(loom) { PIECES_LEAST } else { 8 << 10 };
+const PIECE_LONG: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 
 /// The shortest payload for which the laps matter. Streams of shorter ones lose more by reports than conversations gain.
 const LEAST: usize = if cfg!(loom) { 64 } else { 2 << 10 };
@@ -72,6 +72,17 @@ impl Laps {
         len >= LEAST && end > 0 && end + len as u64 > self.due
     }
 
+    /// Whether the producer should wait a little for the consumer where a lap is due and cannot begin. It should not where the lap has
+    /// only one message, which the consumer reads now: the next one then lies behind it.
+    pub fn is_patient(&self, end: u64, len: usize) -> bool {
+        end > data_room(len)
+    }
+
+    /// Whether the consumer's progress in a payload shows where its next pieces lie.
+    pub fn has_window(&self) -> bool {
+        self.is_short
+    }
+
     /// Records that a lap began.
     #[inline]
     pub fn began(&mut self) {
@@ -90,16 +101,18 @@ impl Laps {
     /// again soon. A lap grows long where the consumer lags behind, and reports would only wake the producer too often.
     #[inline(always)]
     pub fn wants_report(&self, place: u64, len: usize) -> bool {
-        len >= LEAST && self.is_short && place <= 2 * SHORT
+        len >= LEAST && self.is_short && place <= (2 * SHORT).max(len as u64)
     }
 
     /// The length of the pieces in which a payload of [`PIECES_LEAST`] bytes or more is written, or its own.
     #[inline]
     pub fn piece_bytes(&self, len: usize) -> usize {
         match self.is_short {
-            true => piece_bytes(len),
-            _ if len < PIECES_LEAST_WHOLE => len,
-            _ => piece_bytes(len).max(PIECE_WHOLE),
+            true if len < LONG => PIECE_LEAST,
+            true => PIECE_LONG,
+            false if len < LONG => len,
+            // The journeys of the cell cost more here.
+            false => (len / 8).next_multiple_of(64).max(PIECE_LONG),
         }
     }
 

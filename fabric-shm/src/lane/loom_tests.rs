@@ -118,7 +118,7 @@ fn exchange(cells: usize, data_bytes: usize, lens: &'static [usize]) {
             let seen = loop {
                 match consumer.peek() {
                     Peek::Packet(seen) => break seen,
-                    Peek::Empty => loom::thread::yield_now(),
+                    Peek::Empty | Peek::Opened(_) | Peek::Kept => loom::thread::yield_now(),
                     Peek::Moved => panic!("there is no larger ring"),
                     Peek::Damaged(what) => panic!("{what}"),
                 }
@@ -183,7 +183,7 @@ fn groups_arrive_whole() {
     });
 }
 
-/// A payload in three pieces, which the consumer copies while they are written.
+/// A payload in three pieces, which the consumer copies while they are written. The third may lie where the first was.
 #[test]
 fn pieces_arrive_whole() {
     loom::model(|| {
@@ -191,26 +191,30 @@ fn pieces_arrive_whole() {
         let mut producer = Producer::claim(memory.clone(), 1).unwrap();
         let mut consumer = Consumer::new(memory, None);
         let sender = loom::thread::spawn(move || {
-            let bytes = [1; PIECES_LEAST];
+            let mut bytes = [1; PIECES_LEAST];
+            (bytes[64], bytes[128]) = (2, 3);
             let head = PacketHead { kind: PacketKind::Whole, tag: 7, sequence: 0, total: PIECES_LEAST as u64 };
             // SAFETY: as many readable bytes.
             assert_eq!(unsafe { producer.push(&head, bytes.as_ptr(), PIECES_LEAST) }, Push::Done);
         });
         let mut bytes = [0; PIECES_LEAST];
-        if let Some(first) = consumer.watch(1, true, || ()) {
-            assert_eq!((first.payload_bytes(), consumer.tag(), consumer.unstamped_sequence()), (PIECES_LEAST, 7, Some(0)));
-            let place = consumer.place(PIECES_LEAST, false).unwrap();
-            // SAFETY: the first packet's place; the array has as many bytes.
-            if unsafe { consumer.copy_opened(place, PIECES_LEAST, bytes.as_mut_ptr(), 2) } {
-                assert_eq!((bytes[0], bytes[64], bytes[128]), (1, 1, 1));
+        if let Some(opened) = consumer.watch(1, true, || ()).and_then(|first| consumer.opened(first)) {
+            assert_eq!((opened.len, opened.tag, opened.sequence), (PIECES_LEAST, 7, 0));
+            if consumer.copy_opened(&opened, &mut bytes, 2) {
+                assert_eq!((bytes[0], bytes[64], bytes[128]), (1, 2, 3));
+                sender.join().unwrap();
+                return;
             }
         }
         sender.join().unwrap();
         // The packet is there by now, whatever was copied before.
+        if matches!(consumer.peek(), Peek::Kept) {
+            consumer.settle();
+        }
         let Peek::Packet(seen) = consumer.peek() else { panic!("no packet") };
         // SAFETY: from the latest peek; the array has as many bytes.
         unsafe { consumer.copy_out(&seen, bytes.as_mut_ptr()) };
-        assert_eq!((seen.len, bytes[0], bytes[64], bytes[128]), (PIECES_LEAST, 1, 1, 1));
+        assert_eq!((seen.len, bytes[0], bytes[64], bytes[128]), (PIECES_LEAST, 1, 2, 3));
     });
 }
 
@@ -243,7 +247,7 @@ fn packets_arrive_whole_over_a_move() {
                 match consumer.peek() {
                     Peek::Packet(seen) => break seen,
                     Peek::Moved => consumer.follow(),
-                    Peek::Empty => loom::thread::yield_now(),
+                    Peek::Empty | Peek::Opened(_) | Peek::Kept => loom::thread::yield_now(),
                     Peek::Damaged(what) => panic!("{what}"),
                 }
             };

@@ -19,10 +19,11 @@
 //! into the small one, and goes on in the larger ring. The consumer follows when it reads that packet. Positions go on.
 //!
 //! The producer writes a payload of some KiB in pieces. It *opens* the packet after the first piece: the cell's first word then has a
-//! position and a length, but no kind, so there is no packet yet. Another word counts the bytes that are written. A waiting consumer
+//! position and a length, but no kind, so there is no packet yet. Another word counts the pieces that are written. A waiting consumer
 //! may copy them while the producer writes the next piece; the message arrives only with the packet.
 //!
-//! The producer chooses where a payload lies in the data ring (`ring.rs`), and how it uses the ring (`laps.rs`).
+//! The producer chooses where a payload lies in the data ring (`ring.rs`), how it uses the ring (`laps.rs`), and where the later pieces
+//! of a payload lie (`pieces.rs`).
 //!
 //! A producer that dies at any instruction has either published its packet or not. Unpublished bytes are never a message. It
 //! trusts nothing in a lane: it copies a cell's words once, checks the copy, and uses that.
@@ -31,13 +32,14 @@ mod bulk;
 mod consumer;
 mod laps;
 mod memory;
+mod pieces;
 mod producer;
 mod ring;
 
 pub use bulk::{BULK_BYTES, BULK_LEAST, BulkMemory};
 #[cfg(not(loom))]
 pub use consumer::SeriesEnd;
-pub use consumer::{Consumer, FirstWord, Peek, Place, Seen};
+pub use consumer::{Consumer, FirstWord, Opened, Peek, Place, Seen};
 #[cfg(not(loom))]
 pub use memory::RawMemory;
 pub use memory::{Control, LaneMemory};
@@ -57,7 +59,12 @@ pub(crate) mod word {
     pub const PAYLOAD: usize = 3;
     pub const PLACE: usize = 3;
     pub const TOTAL: usize = 4;
+    /// Of a packet in pieces, the bytes of one.
+    pub const PIECE: usize = 4;
+    /// The number of pieces that are written.
     pub const WRITTEN: usize = 5;
+    /// Which of them lie in the window.
+    pub const MAP: usize = 6;
     pub const COUNT: usize = 8;
 }
 
@@ -83,10 +90,7 @@ pub const PIECES_LEAST: usize = if cfg!(loom) { 192 } else { 4 << 10 };
 
 /// The length of the shortest piece of a payload: long enough that the journeys of the cell, one for each piece, take a small part of
 /// the time.
-#[inline]
-pub(crate) fn piece_bytes(len: usize) -> usize {
-    if cfg!(loom) { 64 } else { (len / 8).next_multiple_of(64).max(1 << 10) }
-}
+pub(crate) const PIECE_LEAST: usize = if cfg!(loom) { 64 } else { 1 << 10 };
 
 /// One in this many packets of a lane carries a time stamp. A power of two.
 pub(crate) const STAMP_EVERY: u64 = 64;

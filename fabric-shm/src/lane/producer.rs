@@ -2,6 +2,7 @@
 
 use super::bulk::{BulkMemory, IN_BULK};
 use super::laps::{Laps, SHORT};
+use super::pieces::Pieces;
 use super::ring::Filled;
 use super::{
     Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, PIECES_LEAST, REPORTED, STAMP_EVERY, STAMPED, check_word, stamp, word,
@@ -31,8 +32,12 @@ const SELDOM_TICKS: u64 = 768;
 /// One in so many looks for the consumer's progress measures its distance, which takes two looks at the clock.
 const MEASURE_EVERY: u32 = 8;
 
-/// The most unread bytes with which a lap may end early.
+/// The most unread bytes with which a lap may end early, unless they are one message.
 const LAG: u64 = SHORT / 4 * 3;
+
+/// How often this end looks for the consumer's progress before a lap goes on, or a piece goes to its own place. Less than the copy of a
+/// piece takes: the consumer is about as fast as this end, or not there.
+const PATIENCE: u32 = if cfg!(any(loom, miri)) { 1 } else { 64 };
 
 /// The greatest length that a cell's first word can state, in whole lines.
 const LENGTH_MAX: usize = (1 << 24) - 64;
@@ -429,31 +434,51 @@ impl<M: LaneMemory> Producer<M> {
         let reserved = self.reserve(len, true)?;
         let told = self.told(reserved, len);
         let (place, bulk) = (reserved & !IN_BULK, self.bulk.as_mut().filter(|_| reserved & IN_BULK != 0));
-        let write = |at: usize, len: usize| match &bulk {
-            // SAFETY: readable (caller); inside the ring and not yet given to the consumer (reserve).
-            Some(bulk) => unsafe { crate::copies::copy_piece(bytes.add(at), bulk.memory.at(place).add(at), len) },
-            // SAFETY: as above.
-            None => unsafe { self.memory.write_piece(place as usize + at, bytes.add(at), len) },
+        let pieces = Pieces::of(len, self.laps.piece_bytes(len));
+        let write = |number: usize, map: u64| {
+            let (from, to, len) = (pieces.start(number), pieces.place(number, map), pieces.len_of(number));
+            match &bulk {
+                // SAFETY: readable (caller); inside the ring, and not yet given to the consumer or copied (reserve, copied).
+                Some(bulk) => unsafe { crate::copies::copy_piece(bytes.add(from), bulk.memory.at(place).add(to), len) },
+                // SAFETY: as above.
+                None => unsafe { self.memory.write_piece(place as usize + to, bytes.add(from), len) },
+            }
         };
+        // Before the words of the cell, whose line the consumer polls.
+        write(0, 0);
         let word = |index| self.memory.cell_word(cell, index);
         word(word::TAG).store(tag, Ordering::Relaxed);
         word(word::SEQUENCE).store(sequence.into(), Ordering::Relaxed);
         word(word::PLACE).store(told, Ordering::Relaxed);
-        let piece = self.laps.piece_bytes(len);
-        write(0, piece);
-        word(word::WRITTEN).store(piece as u64, Ordering::Relaxed);
+        word(word::PIECE).store(pieces.bytes() as u64, Ordering::Relaxed);
+        word(word::WRITTEN).store(1, Ordering::Relaxed);
+        word(word::MAP).store(0, Ordering::Relaxed);
         // Release: a consumer that sees this word sees the rest of the cell and the first piece.
         word(word::CHECK).store(check_word(self.tail + 1, OPENED, len), Ordering::Release);
-        let mut at = piece;
-        while len - at > piece {
-            write(at, piece);
-            at += piece;
-            // WRITTEN: release, so that a consumer that sees this number sees the bytes.
-            let order = if planted_bug("written") { Ordering::Relaxed } else { Ordering::Release };
-            word(word::WRITTEN).store(at as u64, order);
+        let window = if bulk.is_none() && self.laps.has_window() { pieces.window() } else { Pieces::MOST };
+        let (mut map, mut seen, mut looks) = (0, 0, PATIENCE);
+        for number in 1..pieces.count() {
+            if number >= window {
+                (0..looks).any(|_| {
+                    seen = seen.max(copied(&self.memory, self.tail));
+                    seen + window > number
+                });
+                let is_free = seen + window > number;
+                map |= u64::from(is_free) << number;
+                looks = if is_free { PATIENCE } else { 1 };
+            }
+            if number + 1 == pieces.count() {
+                fault_point!("lane.opened");
+            }
+            write(number, map);
+            // Right before the next store: the consumer polls this line, and would take it in between.
+            word(word::MAP).store(map, Ordering::Relaxed);
+            if number + 1 < pieces.count() {
+                // WRITTEN: release, so that a consumer that sees this number sees the bytes.
+                let order = if planted_bug("written") { Ordering::Relaxed } else { Ordering::Release };
+                word(word::WRITTEN).store(number as u64 + 1, order);
+            }
         }
-        fault_point!("lane.opened");
-        write(at, len - at);
         match bulk {
             Some(bulk) => bulk.ring.fill(place, len),
             None => self.data.fill(place, len),
@@ -541,14 +566,21 @@ impl<M: LaneMemory> Producer<M> {
     #[cold]
     #[inline(never)]
     fn ends_lap(&mut self, len: usize) -> Result<bool, Push> {
-        let may_end = |lane: &Self| lane.data.may_end_lap(len, LAG);
+        let may_end = |lane: &Self| lane.data.may_end_lap(len, LAG.max(len as u64));
         if !may_end(self) {
             self.look_at_head().map_err(Push::Down)?;
+        }
+        let is_patient = self.laps.is_patient(self.data.end(), len);
+        let mut looks = if is_patient { PATIENCE } else { 0 };
+        while looks > 0 && !may_end(self) {
+            self.see_head().map_err(Push::Down)?;
+            looks -= 1;
         }
         let ends = may_end(self);
         match ends {
             true => self.laps.began(),
-            false => self.laps.could_not_begin(self.data.end()),
+            false if is_patient => self.laps.could_not_begin(self.data.end()),
+            false => {}
         }
         Ok(ends)
     }
@@ -603,6 +635,15 @@ impl<M: LaneMemory> Producer<M> {
         }
         Ok(())
     }
+}
+
+/// How many pieces the consumer has copied of the packet at position `tail`, which is open. It reads none of them again.
+#[inline]
+fn copied<M: LaneMemory>(memory: &M, tail: u64) -> usize {
+    // COPIED: acquire, so that the consumer's reads of these pieces happen before our next writes there.
+    let order = if planted_bug("copied") { Ordering::Relaxed } else { Ordering::Acquire };
+    let copied = memory.control(Control::Copied).load(order);
+    if copied >> 8 == tail + 1 { copied as u8 as usize } else { 0 }
 }
 
 /// Whether the packet at a position states when it was published.

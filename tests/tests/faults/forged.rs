@@ -1,14 +1,17 @@
 //! Packets that no correct node sends, and the harm that they must not do to their receiver.
 
 use doorbell::Listener;
-use doorbell::{Error, Event, Match, Metric, Node, NodeId, Priority, Progress, Space};
-use doorbell_fabric::{PacketHead, PacketKind, Push};
+use doorbell::{Error, Event, Incarnation, Match, Metric, Node, NodeId, Operation, Payload, Priority, Progress, Received, Space};
+use doorbell_fabric::{Fabric, PacketHead, PacketKind, Push, Sink, Verdict};
+use doorbell_shm::copies::Distance;
 use doorbell_shm::domain::{JoinOptions, Membership, PeerInbox};
-use doorbell_shm::lane::{Producer, RawMemory};
+use doorbell_shm::fabric::ShmFabric;
+use doorbell_shm::lane::{LaneMemory, Producer, RawMemory};
 use doorbell_shm::layout::{MEETINGS_OFFSET, RINGS_OFFSET};
 use doorbell_tests::patience::{eventually, running, soon, until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 const CHUNK: u64 = 16 << 10;
 
@@ -337,4 +340,227 @@ fn lanes_whose_announcement_was_cleared_are_found_and_freed() {
         assert_eq!((got.incarnation, buf), (from, [number]));
     }
     sender.join().unwrap().unwrap();
+}
+
+/// A buffer that the test can look into.
+struct Glass(*mut [u8]);
+
+// SAFETY: the bytes are leaked, and only one thread uses them.
+unsafe impl Send for Glass {}
+
+impl Glass {
+    fn new(len: usize) -> Self {
+        Self(Box::leak(vec![0; len].into_boxed_slice()))
+    }
+}
+
+impl AsMut<[u8]> for Glass {
+    fn as_mut(&mut self) -> &mut [u8] {
+        // SAFETY: leaked, and only the owner of this value writes.
+        unsafe { &mut *self.0 }
+    }
+}
+
+/// A packet that a sender writes by hand: the words of its cell, and the payload.
+struct Written<'a> {
+    bytes: &'a [u8],
+    tag: u64,
+    sequence: u32,
+    place: u64,
+    piece: u64,
+    is_published: bool,
+}
+
+impl<'a> Written<'a> {
+    /// All pieces of the next message, without its end.
+    fn opened(forger: &Forger, bytes: &'a [u8]) -> Self {
+        Self { bytes, tag: 7, sequence: forger.sequence, place: 0, piece: 2048, is_published: false }
+    }
+}
+
+impl Forger {
+    /// Writes the next packet.
+    fn write(&self, written: &Written<'_>) {
+        let &Written { bytes, tag, sequence, place, piece, is_published } = written;
+        let (memory, position) = (ring(&self.target, Priority::Normal).1, self.producer.pushed());
+        let word = |index| memory.cell_word(position as usize & (memory.cell_count() - 1), index);
+        // SAFETY: a slice that is shorter than the ring, of which nothing else is used.
+        unsafe { memory.write_data(0, bytes.as_ptr(), bytes.len(), Distance::Near) };
+        let count = (bytes.len() as u64).div_ceil(2048);
+        // Tag, sequence number, place, bytes of a piece, pieces, map.
+        for (index, value) in [(1, tag), (2, sequence.into()), (3, place), (4, piece), (5, count), (6, 0)] {
+            word(index).store(value, Ordering::Relaxed);
+        }
+        let kind = if is_published { PacketKind::Whole as u64 } else { 0 };
+        word(0).store((position + 1) | (kind << 32) | ((bytes.len() as u64) << 40), Ordering::Release);
+    }
+
+    fn publish(&self, bytes: &[u8]) {
+        self.write(&Written { is_published: true, ..Written::opened(self, bytes) });
+    }
+}
+
+/// A node, a peer, and the receive of a message of 16 KiB from it.
+struct Opened {
+    node: Node,
+    forger: Forger,
+    bytes: Vec<u8>,
+    /// The buffer of the receive.
+    inside: *mut [u8],
+    receive: Option<Operation<Received<Glass>>>,
+}
+
+impl Opened {
+    fn new(capacity: usize) -> Self {
+        let space = Space::heap();
+        let node = victim("opened", &space);
+        let forger = Forger::join("opened", &space);
+        let glass = Glass::new(capacity);
+        let inside = glass.0;
+        let receive = node.start_recv(Match::from(NodeId(1)).tag(7), glass).unwrap();
+        // The node has looked at the lane.
+        node.progress().unwrap();
+        let bytes = (0..16 << 10_u32).map(|i| (i >> 6) as u8 | 1).collect();
+        Self { node, forger, bytes, inside, receive: Some(receive) }
+    }
+
+    /// Lets the node look at the lane often, and returns the contents of the buffer. The receive is not over.
+    fn found(&mut self) -> Vec<u8> {
+        (0..1000).for_each(|_| _ = self.node.progress().unwrap());
+        let Err(receive) = self.receive.take().unwrap().wait_until(Instant::now()) else { panic!("nothing is published") };
+        self.receive = Some(receive);
+        self.look()
+    }
+
+    fn look(&self) -> Vec<u8> {
+        // SAFETY: leaked; nobody writes meanwhile.
+        unsafe { (*self.inside).to_vec() }
+    }
+
+    fn result(&mut self) -> doorbell::Result<doorbell::Envelope> {
+        let Ok(received) = self.receive.take().unwrap().wait_until(soon()) else { panic!("the receive does not end") };
+        received.result
+    }
+}
+
+/// The sender writes all pieces of a message, and is slow with its end.
+#[test]
+fn a_message_that_is_still_written_goes_to_its_buffer_and_is_none_before_its_end() {
+    let mut opened = Opened::new(16 << 10);
+    opened.forger.write(&Written::opened(&opened.forger, &opened.bytes));
+    assert!(opened.found() == opened.bytes, "all pieces are copied");
+    assert!(opened.node.try_recv(Match::any(), &mut []).unwrap().is_none());
+    // The node has given up, and reads the payload again when it is published.
+    let other: Vec<u8> = opened.bytes.iter().map(|byte| !byte).collect();
+    opened.forger.publish(&other);
+    let envelope = opened.result().unwrap();
+    assert_eq!((envelope.tag, envelope.len), (7, other.len()));
+    assert!(opened.look() == other);
+}
+
+#[test]
+fn a_message_that_is_still_written_goes_to_no_other_buffer() {
+    let blank = vec![0; 16 << 10];
+    type Change = fn(&mut Written<'_>);
+    let wrong: [Change; 5] = [
+        |written| written.tag = 8,
+        |written| written.sequence += 1,
+        |written| written.piece = 0,
+        |written| written.piece = 64,
+        |written| written.place = 1 << 30,
+    ];
+    for (number, change) in wrong.into_iter().enumerate() {
+        let mut opened = Opened::new(16 << 10);
+        let mut written = Written::opened(&opened.forger, &opened.bytes);
+        change(&mut written);
+        opened.forger.write(&written);
+        assert!(opened.found() == blank, "{number}");
+        // A thread that waits sleeps all the same.
+        let parks = |node: &Node| node.metrics().unwrap()[Metric::Parks];
+        let before = parks(&opened.node);
+        until("the waiting thread sleeps", || {
+            let waited = opened.node.recv_until(Match::any().tag(9), &mut [], Instant::now() + Duration::from_millis(20));
+            assert!(matches!(waited, Err(Error::Timeout { .. })), "{number}");
+            (parks(&opened.node) > before).then_some(())
+        });
+    }
+    // Too long.
+    let mut opened = Opened::new((16 << 10) - 1);
+    opened.forger.write(&Written::opened(&opened.forger, &opened.bytes));
+    assert!(opened.found() == blank[1..]);
+    opened.forger.publish(&opened.bytes);
+    let bytes = opened.bytes.clone();
+    assert!(matches!(opened.result(), Err(Error::Truncated { message, .. }) if message.bytes == bytes));
+    // Withdrawn.
+    let mut opened = Opened::new(16 << 10);
+    opened.receive = None;
+    opened.forger.write(&Written::opened(&opened.forger, &opened.bytes));
+    (0..1000).for_each(|_| _ = opened.node.progress().unwrap());
+    assert!(opened.look() == blank);
+    opened.forger.publish(&opened.bytes);
+    let mut buf = blank.clone();
+    opened.node.recv_until(Match::any(), &mut buf, soon()).unwrap();
+    assert!(buf == opened.bytes && opened.look() == blank);
+}
+
+#[test]
+fn a_receive_ends_with_its_sender_who_wrote_only_a_part() {
+    let mut opened = Opened::new(16 << 10);
+    opened.forger.write(&Written::opened(&opened.forger, &opened.bytes));
+    assert!(opened.found() == opened.bytes);
+    opened.forger.membership.abandon();
+    assert!(matches!(opened.result(), Err(Error::PeerDied { .. } | Error::PeerLeft { .. })));
+}
+
+/// A receiver that has a buffer, and whose sender publishes the message while it looks for that buffer.
+struct Reader<'a> {
+    forger: &'a Forger,
+    bytes: &'a [u8],
+    buffer: Vec<u8>,
+    events: Vec<&'static str>,
+}
+
+impl Sink for Reader<'_> {
+    fn packet(&mut self, _: NodeId, _: Incarnation, _: Priority, _: &PacketHead, _: Payload<'_>) -> Verdict {
+        self.events.push("packet");
+        Verdict::Taken
+    }
+
+    fn buffer_for(&mut self, source: NodeId, _: Incarnation, _: Priority, head: &PacketHead) -> Option<&mut [u8]> {
+        assert_eq!((source, head.tag, head.total), (NodeId(1), 7, self.bytes.len() as u64));
+        self.events.push("buffer");
+        self.forger.publish(self.bytes);
+        Some(&mut self.buffer)
+    }
+
+    fn copied(&mut self, _: NodeId, _: Incarnation, _: Priority, head: &PacketHead) -> bool {
+        assert_eq!(head.tag, 7);
+        self.events.push("copied");
+        true
+    }
+
+    fn damaged(&mut self, _: NodeId, _: Priority, reason: &'static str) {
+        panic!("{reason}");
+    }
+}
+
+/// The fabric hands over such a message once, and then the next packet.
+#[test]
+fn a_message_that_is_copied_while_it_is_written_is_taken_once() {
+    let space = Space::heap();
+    let options = JoinOptions { id: Some(NodeId(0)), ..JoinOptions::new("reader", space.clone()) };
+    let mut fabric = ShmFabric::new(Arc::new(Membership::join(options).unwrap()), None);
+    let forger = Forger::join("reader", &space);
+    let bytes: Vec<u8> = (0..16 << 10_u32).map(|i| (i >> 7) as u8).collect();
+    let mut reader = Reader { forger: &forger, bytes: &bytes, buffer: vec![0xee; bytes.len() + 1], events: Vec::new() };
+    // The packet by which the forger moved to the larger ring makes the lane known.
+    fabric.poll(&mut reader, 64);
+    forger.write(&Written::opened(&forger, &bytes));
+    until("it is taken", || {
+        while fabric.next_change().is_some() {}
+        (fabric.poll(&mut reader, 64) > 0).then_some(())
+    });
+    assert_eq!(reader.events, ["buffer", "copied"]);
+    assert!(reader.buffer[..bytes.len()] == bytes && reader.buffer[bytes.len()] == 0xee);
+    (0..1000).for_each(|_| assert_eq!(fabric.poll(&mut reader, 64), 0));
 }

@@ -103,9 +103,51 @@ impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
         Verdict::Taken
     }
 
+    fn buffer_for(
+        &mut self,
+        source: NodeId,
+        incarnation: Incarnation,
+        priority: Priority,
+        head: &PacketHead,
+    ) -> Option<&mut [u8]> {
+        let assembly = &self.inbound.assemblies[source.index() * PRIORITIES + priority.index()];
+        if head.sequence != assembly.expected || assembly.active.is_some() {
+            return None;
+        }
+        let envelope = whole(source, incarnation, priority, head);
+        if let Some(at) = self.inbound.posted_at(&envelope) {
+            return Some(self.inbound.posted[at].buffer());
+        }
+        if self.satisfied || !self.direct.wants(&envelope) { None } else { self.direct.buffer() }
+    }
+
+    fn copied(&mut self, source: NodeId, incarnation: Incarnation, priority: Priority, head: &PacketHead) -> bool {
+        let envelope = whole(source, incarnation, priority, head);
+        self.count(source.index() * PRIORITIES + priority.index(), envelope.len);
+        self.inbound.turned_away = false;
+        // Nothing has changed since `buffer_for`, so this finds the same receive.
+        let verdict = match self.inbound.posted_for(&envelope) {
+            Some(receive) => {
+                receive.op.moved(envelope.len as u64);
+                receive.op.finish(Outcome::Received(envelope));
+                self.received()
+            }
+            None => {
+                self.direct.copied(&envelope);
+                self.given()
+            }
+        };
+        verdict == Verdict::TakenAndStop
+    }
+
     fn damaged(&mut self, source: NodeId, _priority: Priority, reason: &'static str) {
         self.inbound.news.push((source, News::Broken(reason)));
     }
+}
+
+/// The envelope of a message of one packet.
+fn whole(source: NodeId, incarnation: Incarnation, priority: Priority, head: &PacketHead) -> Envelope {
+    Envelope { source, incarnation, tag: head.tag, len: head.total as usize, sequence: head.sequence, priority }
 }
 
 impl<D: Direct> Dispatch<'_, D> {

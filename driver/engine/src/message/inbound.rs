@@ -138,6 +138,12 @@ pub trait Direct {
     fn take_long(&mut self) -> Option<RecvOp> {
         None
     }
+    /// Returns its buffer, if it has one, for an accepted message that the sender is still writing.
+    fn buffer(&mut self) -> Option<&mut [u8]> {
+        None
+    }
+    /// That message has arrived in the buffer.
+    fn copied(&mut self, _envelope: &Envelope) {}
     /// Whether it has its message, or waits for none.
     fn has(&self) -> bool;
     /// Whether it takes no further message.
@@ -436,11 +442,16 @@ impl Inbound {
         }
     }
 
-    /// The first posted receive that accepts a message.
+    /// Takes the first posted receive that accepts a message.
     pub fn posted_for(&mut self, envelope: &Envelope) -> Option<RecvOp> {
+        let at = self.posted_at(envelope)?;
+        self.posted.remove(at)
+    }
+
+    /// Finds the first posted receive that accepts a message.
+    pub fn posted_at(&mut self, envelope: &Envelope) -> Option<usize> {
         // Finished receives were cancelled from within recv_with: their buffers are gone.
         self.posted.retain(|receive| !receive.op.is_done());
-        let at = self.posted.iter().position(|receive| receive.accepts.matches(envelope))?;
-        self.posted.remove(at)
+        self.posted.iter().position(|receive| receive.accepts.matches(envelope))
     }
 }

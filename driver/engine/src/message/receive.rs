@@ -73,6 +73,12 @@ impl RecvOp {
         Outcome::Received(envelope)
     }
 
+    /// The buffer.
+    pub fn buffer(&mut self) -> &mut [u8] {
+        // SAFETY: valid and exclusive until the receive ends (RecvOp::new).
+        unsafe { std::slice::from_raw_parts_mut(self.ptr, self.capacity) }
+    }
+
     /// Copies a piece to its place. The caller checked that it ends within the capacity.
     pub fn write(&self, at: usize, payload: Payload<'_>) {
         debug_assert!(at + payload.len() <= self.capacity);

@@ -84,6 +84,14 @@ impl Direct for IntoBuffer<'_> {
         }
     }
 
+    fn buffer(&mut self) -> Option<&mut [u8]> {
+        Some(self.buf)
+    }
+
+    fn copied(&mut self, envelope: &Envelope) {
+        self.got = Some(Ok(*envelope));
+    }
+
     fn take_long(&mut self) -> Option<RecvOp> {
         let op = Op::new();
         self.long = Some(op.clone());
@@ -502,7 +510,8 @@ impl Node {
     }
 
     /// Receives a message if a whole one is there now. Returns `None` without waiting if there is none. If the first part of a
-    /// message is there, waits for the rest while more of it keeps arriving, up to 100 ms.
+    /// message is there, waits for the rest while more of it keeps arriving, up to 100 ms. If it returns `None`, the contents of `buf` are
+    /// unspecified, too.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -559,7 +568,7 @@ impl Node {
     }
 
     /// Begins to receive a message into an owned buffer and returns at once. Receives match in the order in which they were
-    /// begun.
+    /// begun. The contents of the buffer behind the message are unspecified, and all of them if no message was received.
     ///
     /// The sender of a large message may copy it into the buffer itself, if it asks for that. A receive that is cancelled or
     /// dropped meanwhile takes the permission back, and waits up to 100 ms until the sender has let go. A sender whose process is
