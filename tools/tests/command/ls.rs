@@ -1,4 +1,4 @@
-use super::support::{Ended, domain, doorbell, ended, eventually, kill, node, nothing_is_left, segments};
+use super::support::{Ended, domain, doorbell, ended, eventually, kill, node, nothing_is_left, segments, send};
 use doorbell::Lock;
 use doorbell::{Node, Resource, Role};
 use serde_json::{Value, json};
@@ -27,6 +27,8 @@ fn nodes_are_seen_alive_and_dead_and_are_cleaned_up_after() {
         assert!(node["bytes"].as_u64().unwrap() > 100 << 10);
     }
 
+    // It would notice the death, and leave in good order.
+    send(libc::SIGSTOP, first.id());
     let pid = second.id();
     kill(second);
     let table = ended(&["ls", &name]).stdout;
