@@ -38,6 +38,8 @@ pub enum Who {
     Aeron,
     /// A ring of bytes that a program would write for itself
     Ring,
+    /// A Unix socket
+    Unix,
     /// QUIC, which encrypts, over UDP
     Quinn,
     /// The bare counter barrier
@@ -46,7 +48,7 @@ pub enum Who {
 
 impl Who {
     /// All, in the order of the columns.
-    pub const ALL: [Who; 15] = [
+    pub const ALL: [Who; 16] = [
         Who::Doorbell,
         Who::Foreground,
         Who::Ucx,
@@ -60,6 +62,7 @@ impl Who {
         Who::Iceoryx2,
         Who::Aeron,
         Who::Ring,
+        Who::Unix,
         Who::Quinn,
         Who::Floor,
     ];
@@ -80,6 +83,7 @@ impl Who {
             Who::Iceoryx2 => "iceoryx2",
             Who::Aeron => "Aeron",
             Who::Ring => "plain ring",
+            Who::Unix => "Unix socket",
             Who::Quinn => "quinn",
             Who::Floor => "bare barrier",
         }
@@ -111,6 +115,7 @@ impl Who {
             Who::Iceoryx2 => "iceoryx2",
             Who::Aeron => "aeron",
             Who::Ring => "ring",
+            Who::Unix => "unix",
             Who::Quinn => "quinn",
         }
     }
@@ -174,6 +179,7 @@ impl Peer {
             Work::PutOverlap | Work::SendOverlap | Work::ReceiveOverlap => {
                 matches!(self.who, Who::Doorbell | Who::Ucx | Who::Mpi | Who::Impi) || self.who.is_helped()
             }
+            _ if self.who == Who::Unix => matches!(table.work, Work::Latency | Work::Rate | Work::OneWay),
             Work::Handler => matches!(self.who, Who::Doorbell | Who::UcxActive | Who::Aeron),
             Work::Latency | Work::Batch => !self.is_special() || self.who == Who::UcxActive,
             _ => !self.is_special(),
@@ -210,6 +216,7 @@ fn peer(installed: &Path, who: Who) -> Peer {
         Who::Iceoryx2 => Program::Own(installed.join("bin/peer-iceoryx2")),
         Who::Aeron => Program::Own(installed.join("bin/peer-aeron")),
         Who::Ring => Program::Own(installed.join("bin/peer-ring")),
+        Who::Unix => Program::Own(installed.join("bin/peer-unix")),
         Who::Quinn => Program::Own(installed.join("bin/peer-quinn")),
     };
     let file = match &program {

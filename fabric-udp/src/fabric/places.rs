@@ -15,6 +15,12 @@ use doorbell_fabric::{Incarnation, NodeId, Verdict};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
+/// The time between two questions for a name that cannot be found.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
+
+/// The time for the names of all places to seek.
+const SEEK_WITHIN: Duration = Duration::from_secs(2);
+
 /// The places that a node's settings name.
 #[derive(Clone, Debug, Default)]
 pub struct Places {
@@ -47,8 +53,8 @@ impl Places {
     }
 
     /// Looks up all names, and writes the addresses to use into the options. Blocks until a node answers at each place to connect to
-    /// that has several addresses, or until `deadline`. A place to seek whose name cannot be found is left out, with a warning,
-    /// because the node there may not be up either.
+    /// that has several addresses, or until `deadline`. Asks again for the name of a place to connect to, because that machine may
+    /// just be starting. A place to seek whose name cannot be found at once is left out, with a warning.
     ///
     /// # Errors
     /// [`UdpError`]: a name cannot be found, no address of a name can be listened at, or no node answers at any.
@@ -58,19 +64,21 @@ impl Places {
             options.listen.push(first_to_bind(place, place.resolve(deadline)?)?);
         }
         for place in &self.connect {
-            let found: Vec<_> = place.resolve(deadline)?.into_iter().map(to_reach).collect();
+            let found: Vec<_> = in_time(deadline, || place.resolve(deadline))?.into_iter().map(to_reach).collect();
             let chosen = match found[..] {
                 [only] => only,
                 _ => find(domain, about, place, &found, options, deadline)?,
             };
             options.connect.push(chosen);
         }
+        // A resolver that does not answer leaves time to join.
+        let soon = deadline.min(Instant::now() + SEEK_WITHIN);
         for place in &self.seek {
             if let Some(at) = self.connect.iter().position(|other| other == place) {
                 options.seek.push(options.connect[at]);
                 continue;
             }
-            match place.resolve(deadline) {
+            match place.resolve(soon) {
                 Ok(found) => options.seek.extend(found.into_iter().map(to_reach)),
                 Err(error @ UdpError::Name { .. }) => tracing::warn!("{error}; this node does not seek that one"),
                 Err(error) => return Err(error),
@@ -80,6 +88,16 @@ impl Places {
             options.listen = links_for(&options.connect, &mut options.seek);
         }
         Ok(())
+    }
+}
+
+/// The answer to a question for a name. Asks again while the name cannot be found, until `deadline`.
+fn in_time<T>(deadline: Instant, mut ask: impl FnMut() -> Result<T, UdpError>) -> Result<T, UdpError> {
+    loop {
+        match ask() {
+            Err(UdpError::Name { .. }) if Instant::now() + ASK_AGAIN < deadline => std::thread::sleep(ASK_AGAIN),
+            answer => return answer,
+        }
     }
 }
 
@@ -275,6 +293,27 @@ mod tests {
 
     fn at(address: &str) -> SocketAddr {
         address.parse().unwrap()
+    }
+
+    #[test]
+    fn a_name_that_appears_later_is_found_and_another_is_given_up_in_time() {
+        let unknown = || UdpError::Name { name: "hostx".into(), reason: "not known".into() };
+        let mut asked = 0;
+        let found = in_time(Instant::now() + Duration::from_secs(60), || {
+            asked += 1;
+            if asked < 3 { Err(unknown()) } else { Ok(7) }
+        });
+        assert!(matches!(found, Ok(7)) && asked == 3);
+        let began = Instant::now();
+        let never = in_time(began + 3 * ASK_AGAIN, || Err::<(), _>(unknown()));
+        assert!(matches!(never, Err(UdpError::Name { .. })) && began.elapsed() < 3 * ASK_AGAIN);
+        // Another failure is final.
+        let mut asked = 0;
+        let malformed = in_time(began + Duration::from_secs(60), || {
+            asked += 1;
+            Address::from("::x").resolve(began)
+        });
+        assert!(matches!(malformed, Err(UdpError::Address(_))) && asked == 1);
     }
 
     #[test]

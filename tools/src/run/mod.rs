@@ -128,7 +128,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     outcome
 }
 
-const KEY_HINT: &str = "--key-file wants the same file on all machines";
+const KEY_HINT: &str = "all machines need the same key file";
 
 /// How nodes of other machines reach these nodes.
 enum Network {
@@ -149,7 +149,10 @@ impl Network {
         }
         match network {
             None if args.key_file.is_some() => {
-                return Err(Failure::usage("--key-file is for a domain on a network", "add --listen or --connect"));
+                return Err(Failure::usage(
+                    "a key file (--key-file, or key-file in the configuration) is for a domain on a network",
+                    "add --listen or --connect",
+                ));
             }
             Some(_) => {
                 if let Some(path) = key_file(args.key_file.clone())? {
