@@ -76,6 +76,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..Default::default() })]
+
         #[test]
         fn pieces_cover_a_payload_and_stay_in_its_part(len in PIECES_LEAST..1 << 24, piece in 0..1_usize << 16, map: u64) {
             let pieces = Pieces::of(len, (piece & !63).max(PIECE_LEAST));
