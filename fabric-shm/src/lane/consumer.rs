@@ -305,6 +305,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             self.memory = larger.clone();
             self.report_after = report_after(&self.memory);
             self.data.go_on_in(self.memory.data_bytes());
+            self.kept = None;
             self.head += 1;
         }
     }
@@ -338,6 +339,8 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     pub fn copy_opened(&mut self, opened: &Opened, buffer: &mut [u8], looks: u32) -> bool {
         let &Opened { len, place, pieces, .. } = opened;
         debug_assert_eq!(buffer.len(), len);
+        // Of an earlier packet, if any.
+        self.kept = None;
         let (cell, whole) = (self.cell(), check_word(self.head + 1, PacketKind::Whole as u8, len));
         let has_window = matches!(place, Place::Data(..)) && pieces.count() > pieces.window();
         let (mut copied, mut left, mut announced) = (0, looks, false);

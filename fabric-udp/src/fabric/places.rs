@@ -71,14 +71,14 @@ impl Places {
             };
             options.connect.push(chosen);
         }
-        // A resolver that does not answer leaves time to join.
-        let soon = deadline.min(Instant::now() + SEEK_WITHIN);
+        // A resolver that does not answer for one name leaves time for the others, and to join.
+        let share = SEEK_WITHIN / self.seek.len().max(1) as u32;
         for place in &self.seek {
             if let Some(at) = self.connect.iter().position(|other| other == place) {
                 options.seek.push(options.connect[at]);
                 continue;
             }
-            match place.resolve(soon) {
+            match place.resolve(deadline.min(Instant::now() + share)) {
                 Ok(found) => options.seek.extend(found.into_iter().map(to_reach)),
                 Err(error @ UdpError::Name { .. }) => tracing::warn!("{error}; this node does not seek that one"),
                 Err(error) => return Err(error),
