@@ -1,15 +1,18 @@
 //! The reading end of a lane.
 
+mod opened;
+
 use super::bulk::{BulkMemory, IN_BULK};
-use super::pieces::Pieces;
 use super::ring::Drained;
-use super::{Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, REPORTED, check_word, word};
+use super::{Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, REPORTED, word};
 #[cfg(not(loom))]
-use super::{RawMemory, SERIES_BYTES};
+use super::{RawMemory, SERIES_BYTES, check_word};
 #[cfg(not(loom))]
 use doorbell_fabric::Payload;
 use doorbell_fabric::sync::{Ordering, light_barrier};
 use doorbell_fabric::{PacketHead, PacketKind};
+use opened::Kept;
+pub use opened::Opened;
 
 /// The number of cells by which the consumer prefetches ahead. In a stream those cells are written by then, and only the next few
 /// instructions would overlap the journey of each line. In a conversation the line is here already, from the lap before.
@@ -45,16 +48,8 @@ pub struct Consumer<M> {
     declined: u64,
     /// The first pieces of a packet that was given up, if this end had announced that it copies them.
     kept: Option<Kept>,
-    /// The position behind that packet, or 0.
+    /// The position behind that packet, or 0: a number that the path of small messages compares without a look at the pieces.
     kept_at: u64,
-}
-
-/// The first pieces of a payload. Its producer may have written others in their places.
-struct Kept {
-    pieces: Pieces,
-    /// Their number.
-    copied: usize,
-    bytes: Vec<u8>,
 }
 
 /// The first packet of a lane: checked, and in private memory except for its payload.
@@ -67,20 +62,6 @@ pub struct Seen {
     /// The publishing time that the producer states, if the packet was sampled; else 0.
     pub stamp: u32,
     place: Place,
-}
-
-/// The first packet of a lane, while its producer writes it. Checked, and in private memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Opened {
-    /// The message's tag.
-    pub tag: u64,
-    /// Its sequence number.
-    pub sequence: u32,
-    /// Its length.
-    pub len: usize,
-    /// The place of its payload.
-    pub place: Place,
-    pieces: Pieces,
 }
 
 /// The place of the first packet's payload.
@@ -189,18 +170,6 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     #[inline(always)]
     pub fn is_news(&self) -> bool {
         self.is_ready() && !self.refusing
-    }
-
-    /// Whether a message waits that its producer is still writing, and that this end has not declined.
-    #[inline(always)]
-    pub fn is_opened(&self) -> bool {
-        self.declined != self.head + 1 && matches!(self.watch(1, true, || ()), Some(first) if first.is_opened())
-    }
-
-    /// Says that there is no buffer for the message that is opened. [`is_opened`](Self::is_opened) is false until the next message, so that
-    /// a thread does not spin for this one.
-    pub fn decline(&mut self) {
-        self.declined = self.head + 1;
     }
 
     #[inline(always)]
@@ -313,119 +282,6 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     /// Whether a correct packet waits: one for the caller, or the packet behind which others are in the larger ring.
     pub fn has_packet(&self) -> bool {
         matches!(self.peek(), Peek::Packet(_) | Peek::Moved | Peek::Kept)
-    }
-
-    /// Whether this end keeps the first pieces of the first packet.
-    #[inline(always)]
-    fn is_kept(&self) -> bool {
-        self.kept_at == self.head + 1
-    }
-
-    /// Examines the first packet, which its producer is still writing. `None` if it is of another kind, was given up, or has words that no
-    /// producer writes.
-    pub fn opened(&self, first: FirstWord) -> Option<Opened> {
-        if !first.is_opened() || self.given_up == self.head + 1 {
-            return None;
-        }
-        let len = first.payload_bytes();
-        let stated = self.memory.cell_word(self.cell(), word::PIECE).load(Ordering::Relaxed);
-        let (pieces, place) = (Pieces::stated(len, stated)?, self.place(len, false)?);
-        Some(Opened { tag: self.tag(), sequence: self.unstamped_sequence()?, len, place, pieces })
-    }
-
-    /// Copies the payload of an [opened](Self::opened) packet, the first one, into a buffer of its length while the producer writes it.
-    /// Returns true if the producer has published that message meanwhile. Returns false if it was too slow, `looks` looks for some pieces:
-    /// then the buffer has bytes without meaning, and this end does not copy that packet again before it is published.
-    pub fn copy_opened(&mut self, opened: &Opened, buffer: &mut [u8], looks: u32) -> bool {
-        let &Opened { len, place, pieces, .. } = opened;
-        debug_assert_eq!(buffer.len(), len);
-        // Of an earlier packet, if any.
-        self.kept = None;
-        let (cell, whole) = (self.cell(), check_word(self.head + 1, PacketKind::Whole as u8, len));
-        let has_window = matches!(place, Place::Data(..)) && pieces.count() > pieces.window();
-        let (mut copied, mut left, mut announced) = (0, looks, false);
-        while left > 0 {
-            // Acquire: pairs with PUBLISH.
-            let is_whole = self.memory.cell_word(cell, word::CHECK).load(Ordering::Acquire) == whole;
-            // Acquire: pairs with WRITTEN.
-            let written = self.memory.cell_word(cell, word::WRITTEN).load(Ordering::Acquire);
-            let written = if is_whole { pieces.count() } else { usize::try_from(written).unwrap_or(0).min(pieces.count()) };
-            if written > copied {
-                // A producer that goes on while this end looks runs beside it, and uses the window.
-                announced |= has_window && copied > 0;
-                let map = self.memory.cell_word(cell, word::MAP).load(Ordering::Relaxed);
-                while copied < written {
-                    self.copy_piece(place, pieces, copied, map, buffer);
-                    copied += 1;
-                    if announced {
-                        // Release: pairs with COPIED.
-                        self.memory.control(Control::Copied).store((self.head + 1) << 8 | copied as u64, Ordering::Release);
-                    }
-                }
-                // A producer that writes each piece late does not hold this end for long, either.
-                left = (left + looks / 2).min(looks);
-            } else {
-                // No pause: the next piece comes within a few journeys of a line, and a pause takes as long as one.
-                left -= 1;
-            }
-            if is_whole {
-                // Another process may have changed the words meanwhile.
-                let is_as_before = self.tag() == opened.tag
-                    && self.unstamped_sequence() == Some(opened.sequence)
-                    && self.place(len, false) == Some(place);
-                if is_as_before {
-                    return true;
-                }
-                break;
-            }
-        }
-        if announced {
-            let bytes = buffer[..pieces.start(copied).min(len)].to_vec();
-            (self.kept, self.kept_at) = (Some(Kept { pieces, copied, bytes }), self.head + 1);
-        }
-        self.given_up = self.head + 1;
-        false
-    }
-
-    /// Puts a message together of which this end keeps the first pieces. It writes the payload to its place in the data ring, where the
-    /// other paths read it. Call it only when the packet is published: an honest producer then writes nothing there any more.
-    #[cold]
-    pub fn settle(&mut self) {
-        let position = std::mem::take(&mut self.kept_at);
-        let Some(Kept { pieces, copied, mut bytes }) = self.kept.take() else { return };
-        let (cell, len) = (self.cell(), pieces.payload_bytes());
-        // Acquire: pairs with PUBLISH.
-        let check = self.memory.cell_word(cell, word::CHECK).load(Ordering::Acquire);
-        if position != self.head + 1 || check != check_word(position, PacketKind::Whole as u8, len) {
-            // The producer has changed the length, or the kind. It only damages its own message.
-            return;
-        }
-        let map = self.memory.cell_word(cell, word::MAP).load(Ordering::Relaxed);
-        let Some(place @ Place::Data(at, _)) = self.place(len, false) else { return };
-        bytes.resize(len, 0);
-        for number in copied..pieces.count() {
-            self.copy_piece(place, pieces, number, map, &mut bytes);
-        }
-        // SAFETY: `place` checked that the ring holds `len` bytes there.
-        unsafe { self.memory.write_piece(at as usize, bytes.as_ptr(), len) };
-    }
-
-    /// Copies a piece of the payload at this [place](Self::place), of which `whole` is a buffer of its length.
-    fn copy_piece(&self, place: Place, pieces: Pieces, number: usize, map: u64, whole: &mut [u8]) {
-        let from = pieces.place(number, map);
-        let Some(dst) = whole.get_mut(pieces.start(number)..).and_then(|rest| rest.get_mut(..pieces.len_of(number))) else {
-            return;
-        };
-        let (dst, len) = (dst.as_mut_ptr(), dst.len());
-        match (place, &self.bulk) {
-            // SAFETY: `place` checked that the ring holds the payload, and no piece lies behind its end; a slice.
-            (Place::Data(place, _), _) => unsafe { self.memory.read_piece(place as usize + from, dst, len) },
-            #[cfg(not(loom))]
-            // SAFETY: as above.
-            (Place::Bulk(place), Some((memory, _))) => unsafe { crate::copies::copy_piece(memory.at(place).add(from), dst, len) },
-            // A packet in its cell is never opened.
-            _ => {}
-        }
     }
 
     /// Copies the payload of the first packet.

@@ -503,6 +503,24 @@ fn a_message_that_is_still_written_goes_to_no_other_buffer() {
     assert!(buf == opened.bytes && opened.look() == blank);
 }
 
+/// A thread that receives without a posted buffer, in the turn of the engine.
+#[test]
+fn a_message_that_is_still_written_goes_to_the_buffer_of_a_waiting_thread() {
+    let mut opened = Opened::new(1);
+    let withdrawn = opened.receive.take();
+    drop(withdrawn);
+    opened.forger.write(&Written::opened(&opened.forger, &opened.bytes));
+    let mut buf = vec![0; opened.bytes.len()];
+    for _ in 0..1000 {
+        assert!(opened.node.try_recv(Match::any().tag(7), &mut buf).unwrap().is_none());
+    }
+    assert!(buf == opened.bytes, "all pieces are copied");
+    opened.forger.publish(&opened.bytes);
+    buf.fill(0);
+    opened.node.recv_until(Match::any().tag(7), &mut buf, soon()).unwrap();
+    assert!(buf == opened.bytes);
+}
+
 #[test]
 fn a_receive_ends_with_its_sender_who_wrote_only_a_part() {
     let mut opened = Opened::new(16 << 10);
