@@ -72,7 +72,8 @@ impl Findings {
         for (leg, sections) in peers::legs(who, table, false).iter().zip(&answer.legs) {
             for seen in sections {
                 let [before, after] = seen.hops;
-                if seen.shared || before.max(after) > MOVED * before.min(after) {
+                let is_probed = before.min(after) > 0.0;
+                if seen.shared || !is_probed || before.max(after) > MOVED * before.min(after) {
                     self.left_out += 1;
                 } else {
                     let section = Section {

@@ -10,7 +10,7 @@ use crate::clock::ticks;
 use crate::exchange::Side;
 use std::hint::black_box;
 use std::sync::atomic::Ordering::*;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A hop below this many nanoseconds suggests two threads of one core, and triggers a closer look.
 const SUSPICIOUS_NS: f64 = 35.0;
@@ -19,6 +19,8 @@ const SHARED_SPEED: f64 = 0.75;
 /// Hops are timed in this many batches, and their median counts: an interruption spoils only one.
 const BATCHES: u64 = 9;
 const BATCH: u64 = 3000;
+/// The longest time of a probe. A batch takes milliseconds, but hours if both processes run on one processor of a busy machine.
+const LONGEST: Duration = Duration::from_millis(50);
 
 /// The words with which a pair probes. All zero is the initial state.
 #[repr(C)]
@@ -26,7 +28,7 @@ const BATCH: u64 = 3000;
 pub struct HopWords {
     there: Line,
     back: Line,
-    /// Twice the number of the probe, plus one if Pong is to copy.
+    /// Twice the number of the probe that ends, plus one if Pong is to copy.
     order: Line,
     /// The last probe in which Pong copied.
     copies: Line,
@@ -56,7 +58,8 @@ impl<'m> HopProbe<'m> {
         Self { words: &memory.words.hop, side, patience, probes: 0 }
     }
 
-    /// Measures the distance of the processors. Both processes of a pair call this at once, and Ping gets the result.
+    /// Measures the distance of the processors. Both processes of a pair call this at once, and Ping gets the result, unless Pong hardly
+    /// ran for a while: the machine is busy.
     ///
     /// # Errors
     /// It was told to stop.
@@ -65,11 +68,14 @@ impl<'m> HopProbe<'m> {
         self.probes += 1;
         let HopWords { there, back, order, copies } = self.words;
         if self.side == Side::Pong {
+            let is_over = || order.0.load(Acquire) >= 2 * self.probes;
             for trip in first..first + BATCHES * BATCH {
-                self.patience.until(|| there.0.load(Acquire) == trip)?;
+                if !self.patience.until_or(|| there.0.load(Acquire) == trip, is_over)? {
+                    break;
+                }
                 back.0.store(trip, Release);
             }
-            self.patience.until(|| order.0.load(Acquire) >= 2 * self.probes)?;
+            self.patience.until(is_over)?;
             if order.0.load(Acquire) > 2 * self.probes {
                 std::thread::sleep(Duration::from_millis(8));
                 copies.0.store(self.probes, Release);
@@ -77,18 +83,22 @@ impl<'m> HopProbe<'m> {
             }
             return Ok(None);
         }
-        let mut batches = [0; BATCHES as usize];
-        for (trip, batch) in (first..).step_by(BATCH as usize).zip(&mut batches) {
+        let began = Instant::now();
+        let mut batches = Vec::new();
+        'probe: for trip in (first..first + BATCHES * BATCH).step_by(BATCH as usize) {
             let start = ticks();
             for trip in trip..trip + BATCH {
                 there.0.store(trip, Release);
-                self.patience.until(|| back.0.load(Acquire) == trip)?;
+                if !self.patience.until_or(|| back.0.load(Acquire) == trip, || began.elapsed() > LONGEST)? {
+                    break 'probe;
+                }
             }
-            *batch = ticks() - start;
+            batches.push(ticks() - start);
         }
         batches.sort_unstable();
-        let ns = batches[batches.len() / 2] as f64 / BATCH as f64 / 2.0 * ns_per_tick;
-        let suspicious = ns < SUSPICIOUS_NS;
+        let ns = |ticks: &u64| *ticks as f64 / BATCH as f64 / 2.0 * ns_per_tick;
+        let ns = batches.get(batches.len() / 2).map(ns);
+        let suspicious = ns.is_some_and(|ns| ns < SUSPICIOUS_NS);
         order.0.store(2 * self.probes + u64::from(suspicious), Release);
         let shared_core = suspicious && {
             std::thread::sleep(Duration::from_millis(1));
@@ -96,7 +106,7 @@ impl<'m> HopProbe<'m> {
             self.patience.until(|| copies.0.load(Acquire) == self.probes)?;
             copy_speed(Duration::from_millis(4)) < SHARED_SPEED * alone
         };
-        Ok(Some(Hop { ns, shared_core }))
+        Ok(ns.map(|ns| Hop { ns, shared_core }))
     }
 }
 

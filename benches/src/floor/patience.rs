@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The number of looks between two checks of the stop flag.
+/// The number of looks before a wait lets others run and checks the stop flag. The process for which it waits may be on this processor.
 const LOOKS: u32 = 1 << 14;
 /// The same on crowded processors, where every look of one process takes time from another.
 const LOOKS_CROWDED: u32 = 64;
 
-/// Spins until told to stop. Yields in between if the processors are known to be crowded.
+/// Spins until told to stop. Yields in between, and often if the processors are known to be crowded.
 #[derive(Clone, Debug)]
 pub struct Patience {
     stop: Arc<AtomicBool>,
@@ -43,24 +43,34 @@ impl Patience {
     /// # Errors
     /// It was told to stop.
     #[inline(always)]
-    pub fn until(&self, mut ready: impl FnMut() -> bool) -> Result<(), Stopped> {
+    pub fn until(&self, ready: impl FnMut() -> bool) -> Result<(), Stopped> {
+        self.until_or(ready, || false).map(drop)
+    }
+
+    /// Polls until `ready` returns true, or gives up: `gives_up` is asked now and then. Returns whether it was ready.
+    ///
+    /// # Errors
+    /// It was told to stop.
+    #[inline(always)]
+    pub fn until_or(&self, mut ready: impl FnMut() -> bool, gives_up: impl Fn() -> bool) -> Result<bool, Stopped> {
         loop {
             // The loop holds nothing but the look, not even a pause. Code between two looks changed a hop by up to half in either
             // direction, and the floor must be the same everywhere.
             for _ in 0..if self.crowded { LOOKS_CROWDED } else { LOOKS } {
                 if ready() {
-                    return Ok(());
+                    return Ok(true);
                 }
             }
             self.tire()?;
+            if gives_up() {
+                return Ok(false);
+            }
         }
     }
 
     #[cold]
     fn tire(&self) -> Result<(), Stopped> {
-        if self.crowded {
-            std::thread::yield_now();
-        }
+        std::thread::yield_now();
         if self.stopped() { Err(Stopped) } else { Ok(()) }
     }
 }
