@@ -156,21 +156,23 @@ impl Hot<'_> {
     }
 
     /// The fast path for most messages: takes the first packet if it is a whole message that fits into `buf`, has this sequence
-    /// number and an accepted tag, and carries no time stamp. Leaves out everything that only other messages need.
+    /// number and an accepted tag, and carries no time stamp. Leaves out everything that only other messages need. `STREAM`: others are
+    /// likely to follow.
     #[inline(always)]
-    pub fn take_whole(
+    pub fn take_whole<const STREAM: bool>(
         &mut self,
-        first: FirstWord,
         sequence: u32,
         accepts: impl FnOnce(u64) -> bool,
         buf: &mut [u8],
     ) -> Option<Envelope> {
-        if first.payload_bytes() > buf.len() {
-            return None;
-        }
-        self.read_whole(first, sequence, accepts, |_, payload| {
+        let next = self.lane.consumer.read_next::<STREAM>(sequence, buf.len(), accepts, |_, payload| {
             payload.copy_to(buf);
-        })
+        })?;
+        if next.rings {
+            self.lane.ring_producer();
+        }
+        let Lane { source, incarnation, priority, .. } = *self.lane;
+        Some(Envelope { source, incarnation, tag: next.tag, len: next.len, sequence, priority })
     }
 
     /// As [`take_whole`](Self::take_whole), for a message that its sender may still be writing. If the sender stops, `buf` has bytes
@@ -198,30 +200,22 @@ impl Hot<'_> {
         Some(Envelope { source, incarnation, tag, len, sequence, priority })
     }
 
-    /// As [`take_whole`](Self::take_whole), for a message that `read` reads in place.
+    /// As [`take_whole`](Self::take_whole), for a message of any length that `read` reads in place. Returns whether it did.
     #[inline(always)]
     pub fn read_whole(
         &mut self,
-        first: FirstWord,
         sequence: u32,
         accepts: impl FnOnce(u64) -> bool,
         read: impl FnOnce(&Envelope, Payload<'_>),
-    ) -> Option<Envelope> {
-        let len = first.payload_bytes();
+    ) -> bool {
         let Lane { source, incarnation, priority, .. } = *self.lane;
-        let consumer = &mut self.lane.consumer;
-        if !first.is_whole() || consumer.unstamped_sequence() != Some(sequence) {
-            return None;
-        }
-        let tag = consumer.tag();
-        let place = if accepts(tag) { consumer.place(len, false)? } else { return None };
-        let envelope = Envelope { source, incarnation, tag, len, sequence, priority };
-        // SAFETY: `place` returned this place, and nothing was taken since.
-        read(&envelope, unsafe { consumer.payload_at(place, len) });
-        if consumer.take_from(place, len) {
+        let next = self.lane.consumer.read_next::<true>(sequence, usize::MAX, accepts, |tag, payload| {
+            read(&Envelope { source, incarnation, tag, len: payload.len(), sequence, priority }, payload);
+        });
+        if next.is_some_and(|next| next.rings) {
             self.lane.ring_producer();
         }
-        Some(envelope)
+        next.is_some()
     }
 
     /// As [`read_whole`](Self::read_whole) for up to `limit` short messages: see [`Consumer::read_series`]. Returns true if nothing

@@ -75,6 +75,18 @@ pub enum Place {
     Bulk(u64),
 }
 
+/// A message that was [read](Consumer::read_next).
+#[cfg(not(loom))]
+#[derive(Clone, Copy, Debug)]
+pub struct Next {
+    /// Its tag.
+    pub tag: u64,
+    /// Its length.
+    pub len: usize,
+    /// Whether the producer waits for room, and its bell is to be rung.
+    pub rings: bool,
+}
+
 /// Why a series of messages ended.
 #[cfg(not(loom))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -335,10 +347,14 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     #[inline(always)]
     #[must_use]
     pub fn take_from(&mut self, place: Place, len: usize) -> bool {
-        self.head += 1;
-        self.memory.ask_for_cell(((self.head + ASK_AHEAD) & (self.memory.cell_count() as u64 - 1)) as usize);
+        self.leave(place, len, true)
+    }
+
+    /// The same. Prefetches a cell if others are likely to follow.
+    #[inline(always)]
+    fn leave(&mut self, place: Place, len: usize, is_stream: bool) -> bool {
         // Report seldom: the producer reads the line with these words, and every store here costs it a cache miss.
-        let mut is_due = self.head - self.head_told >= self.report_after;
+        let mut is_due = self.leave_cell(self.head, is_stream);
         if let Place::Data(place, reported) = place {
             self.last_len = len;
             is_due |= self.data.take(place, len) | reported;
@@ -346,6 +362,16 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             is_due |= ring.take(place, len);
         }
         is_due && self.tell()
+    }
+
+    /// Goes on behind the cell at this position, the first one. Returns true if a report is due.
+    #[inline(always)]
+    fn leave_cell(&mut self, position: u64, is_stream: bool) -> bool {
+        self.head = position + 1;
+        if is_stream {
+            self.memory.ask_for_cell(((position + 1 + ASK_AHEAD) & (self.memory.cell_count() as u64 - 1)) as usize);
+        }
+        position + 1 - self.head_told >= self.report_after
     }
 
     /// Takes the first packet and the following parts if their sender gave the message up. For an unwanted message, so that the
@@ -493,6 +519,54 @@ impl Consumer<RawMemory> {
     #[inline(always)]
     pub fn expected_line(&self) -> Option<*const u8> {
         (self.last_len <= 64).then(|| self.memory.data_at(self.data.expected() as usize))
+    }
+
+    /// Reads the first packet if it is a whole message of at most `most` bytes with this sequence number, without a time stamp, and
+    /// accepted: `read` gets its tag and its payload. The path of most messages. `STREAM`: others are likely to follow, so their lines are
+    /// prefetched. In a conversation that would take lines from the producer. If `read` panics, the message stays the first one.
+    #[inline(always)]
+    pub fn read_next<const STREAM: bool>(
+        &mut self,
+        sequence: u32,
+        most: usize,
+        accepts: impl FnOnce(u64) -> bool,
+        read: impl FnOnce(u64, Payload<'_>),
+    ) -> Option<Next> {
+        // Copies, which the compiler need not read again.
+        let (memory, head) = (self.memory, self.head);
+        let cell = (head & (memory.cell_count() as u64 - 1)) as usize;
+        // Acquire: pairs with PUBLISH.
+        let check = memory.cell_word(cell, word::CHECK).load(Ordering::Acquire);
+        // Its length above 40 zeros, if position and kind are right.
+        let rest = check ^ check_word(head + 1, PacketKind::Whole as u8, 0);
+        let len = (rest >> 40) as usize;
+        if rest << 24 != 0 || len > most || memory.cell_word(cell, word::SEQUENCE).load(Ordering::Relaxed) != u64::from(sequence)
+        {
+            return None;
+        }
+        let tag = memory.cell_word(cell, word::TAG).load(Ordering::Relaxed);
+        if !accepts(tag) {
+            return None;
+        }
+        let rings = if len <= INLINE_BYTES {
+            // SAFETY: the payload lies in its cell, which is mapped as long as the memory (RawMemory::new). The producer does not get it
+            // back before `tell`.
+            read(tag, unsafe { Payload::from_raw(memory.inline_at(cell), len) });
+            self.leave_cell(head, STREAM) && self.tell()
+        } else {
+            let place = self.place(len, false)?;
+            if let Place::Data(place, _) = place
+                && STREAM
+                && len <= SERIES_BYTES
+            {
+                let ring = memory.data_bytes() as u64 - 1;
+                memory.ask_for_data(((place + ASK_BEFORE) & ring) as usize, len);
+            }
+            // SAFETY: `place` returned this place, and nothing was taken since.
+            read(tag, unsafe { self.payload_at(place, len) });
+            self.leave(place, len, STREAM)
+        };
+        Some(Next { tag, len, rings })
     }
 
     /// Reads whole messages of at most 1 KiB, one behind the other, up to `limit`: `read` gets tag, sequence number and

@@ -23,8 +23,11 @@ pub(crate) const SERIES_BYTES: usize = 1024;
 /// the line that the producer writes.
 const GROUP: usize = if cfg!(loom) { 2 } else { 32 };
 
-/// How many bytes before its turn a part of the data ring is owned in a series.
-const OWN_BEFORE: u64 = 512;
+/// How many cells before its turn a cell is owned, and how many bytes a part of the data ring. So many lines come at once: the stores of
+/// one message that wait for a distant line hold up the next ones. The consumer asks for what lies farther ahead, and takes back nothing
+/// that is owned already.
+const OWN_AHEAD: u64 = 8;
+const OWN_BEFORE: u64 = 64 * OWN_AHEAD;
 
 /// The number of ticks between two packets from which the consumer is likely to be waiting for the next one.
 const SELDOM_TICKS: u64 = 768;
@@ -289,6 +292,19 @@ impl<M: LaneMemory> Producer<M> {
         if len <= INLINE_BYTES {
             // SAFETY: `len` bytes are readable (caller).
             unsafe { write_inline(&memory, cell, bytes, len) };
+        } else if len <= SERIES_BYTES {
+            // No shorter lap, no pieces, no other ring: as in `place_in_series`.
+            let Some(place) = self.data.place(len).filter(|_| len <= self.most) else { return false };
+            // SAFETY: as above; inside the ring and not yet given to the consumer (place).
+            unsafe { memory.write_data(place as usize, bytes, len, self.distance) };
+            if self.is_worth_offering(len) {
+                memory.offer_data(place as usize, len);
+            }
+            self.data.fill(place, len);
+            if place == 0 {
+                self.laps.began();
+            }
+            memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
         } else if self.has_pieces(len) {
             // SAFETY: as above.
             if unsafe { self.write_in_pieces(cell, tag, sequence, bytes, len) }.is_err() {
@@ -513,6 +529,9 @@ impl<M: LaneMemory> Producer<M> {
                 }
                 offset = 0;
             }
+            if len as u64 <= OWN_BEFORE {
+                offset += OWN_BEFORE;
+            }
             let len = len.min(self.laps.own_ahead_most());
             self.memory.own_data((offset & (self.data.bytes - 1)) as usize, len);
         }
@@ -658,7 +677,7 @@ fn publish<M: LaneMemory>(memory: &M, tail: u64, stamp: u32, kind: PacketKind, t
     let mask = memory.cell_count() as u64 - 1;
     describe(memory, (tail & mask) as usize, stamp, tag, sequence);
     reveal(memory, tail, check_word(tail + 1, kind as u8, len));
-    memory.own_cell(((tail + 1) & mask) as usize);
+    memory.own_cell(((tail + OWN_AHEAD) & mask) as usize);
     tail + 1
 }
 

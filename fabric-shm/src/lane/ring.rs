@@ -151,6 +151,8 @@ impl Filled {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Drained {
     bytes: u64,
+    /// The bytes after which a report is due.
+    told_within: u64,
     /// The bytes that were read.
     pub head: u64,
     /// How many of them were reported.
@@ -161,7 +163,8 @@ pub(super) struct Drained {
 
 impl Drained {
     pub fn new(bytes: usize) -> Self {
-        Self { bytes: bytes as u64, head: 0, told: 0, end: 0 }
+        let bytes = bytes as u64;
+        Self { bytes, told_within: (bytes / 4).min(TOLD_WITHIN), head: 0, told: 0, end: 0 }
     }
 
     /// Goes on in another ring, of that many bytes.
@@ -190,7 +193,7 @@ impl Drained {
     pub fn take(&mut self, place: u64, len: usize) -> bool {
         let expected = std::mem::replace(&mut self.end, place + data_room(len));
         self.head += data_room(len);
-        place != expected || self.head - self.told >= (self.bytes / 4).min(TOLD_WITHIN)
+        place != expected || self.head - self.told >= self.told_within
     }
 }
 

@@ -1,6 +1,9 @@
 use super::*;
+use crate::lane::bulk::IN_BULK;
+use crate::lane::consumer::Next;
 use crate::layout::{LaneGeometry, PAGE};
-use doorbell_fabric::{PacketHead, PacketKind, Priority, Push};
+use doorbell_fabric::sync::Ordering;
+use doorbell_fabric::{PacketHead, PacketKind, Payload, Priority, Push};
 use proptest::prelude::*;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
@@ -155,6 +158,66 @@ fn a_series_goes_through_the_cells_in_order_and_stops_where_it_must() {
     }));
     assert_eq!((panicked.is_err(), seen), (true, vec![1, 2]));
     assert_eq!(pop(&mut consumer).map(|(head, _)| head.tag), Some(2));
+}
+
+/// Reads all messages of a lane one by one, and checks that none is read that the caller does not want.
+fn read_one_by_one<const STREAM: bool>() {
+    let block = Block::new(16, 16 << 10);
+    let mut producer = Producer::claim(block.memory(), 1).unwrap();
+    let mut consumer = Consumer::new(block.memory(), None);
+    let nothing = |_: u64, _: Payload<'_>| panic!("it is read");
+    for sequence in 0..300 {
+        let bytes = message(sequence, [8, 0, 64, 40, 41, 1000, SERIES_BYTES, 3000][sequence as usize % 8]);
+        assert!(consumer.read_next::<STREAM>(sequence, usize::MAX, |_| true, nothing).is_none(), "there is none");
+        // SAFETY: a slice.
+        let is_short = unsafe { producer.push_whole(u64::from(sequence) * 3, sequence, bytes.as_ptr(), bytes.len()) };
+        if !is_short {
+            // It gets a time stamp, or the lane looks full.
+            assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &bytes), Push::Done);
+        }
+        let is_stamped = STAMPED && sequence % STAMP_EVERY as u32 == 0;
+        assert!(!(is_stamped && is_short));
+        assert!(consumer.read_next::<STREAM>(sequence.wrapping_sub(1), usize::MAX, |_| true, nothing).is_none(), "out of order");
+        assert!(consumer.read_next::<STREAM>(sequence, usize::MAX, |_| false, nothing).is_none(), "another tag");
+        assert!(bytes.is_empty() || consumer.read_next::<STREAM>(sequence, bytes.len() - 1, |_| true, nothing).is_none());
+        let mut read = None;
+        let next =
+            consumer.read_next::<STREAM>(sequence, bytes.len(), |_| true, |tag, payload| read = Some((tag, payload.to_vec())));
+        assert_eq!(next.is_none(), is_stamped, "{sequence}");
+        match next {
+            Some(Next { tag, len, .. }) => {
+                assert_eq!(((tag, len), read), ((sequence as u64 * 3, bytes.len()), Some((tag, bytes))))
+            }
+            None => assert_eq!(pop(&mut consumer).unwrap().1, bytes),
+        }
+    }
+    assert_eq!(consumer.taken(), 300);
+    // A part of a message is none.
+    assert_eq!(push_of(&mut producer, PacketKind::First, 0, b"part", 8), Push::Done);
+    assert!(consumer.read_next::<STREAM>(0, usize::MAX, |_| true, nothing).is_none());
+    pop(&mut consumer).unwrap();
+    // A reader that panics leaves its message, in its cell or in the ring.
+    for len in [8, 64] {
+        assert_eq!(push(&mut producer, PacketKind::Whole, 0, &message(0, len)), Push::Done);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            consumer.read_next::<STREAM>(0, usize::MAX, |_| true, |_, _| std::panic::resume_unwind(Box::new(())))
+        }));
+        assert!(panicked.is_err() && pop(&mut consumer).unwrap().1 == message(0, len));
+    }
+    // A place that no producer states.
+    for place in [8, 16 << 10, !IN_BULK, u64::MAX] {
+        assert_eq!(push(&mut producer, PacketKind::Whole, 0, &message(0, 64)), Push::Done);
+        let cell = consumer.taken() as usize % 16;
+        block.memory().cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
+        assert!(consumer.read_next::<STREAM>(0, usize::MAX, |_| true, nothing).is_none(), "{place:x}");
+        let _ = consumer.take_from(Place::Inline, 0);
+    }
+}
+
+#[test]
+fn messages_are_read_one_by_one_if_nothing_is_special_about_them() {
+    read_one_by_one::<false>();
+    read_one_by_one::<true>();
 }
 
 proptest! {

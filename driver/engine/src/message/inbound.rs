@@ -202,8 +202,14 @@ impl Inbound {
     /// Counts a message of `len` bytes that went from a lane to a waiting thread.
     #[inline(always)]
     pub fn took(&mut self, lane: usize, len: usize) {
-        self.turned_away = false;
         self.assemblies[lane].pass();
+        self.tally(len);
+    }
+
+    /// The same, but for the number that its lane expects next.
+    #[inline(always)]
+    pub fn tally(&mut self, len: usize) {
+        self.turned_away = false;
         self.tally.messages += 1;
         self.tally.bytes += len as u64;
     }

@@ -161,15 +161,31 @@ impl<F: FnOnce(&Envelope, Payload<'_>) -> R, R> Direct for InPlace<F, R> {
 impl Shared {
     #[inline]
     fn receive(&self, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
+        if let Some(mut engine) = self.enter_settled()
+            && let Some(envelope) = engine.take_short(&accepts, buf)
+        {
+            return Ok(envelope);
+        }
+        self.receive_later(accepts, buf, deadline)
+    }
+
+    /// The same for a message that is not there at the first look.
+    #[inline(never)]
+    fn receive_later(&self, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
         let rounds = if self.wait() == Wait::Park { 1 } else { SPIN_ROUNDS };
-        if self.program_turns()
-            && let Some(mut engine) = self.enter_at_once()
-            && (engine.is_settled() || settle(&mut engine))
-            && let Some(envelope) = engine.take_short(&accepts, buf, rounds)
+        if let Some(mut engine) = self.enter_settled()
+            && let Some(envelope) = engine.wait_short(&accepts, buf, rounds)
         {
             return Ok(envelope);
         }
         self.receive_any(accepts, buf, deadline)
+    }
+
+    /// Enters the engine if this thread needs no lock for that, and if nothing is pending that the shortest path of a receive passes by.
+    #[inline(always)]
+    fn enter_settled(&self) -> Option<AtOnce<'_, Engine>> {
+        let mut engine = if self.program_turns() { self.enter_at_once()? } else { return None };
+        (engine.is_settled() || settle(&mut engine)).then_some(engine)
     }
 
     /// Everything but whole messages of the lane that was busy last while nothing else is pending.

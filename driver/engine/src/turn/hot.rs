@@ -6,7 +6,7 @@ use crate::message::inbound::{Active, Assembly, Inbound, Into};
 use crate::message::lending::{Lease, Lent};
 use crate::message::receive::RecvOp;
 use crate::sync::op::Op;
-use doorbell_fabric::sync::Ordering;
+use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::{Envelope, PacketKind, Payload};
 use doorbell_shm::fabric::Hot;
 use doorbell_shm::lane::{FirstWord, PIECES_LEAST};
@@ -45,7 +45,7 @@ impl Engine {
             self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
             return Some(HotTake::Whole(envelope));
         }
-        if let Some(envelope) = hot.take_whole(first, assembly.expected, |tag| accepts.accepts_tag(tag), buf) {
+        if let Some(envelope) = hot.take_whole::<false>(assembly.expected, |tag| accepts.accepts_tag(tag), buf) {
             self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
             inbound.took(hot.index(), envelope.len);
             return Some(HotTake::Whole(envelope));
@@ -76,36 +76,38 @@ impl Engine {
     }
 
     /// As [`take_hot`](Self::take_hot) for whole messages, without asking again what [`may_take_short`](Self::may_take_short) has
-    /// asked.
+    /// asked. One look: if the message is there, others are likely to follow.
     #[inline(always)]
-    pub fn take_short(&mut self, accepts: &Match, buf: &mut [u8], rounds: u32) -> Option<Envelope> {
-        if buf.len() >= PIECES_LEAST {
-            self.take_next::<true>(accepts, buf, rounds)
-        } else {
-            self.take_next::<false>(accepts, buf, rounds)
-        }
-    }
-
-    /// The same. Into a short buffer goes no message that its sender is still writing: `OPENED` is false.
-    #[inline(always)]
-    fn take_next<const OPENED: bool>(&mut self, accepts: &Match, buf: &mut [u8], rounds: u32) -> Option<Envelope> {
-        let inbound = &mut self.inbound;
+    pub fn take_short(&mut self, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
         let mut hot = self.fabric.hot_again()?;
         let (source, incarnation) = hot.source();
         if !accepts.accepts_source(source, incarnation) {
             return None;
         }
-        let first = hot.watch_for(rounds, OPENED)?;
-        let expected = inbound.assemblies[hot.index()].expected;
-        if OPENED && first.is_opened() {
-            let envelope = take_opened(&mut hot, first, inbound, accepts, buf)?;
-            self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-            return Some(envelope);
+        take_whole::<true>(&mut hot, &mut self.inbound, &self.turns, accepts, buf)
+    }
+
+    /// The same for a message that is not there at the first look. Looks `rounds` times, and takes a message that its sender is still
+    /// writing.
+    #[inline(always)]
+    pub fn wait_short(&mut self, accepts: &Match, buf: &mut [u8], rounds: u32) -> Option<Envelope> {
+        let mut hot = self.fabric.hot_again()?;
+        let (source, incarnation) = hot.source();
+        if !accepts.accepts_source(source, incarnation) {
+            return None;
         }
-        let envelope = hot.take_whole(first, expected, |tag| accepts.accepts_tag(tag), buf)?;
-        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        inbound.took(hot.index(), envelope.len);
-        Some(envelope)
+        // Into a short buffer goes no message that its sender is still writing.
+        if buf.len() < PIECES_LEAST {
+            hot.watch(rounds)?;
+        } else {
+            let first = hot.watch_for(rounds, true)?;
+            if first.is_opened() {
+                let envelope = take_opened(&mut hot, first, &mut self.inbound, accepts, buf)?;
+                self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+                return Some(envelope);
+            }
+        }
+        take_whole::<false>(&mut hot, &mut self.inbound, &self.turns, accepts, buf)
     }
 
     /// As [`take_short`](Self::take_short) for up to `limit` messages that `read` reads in place. Looks `rounds` times for the
@@ -154,8 +156,7 @@ impl Engine {
             let taken = hot.taken() - *before;
             let next = expected.wrapping_add(taken as u32);
             let Some(first) = (taken < limit).then(|| hot.watch(1)).flatten() else { break };
-            let single = hot.read_whole(first, next, accepts, &mut read);
-            if single.or_else(|| hot.read_sampled(first, next, accepts, &mut read)).is_none() {
+            if !hot.read_whole(next, accepts, &mut read) && hot.read_sampled(first, next, accepts, &mut read).is_none() {
                 break;
             }
         }
@@ -227,6 +228,23 @@ impl Drop for Taking<'_> {
     fn drop(&mut self) {
         self.inbound.took_many(self.hot.index(), self.count(), self.bytes);
     }
+}
+
+/// Takes the first message of a lane. `STREAM`: others are likely to follow.
+#[inline(always)]
+fn take_whole<const STREAM: bool>(
+    hot: &mut Hot<'_>,
+    inbound: &mut Inbound,
+    turns: &AtomicU64,
+    accepts: &Match,
+    buf: &mut [u8],
+) -> Option<Envelope> {
+    let assembly = &mut inbound.assemblies[hot.index()];
+    let envelope = hot.take_whole::<STREAM>(assembly.expected, |tag| accepts.accepts_tag(tag), buf)?;
+    assembly.pass();
+    inbound.tally(envelope.len);
+    turns.store(turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    Some(envelope)
 }
 
 /// Takes a message that its sender is still writing.
