@@ -72,8 +72,7 @@ impl Findings {
         for (leg, sections) in peers::legs(who, table, false).iter().zip(&answer.legs) {
             for seen in sections {
                 let [before, after] = seen.hops;
-                let is_probed = before.min(after) > 0.0;
-                if seen.shared || !is_probed || before.max(after) > MOVED * before.min(after) {
+                if seen.shared || before.min(after) < 0.0 || before.max(after) > MOVED * before.min(after) {
                     self.left_out += 1;
                 } else {
                     let section = Section {
@@ -253,7 +252,7 @@ impl Report<'_> {
         }
         if findings.left_out > 0 {
             let left_out = findings.left_out;
-            writeln!(f, "| left out | {left_out} sections during which the processors moved or shared a core |")?;
+            writeln!(f, "| left out | {left_out} sections during which the processors moved, shared a core or were busy |")?;
         }
         for peer in self.peers {
             let version = match (findings.versions.get(&peer.who), &peer.missing) {

@@ -141,13 +141,16 @@ impl<T: Transport> Worker<'_, T> {
         Ok(self.mapping.gate().pass(self.order.processes(), self.patience)?)
     }
 
-    /// The distance of the first pair's processors, measured while all others sleep, and whether they seem to share a core.
+    /// The distance of the first pair's processors, measured while all others sleep, and whether they seem to share a core. 0 if they are one,
+    /// and negative if the machine was too busy.
     fn probe(&self, probe: &mut HopProbe<'_>) -> Result<(f64, bool)> {
         self.gate()?;
         if self.node > 1 || self.order.pin[0] == self.order.pin[1] {
             return Ok((0.0, false));
         }
-        Ok(probe.probe(self.clock.ns_per_tick)?.map_or((0.0, false), |hop| (hop.ns, hop.shared_core)))
+        // The other side never gets an answer.
+        let none = if self.node == 0 { -1.0 } else { 0.0 };
+        Ok(probe.probe(self.clock.ns_per_tick)?.map_or((none, false), |hop| (hop.ns, hop.shared_core)))
     }
 
     /// The results of the sections if this side has the clock; for collectives every side has one.

@@ -19,7 +19,7 @@ const SHARED_SPEED: f64 = 0.75;
 /// Hops are timed in this many batches, and their median counts: an interruption spoils only one.
 const BATCHES: u64 = 9;
 const BATCH: u64 = 3000;
-/// The longest time of a probe. A batch takes milliseconds, but hours if both processes run on one processor of a busy machine.
+/// About the longest time of a probe. A batch takes a millisecond, but minutes if both processes run on one processor of a busy machine.
 const LONGEST: Duration = Duration::from_millis(50);
 
 /// The words with which a pair probes. All zero is the initial state.
@@ -97,7 +97,8 @@ impl<'m> HopProbe<'m> {
         }
         batches.sort_unstable();
         let ns = |ticks: &u64| *ticks as f64 / BATCH as f64 / 2.0 * ns_per_tick;
-        let ns = batches.get(batches.len() / 2).map(ns);
+        let is_enough = batches.len() as u64 > BATCHES / 2;
+        let ns = batches.get(batches.len() / 2).filter(|_| is_enough).map(ns);
         let suspicious = ns.is_some_and(|ns| ns < SUSPICIOUS_NS);
         order.0.store(2 * self.probes + u64::from(suspicious), Release);
         let shared_core = suspicious && {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The number of looks before a wait lets others run and checks the stop flag. The process for which it waits may be on this processor.
+/// The number of looks between two checks of the stop flag.
 const LOOKS: u32 = 1 << 14;
 /// The same on crowded processors, where every look of one process takes time from another.
 const LOOKS_CROWDED: u32 = 64;
 
-/// Spins until told to stop. Yields in between, and often if the processors are known to be crowded.
+/// Spins until told to stop. Yields in between if the processors are known to be crowded.
 #[derive(Clone, Debug)]
 pub struct Patience {
     stop: Arc<AtomicBool>,
@@ -43,25 +43,40 @@ impl Patience {
     /// # Errors
     /// It was told to stop.
     #[inline(always)]
-    pub fn until(&self, ready: impl FnMut() -> bool) -> Result<(), Stopped> {
-        self.until_or(ready, || false).map(drop)
+    pub fn until(&self, mut ready: impl FnMut() -> bool) -> Result<(), Stopped> {
+        loop {
+            // The loop holds nothing but the look, not even a pause. Code between two looks changed a hop by up to half in either
+            // direction, and the floor must be the same everywhere.
+            for _ in 0..self.looks() {
+                if ready() {
+                    return Ok(());
+                }
+            }
+            self.tire()?;
+        }
     }
 
-    /// Polls until `ready` returns true, or gives up: `gives_up` is asked now and then. Returns whether it was ready.
+    #[inline(always)]
+    fn looks(&self) -> u32 {
+        if self.crowded { LOOKS_CROWDED } else { LOOKS }
+    }
+
+    /// Polls until `ready` returns true, or gives up: `gives_up` is asked now and then. Returns whether it was ready. Yields in between,
+    /// because the process for which it waits may need this processor.
     ///
     /// # Errors
     /// It was told to stop.
     #[inline(always)]
     pub fn until_or(&self, mut ready: impl FnMut() -> bool, gives_up: impl Fn() -> bool) -> Result<bool, Stopped> {
         loop {
-            // The loop holds nothing but the look, not even a pause. Code between two looks changed a hop by up to half in either
-            // direction, and the floor must be the same everywhere.
-            for _ in 0..if self.crowded { LOOKS_CROWDED } else { LOOKS } {
+            // As above.
+            for _ in 0..self.looks() {
                 if ready() {
                     return Ok(true);
                 }
             }
             self.tire()?;
+            std::thread::yield_now();
             if gives_up() {
                 return Ok(false);
             }
@@ -70,7 +85,9 @@ impl Patience {
 
     #[cold]
     fn tire(&self) -> Result<(), Stopped> {
-        std::thread::yield_now();
+        if self.crowded {
+            std::thread::yield_now();
+        }
         if self.stopped() { Err(Stopped) } else { Ok(()) }
     }
 }

@@ -15,7 +15,7 @@ const LONG: usize = if cfg!(loom) { PIECES_LEAST } else { 8 << 10 };
 const PIECE_LONG: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 
 /// The shortest payload for which the laps matter. Streams of shorter ones lose more by reports than conversations gain.
-const LEAST: usize = if cfg!(loom) { 64 } else { 2 << 10 };
+pub(super) const LEAST: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 
 /// Messages between two comparisons. A comparison uses the slower way for less than one in a hundred.
 const SETTLED: u32 = 16 << 10;

@@ -18,14 +18,15 @@ const OFFER_BYTES: usize = 1024;
 
 /// The longest message of a series. Each needs few lines, so the next cells and their payloads come together.
 pub(crate) const SERIES_BYTES: usize = 1024;
+#[cfg(not(loom))]
+const _: () = assert!(SERIES_BYTES < PIECES_LEAST && SERIES_BYTES < super::laps::LEAST && SERIES_BYTES < super::bulk::BULK_LEAST);
 
 /// The most messages of a series that are published together. The consumer then reads them while the producer writes others, and not
 /// the line that the producer writes.
 const GROUP: usize = if cfg!(loom) { 2 } else { 32 };
 
-/// How many cells before its turn a cell is owned, and how many bytes a part of the data ring. So many lines come at once: the stores of
-/// one message that wait for a distant line hold up the next ones. The consumer asks for what lies farther ahead, and takes back nothing
-/// that is owned already.
+/// How many cells ahead a producer owns a cell, and how many bytes ahead a part of the data ring. The lines of so many messages are then
+/// on their way at once. If a producer owned only the next line, its stores would wait for that line in each message.
 const OWN_AHEAD: u64 = 8;
 const OWN_BEFORE: u64 = 64 * OWN_AHEAD;
 
@@ -529,7 +530,8 @@ impl<M: LaneMemory> Producer<M> {
                 }
                 offset = 0;
             }
-            if len as u64 <= OWN_BEFORE {
+            // Not behind the ring's end: the consumer may still read the ring's start.
+            if len as u64 <= OWN_BEFORE && offset + OWN_BEFORE + len as u64 <= self.data.bytes {
                 offset += OWN_BEFORE;
             }
             let len = len.min(self.laps.own_ahead_most());

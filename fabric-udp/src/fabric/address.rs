@@ -9,10 +9,13 @@ use std::time::Instant;
 
 /// The most characters of a host name.
 const NAME_MAX: usize = 253;
+/// The most characters of the name of a network interface.
+const INTERFACE_MAX: usize = 15;
 /// The most addresses of a name that count.
 const FOUND_MAX: usize = 16;
 
-/// A place on a network: an IP address or a host name, with a port. Written as `10.0.0.1:7000`, `[::1]:7000` or `hostx:7000`.
+/// A place on a network: an IP address or a host name, with a port. Written as `10.0.0.1:7000`, `[::1]:7000` or `hostx:7000`. A link-local
+/// address names its interface: `[fe80::1%eth0]:7000`.
 ///
 /// The system's resolver looks a name up when the node joins, and never later. A malformed text becomes an address by
 /// [`From<&str>`](From), too, and joining refuses it; [`FromStr`] refuses it at once.
@@ -119,6 +122,14 @@ fn is_name(word: &str) -> bool {
     (1..=NAME_MAX).contains(&word.len()) && word.chars().all(fits) && !word.starts_with(['-', '.']) && !is_number
 }
 
+/// Whether a text is an IPv6 address with the name of an interface, whose number the resolver looks up.
+fn has_interface(word: &str) -> bool {
+    let fits = |char: char| char.is_ascii_graphic() && !matches!(char, '/' | '%' | '[' | ']');
+    word.split_once('%').is_some_and(|(ip, interface)| {
+        ip.parse::<Ipv6Addr>().is_ok() && (1..=INTERFACE_MAX).contains(&interface.len()) && interface.chars().all(fits)
+    })
+}
+
 impl FromStr for Address {
     type Err = ParseAddressError;
 
@@ -131,10 +142,12 @@ impl FromStr for Address {
             let is_port = port.bytes().all(|byte| byte.is_ascii_digit());
             Some((name, port.parse().ok().filter(|_| is_port)?))
         });
-        match host {
-            Some((name, port)) if is_name(name) => Ok(Self(Form::Host(name.to_owned(), port))),
-            _ => Err(ParseAddressError { word: word.to_owned() }),
-        }
+        let bracketed = |name: &'_ str| Some(name.strip_prefix('[')?.strip_suffix(']')?.to_owned());
+        let host = host.and_then(|(name, port)| match bracketed(name) {
+            Some(name) => has_interface(&name).then_some(Form::Host(name, port)),
+            None => is_name(name).then(|| Form::Host(name.to_owned(), port)),
+        });
+        host.map(Self).ok_or_else(|| ParseAddressError { word: word.to_owned() })
     }
 }
 
@@ -142,6 +155,7 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Form::Ip(address) => address.fmt(f),
+            Form::Host(name, port) if name.contains(':') => write!(f, "[{name}]:{port}"),
             Form::Host(name, port) => write!(f, "{name}:{port}"),
             Form::Malformed(word) => f.write_str(word),
         }
@@ -189,9 +203,16 @@ mod tests {
 
     #[test]
     fn addresses_are_read_as_they_are_written() {
-        for word in
-            ["10.0.0.1:7000", "[::1]:7000", "[fe80::1%2]:9", "0.0.0.0:0", "hostx:7000", "a-b.example_1.org.:65535", "ü.de:1"]
-        {
+        for word in [
+            "10.0.0.1:7000",
+            "[::1]:7000",
+            "[fe80::1%2]:9",
+            "[fe80::1%eth0.7]:9",
+            "0.0.0.0:0",
+            "hostx:7000",
+            "a-b.example_1.org.:65535",
+            "ü.de:1",
+        ] {
             assert_eq!(word.parse::<Address>().unwrap().to_string(), word);
         }
         for word in [
@@ -209,6 +230,13 @@ mod tests {
             "a b:1",
             "a/b:1",
             "x,y:1",
+            "fe80::1%eth0:9",
+            "[fe80::1%]:9",
+            "[fe80::1%a/b]:9",
+            "[fe80::1%a%b]:9",
+            "[fe80::1%0123456789abcdef]:9",
+            "[hostx%eth0]:9",
+            "[10.0.0.1%eth0]:9",
         ] {
             assert!(word.parse::<Address>().is_err(), "{word}");
             assert!(matches!(Address::from(word).resolve(soon()), Err(UdpError::Address(_))), "{word}");
@@ -232,6 +260,15 @@ mod tests {
         assert!(error.to_string().starts_with(&format!("cannot find '{unknown}': ")), "{error}");
         let late = Address::from("localhost:7000").resolve(Instant::now());
         assert!(matches!(late, Err(UdpError::Name { ref reason, .. }) if reason.contains("in time")), "{late:?}");
+    }
+
+    #[test]
+    fn the_zone_of_an_address_is_the_number_of_its_interface() {
+        let numbered = |address: &SocketAddr| matches!(address, SocketAddr::V6(v6) if v6.scope_id() > 0);
+        let found = Address::from("[fe80::1%lo]:7000").resolve(soon()).unwrap();
+        assert!(matches!(&found[..], [address] if numbered(address) && address.port() == 7000), "{found:?}");
+        let error = Address::from("[fe80::1%nothing]:7000").resolve(soon()).unwrap_err();
+        assert!(error.to_string().starts_with("cannot find 'fe80::1%nothing': "), "{error}");
     }
 
     #[test]
