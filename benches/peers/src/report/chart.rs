@@ -17,6 +17,10 @@ const MARGIN: usize = 20;
 const LINE: usize = 24;
 const BAR: usize = 14;
 const LONGEST: usize = 220;
+/// A bar that is so many times as long as Doorbell's is cut, and has a gap. Otherwise the others would be too short to compare.
+const CUT: f64 = 8.0;
+/// The distance of the gap from the end of a cut bar, and its width.
+const GAP: [usize; 2] = [24, 4];
 /// Room for a text such as `9999.9 µs · 999.99 ×`.
 const VALUE: usize = 20 * CHARACTER;
 
@@ -53,7 +57,10 @@ impl Report<'_> {
         let touched = if table.touched { "written and read" } else { "neither written nor read" };
         let plural = if self.rounds == 1 { "" } else { "s" };
         let notes = [
-            format!("Median of {} round{plural}; shorter is better. Messages are {touched}.", self.rounds),
+            format!(
+                "Median of {} round{plural}; shorter is better, and a bar with a gap is cut. Messages are {touched}.",
+                self.rounds
+            ),
             format!("{}, {}", machine::processor(), self.dates),
         ];
         let mut text = String::new();
@@ -110,8 +117,12 @@ pub(super) fn draw(to: &mut String, blocks: &[Block], notes: &[String]) -> fmt::
 /// The bar of a peer, its time, and how many times Doorbell's that is.
 fn bar(to: &mut String, block: &Block, bars: &Bars, index: usize, column: usize, line: usize) -> fmt::Result {
     let Some(Spread { low, median, high }) = bars.found[index] else { return label(to, "quiet", column, line, "–") };
-    let longest = block.rows.iter().filter_map(|row| row.found[index]).map(|found| found.median).fold(median, f64::max);
-    let length = (LONGEST as f64 * median / longest).max(1.0);
+    let own = block.rows.iter().find(|row| row.is_own()).and_then(|row| row.found[index]);
+    let most = own.map_or(f64::INFINITY, |own| own.median * CUT);
+    let times = block.rows.iter().filter_map(|row| row.found[index]).map(|found| found.median);
+    let longest = times.filter(|median| *median <= most).fold(0.0, f64::max);
+    let is_cut = median > most;
+    let length = if is_cut { LONGEST as f64 } else { (LONGEST as f64 * median / longest).max(1.0) };
     let class = if bars.is_own() { "own" } else { "bar" };
     // Times below each other have one unit.
     let time = |ns: f64| if longest >= 9_999.5 { format!("{:.1} µs", ns / 1e3) } else { format!("{ns:.0} ns") };
@@ -122,9 +133,16 @@ fn bar(to: &mut String, block: &Block, bars: &Bars, index: usize, column: usize,
         "<rect class=\"{class}\" x=\"{column}\" y=\"{}\" width=\"{length:.1}\" height=\"{BAR}\" rx=\"2\"><title>{name}: {ends}</title></rect>",
         MARGIN + line * LINE + (LINE - BAR) / 2
     )?;
-    let own = block.rows.iter().find(|row| row.is_own()).and_then(|row| row.found[index]);
+    if is_cut {
+        let [from_end, width] = GAP;
+        let (x, y) = (column + LONGEST - from_end, MARGIN + line * LINE + (LINE - BAR) / 2);
+        writeln!(to, "<rect class=\"back\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{BAR}\"/>")?;
+    }
     let ratio = match own {
-        Some(own) if !bars.is_own() => format!(" · {:.2} ×", median / own.median),
+        Some(own) if !bars.is_own() => {
+            let times = median / own.median;
+            format!(" · {times:.*} ×", if times < 100.0 { 2 } else { 0 })
+        }
         _ => String::new(),
     };
     label(to, "value", column + length.ceil() as usize + CHARACTER, line, &format!("{}{ratio}", time(median)))

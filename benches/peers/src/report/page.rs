@@ -35,7 +35,7 @@ pub fn chart(page: &str) -> Result<String, String> {
         line.map(|line| line.trim_end_matches([' ', '|']).replace('`', "")).ok_or(format!("the page names no {name}"))
     };
     let notes = [
-        "Half a round trip; shorter is better; ratios are of the rounded times of the page.".into(),
+        "Half a round trip; shorter is better, and a bar with a gap is cut; ratios are of the rounded times of the page.".into(),
         format!("{}, {}, {}", fact("date")?, fact("machine")?, fact("kernel")?),
         fact("command")?,
     ];
