@@ -19,7 +19,7 @@ const SHARED_SPEED: f64 = 0.75;
 /// Hops are timed in this many batches, and their median counts: an interruption spoils only one.
 const BATCHES: u64 = 9;
 const BATCH: u64 = 3000;
-/// About the longest time of a probe. A batch takes a millisecond, but minutes if both processes run on one processor of a busy machine.
+/// The usual limit of a probe. A batch takes a millisecond, but minutes if both processes run on one processor of a busy machine.
 const LONGEST: Duration = Duration::from_millis(50);
 
 /// The words with which a pair probes. All zero is the initial state.
@@ -50,12 +50,14 @@ pub struct HopProbe<'m> {
     side: Side,
     patience: &'m Patience,
     probes: u64,
+    /// About the longest time of a probe.
+    pub(super) longest: Duration,
 }
 
 impl<'m> HopProbe<'m> {
     /// Each side must be created once during the life of a mapping.
     pub fn new(memory: &PairMemory<'m>, side: Side, patience: &'m Patience) -> Self {
-        Self { words: &memory.words.hop, side, patience, probes: 0 }
+        Self { words: &memory.words.hop, side, patience, probes: 0, longest: LONGEST }
     }
 
     /// Measures the distance of the processors. Both processes of a pair call this at once, and Ping gets the result, unless Pong hardly
@@ -89,7 +91,7 @@ impl<'m> HopProbe<'m> {
             let start = ticks();
             for trip in trip..trip + BATCH {
                 there.0.store(trip, Release);
-                if !self.patience.until_or(|| back.0.load(Acquire) == trip, || began.elapsed() > LONGEST)? {
+                if !self.patience.until_or(|| back.0.load(Acquire) == trip, || began.elapsed() > self.longest)? {
                     break 'probe;
                 }
             }
