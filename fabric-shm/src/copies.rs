@@ -1,69 +1,51 @@
-//! Copies into a lane, by the faster method for the distance between two processors.
+//! Copies into a lane and out of it.
 //!
-//! The consumer's cache holds the lines that a payload of some KiB goes to. Between processors that share a cache, a loop of
-//! vector stores is faster. Between other processors the C library's copy is faster: for these lengths it uses the processor's
-//! string move, which requests more lines at once. A piece that the other end waits for is always copied by the loop: the string move
-//! begins too slowly.
+//! The other processor's caches hold the lines that a payload goes to. Between processors that share a cache, a loop of vector stores is
+//! the fastest way to take those lines. Between others, each line makes two journeys: to the sender, and to the receiver. A
+//! **streamed** copy needs no line in the sender's caches: its stores go to memory, from where the receiver reads.
 
-/// The distance between two processors, measured by the time that a cache line takes from one to the other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Distance {
-    /// They share a cache, or the distance is unknown.
-    #[default]
-    Near,
-    /// They do not share a cache.
-    Far,
-}
-
-/// Nanoseconds, including the clock reading, below which a load hit the processor's own cache.
-const OWN_NS: u128 = 45;
-/// Nanoseconds, including the clock reading, above which a line came from a distant processor.
-const FAR_NS: u128 = 170;
-
-impl Distance {
-    /// The distance that follows from loading a line that the other side wrote. A load that hits this processor's cache tells
-    /// nothing.
-    pub fn measured(nanoseconds: u128) -> Option<Distance> {
-        match nanoseconds {
-            0..OWN_NS => None,
-            OWN_NS..FAR_NS => Some(Distance::Near),
-            _ => Some(Distance::Far),
-        }
-    }
-}
-
-/// The lengths for which the method matters.
-const LENGTHS: std::ops::RangeInclusive<usize> = 2048..=6144;
+/// The shortest length for which the loop is faster than the C library, whose string move begins slowly.
+const LOOP_LEAST: usize = 2048;
 
 /// Copies `len` bytes.
 ///
 /// # Safety
 /// As [`std::ptr::copy_nonoverlapping`].
 #[inline(always)]
-pub unsafe fn copy(src: *const u8, dst: *mut u8, len: usize, distance: Distance) {
+pub unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    if distance == Distance::Near && LENGTHS.contains(&len) && std::arch::is_x86_feature_detected!("avx2") && !cfg!(miri) {
+    if len >= LOOP_LEAST && std::arch::is_x86_feature_detected!("avx2") && !cfg!(miri) {
         // SAFETY: caller; the processor has the feature.
         return unsafe { vectors(src, dst, len) };
     }
-    let _ = distance;
     // SAFETY: caller.
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
 }
 
-/// Copies a piece of a payload, while the other end copies the one before or behind it.
+/// Copies `len` bytes past this processor's caches. The bytes are in memory when it returns: stores that come later do not overtake
+/// them.
 ///
 /// # Safety
-/// As [`std::ptr::copy_nonoverlapping`].
-#[inline]
-pub unsafe fn copy_piece(src: *const u8, dst: *mut u8, len: usize) {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") && !cfg!(miri) {
-        // SAFETY: caller; the processor has the feature.
-        return unsafe { vectors(src, dst, len) };
+/// As [`std::ptr::copy_nonoverlapping`], and `dst` is the start of a cache line.
+#[inline(never)]
+pub unsafe fn stream(src: *const u8, dst: *mut u8, len: usize) {
+    let whole = if cfg!(all(target_arch = "x86_64", not(miri))) { len & !63 } else { 0 };
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: caller. Each access is to one of `whole` bytes, and each store is aligned, as `dst` is.
+    unsafe {
+        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+        for line in (0..whole).step_by(64) {
+            let (from, to) = (src.add(line).cast::<__m128i>(), dst.add(line).cast::<__m128i>());
+            let four: [__m128i; 4] = std::array::from_fn(|quarter| _mm_loadu_si128(from.add(quarter)));
+            for (quarter, bytes) in four.into_iter().enumerate() {
+                _mm_stream_si128(to.add(quarter), bytes);
+            }
+        }
+        // Such stores are not ordered by a later release store.
+        _mm_sfence();
     }
-    // SAFETY: caller.
-    unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
+    // SAFETY: the rest of the caller's bytes.
+    unsafe { std::ptr::copy_nonoverlapping(src.add(whole), dst.add(whole), len - whole) }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -99,23 +81,19 @@ mod tests {
 
     #[test]
     fn every_way_copies_every_byte_and_no_more() {
+        #[repr(align(64))]
+        struct Lines([u8; 8192]);
         let source: Vec<u8> = (0..20_000_u32).map(|i| ((i * 31) >> 3) as u8).collect();
         for round in 0..if cfg!(miri) { 10 } else { 600 } {
-            let len = 2040 + round * 7 % 4200;
-            for distance in [Distance::Near, Distance::Far] {
-                let mut target = vec![0xee; len + 1];
-                // SAFETY: both buffers are long enough.
-                unsafe { copy(source[round..].as_ptr(), target.as_mut_ptr(), len, distance) };
-                assert_eq!(target[..len], source[round..round + len]);
-                assert_eq!(target[len], 0xee);
+            for len in [round, 2040 + round * 7 % 4200] {
+                for way in [copy, stream] {
+                    let mut target = Lines([0xee; 8192]);
+                    // SAFETY: both buffers are long enough, and the target is aligned.
+                    unsafe { way(source[round..].as_ptr(), target.0.as_mut_ptr(), len) };
+                    assert_eq!(target.0[..len], source[round..round + len]);
+                    assert!(target.0[len..].iter().all(|byte| *byte == 0xee));
+                }
             }
         }
-    }
-
-    #[test]
-    fn a_hit_says_nothing_of_the_distance() {
-        assert_eq!(Distance::measured(20), None);
-        assert_eq!(Distance::measured(90), Some(Distance::Near));
-        assert_eq!(Distance::measured(270), Some(Distance::Far));
     }
 }

@@ -317,7 +317,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             Place::Bulk(place) => {
                 if let Some((memory, _)) = &self.bulk {
                     // SAFETY: as above.
-                    unsafe { std::ptr::copy_nonoverlapping(memory.at(place), dst, seen.len) };
+                    unsafe { crate::copies::copy(memory.at(place), dst, seen.len) };
                 }
             }
         }

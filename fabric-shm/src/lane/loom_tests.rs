@@ -1,7 +1,6 @@
 //! The lane under loom: every interleaving and every allowed reordering of a few packets.
 
 use super::*;
-use crate::copies::Distance;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::{PacketHead, PacketKind, Push};
 use std::sync::Arc;
@@ -51,7 +50,7 @@ impl LaneMemory for Arc<LoomMemory> {
         self.data.len() * 64
     }
 
-    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, _distance: Distance) {
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize) {
         for line in 0..len.div_ceil(64) {
             // SAFETY: readable (caller).
             self.data[offset / 64 + line].with_mut(|byte| unsafe { *byte = *src.add(line * 64) });
@@ -83,9 +82,9 @@ impl LaneMemory for Leaked {
         self.0.data_bytes()
     }
 
-    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, distance: Distance) {
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize) {
         // SAFETY: caller.
-        unsafe { self.0.write_data(offset, src, len, distance) };
+        unsafe { self.0.write_data(offset, src, len) };
     }
 
     unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize) {

@@ -2,7 +2,6 @@
 
 #[cfg(not(loom))]
 use super::word;
-use crate::copies::Distance;
 #[cfg(not(loom))]
 use crate::hint;
 #[cfg(not(loom))]
@@ -49,27 +48,19 @@ pub trait LaneMemory {
     ///
     /// # Safety
     /// `len` bytes are readable at `src`; `offset + len` is at most `data_bytes()`; no other thread writes there.
-    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, distance: Distance);
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize);
     /// Copies out of the data ring.
     ///
     /// # Safety
     /// `len` bytes are writable at `dst`; `offset + len` is at most `data_bytes()`.
     unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize);
-    /// Copies a piece of a longer payload into the data ring.
+    /// Copies into the data ring [past the caches](crate::copies), in order with later stores.
     ///
     /// # Safety
-    /// As [`write_data`](Self::write_data).
-    unsafe fn write_piece(&self, offset: usize, src: *const u8, len: usize) {
+    /// As [`write_data`](Self::write_data), and `offset` is a multiple of 64.
+    unsafe fn stream_data(&self, offset: usize, src: *const u8, len: usize) {
         // SAFETY: caller.
-        unsafe { self.write_data(offset, src, len, Distance::default()) };
-    }
-    /// Copies a piece of a longer payload out of the data ring.
-    ///
-    /// # Safety
-    /// As [`read_data`](Self::read_data).
-    unsafe fn read_piece(&self, offset: usize, dst: *mut u8, len: usize) {
-        // SAFETY: caller.
-        unsafe { self.read_data(offset, dst, len) };
+        unsafe { self.write_data(offset, src, len) };
     }
     /// Asks the processor to move written lines to a cache level where the consumer finds them sooner.
     #[inline(always)]
@@ -171,31 +162,23 @@ impl LaneMemory for RawMemory {
     }
 
     #[inline(always)]
-    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, distance: Distance) {
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize) {
         debug_assert!(offset + len <= self.data_bytes);
         // SAFETY: caller.
-        unsafe { crate::copies::copy(src, self.data.add(offset), len, distance) }
+        unsafe { crate::copies::copy(src, self.data.add(offset), len) }
     }
 
     #[inline(always)]
     unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize) {
         debug_assert!(offset + len <= self.data_bytes);
         // SAFETY: caller.
-        unsafe { std::ptr::copy_nonoverlapping(self.data.add(offset), dst, len) }
+        unsafe { crate::copies::copy(self.data.add(offset), dst, len) }
     }
 
-    #[inline(always)]
-    unsafe fn write_piece(&self, offset: usize, src: *const u8, len: usize) {
-        debug_assert!(offset + len <= self.data_bytes);
-        // SAFETY: caller.
-        unsafe { crate::copies::copy_piece(src, self.data.add(offset), len) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_piece(&self, offset: usize, dst: *mut u8, len: usize) {
-        debug_assert!(offset + len <= self.data_bytes);
-        // SAFETY: caller.
-        unsafe { crate::copies::copy_piece(self.data.add(offset), dst, len) }
+    unsafe fn stream_data(&self, offset: usize, src: *const u8, len: usize) {
+        debug_assert!(offset.is_multiple_of(64) && offset + len <= self.data_bytes);
+        // SAFETY: caller; the ring begins with a cache line.
+        unsafe { crate::copies::stream(src, self.data.add(offset), len) }
     }
 
     #[inline(always)]

@@ -22,19 +22,19 @@
 //! position and a length, but no kind, so there is no packet yet. Another word counts the pieces that are written. A waiting consumer
 //! may copy them while the producer writes the next piece; the message arrives only with the packet.
 //!
-//! The producer chooses where a payload lies in the data ring (`ring.rs`), how it uses the ring (`laps.rs`), and where the later pieces
-//! of a payload lie (`pieces.rs`).
+//! The producer chooses where a payload lies in the data ring (`ring.rs`), how it writes it (`ways.rs`), and where the later pieces of a
+//! payload lie (`pieces.rs`).
 //!
 //! A producer that dies at any instruction has either published its packet or not. Unpublished bytes are never a message. It
 //! trusts nothing in a lane: it copies a cell's words once, checks the copy, and uses that.
 
 mod bulk;
 mod consumer;
-mod laps;
 mod memory;
 mod pieces;
 mod producer;
 mod ring;
+mod ways;
 
 pub use bulk::{BULK_BYTES, BULK_LEAST, BulkMemory};
 #[cfg(not(loom))]

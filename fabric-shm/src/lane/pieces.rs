@@ -5,7 +5,7 @@
 //! processors. A word of the cell, the *map*, has a bit for each piece that lies in the window. A consumer that reads a payload in place
 //! never announces that it copies, so nothing is written over.
 
-use super::laps::SHORT;
+use super::ways::SHORT;
 use super::{PIECE_LEAST, PIECES_LEAST};
 
 /// The pieces of one payload: at most [`MOST`](Self::MOST), all of one length but the last.

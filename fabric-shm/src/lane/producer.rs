@@ -1,16 +1,14 @@
 //! The writing end of a lane.
 
 use super::bulk::{BulkMemory, IN_BULK};
-use super::laps::{Laps, SHORT};
 use super::pieces::Pieces;
 use super::ring::Filled;
+use super::ways::{SHORT, Ways};
 use super::{
     Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, PIECES_LEAST, REPORTED, STAMP_EVERY, STAMPED, check_word, stamp, word,
 };
-use crate::copies::Distance;
 use doorbell_fabric::sync::{Ordering, planted_bug};
 use doorbell_fabric::{LinkDown, PacketHead, PacketKind, Push};
-use std::time::Instant;
 
 /// The longest packet whose lines are offered to the consumer. Of a longer one, the consumer prefetches the next line while it
 /// reads the first, and the offers would only cost time.
@@ -19,7 +17,7 @@ const OFFER_BYTES: usize = 1024;
 /// The longest message of a series. Each needs few lines, so the next cells and their payloads come together.
 pub(crate) const SERIES_BYTES: usize = 1024;
 #[cfg(not(loom))]
-const _: () = assert!(SERIES_BYTES < PIECES_LEAST && SERIES_BYTES < super::laps::LEAST && SERIES_BYTES < super::bulk::BULK_LEAST);
+const _: () = assert!(SERIES_BYTES < PIECES_LEAST && SERIES_BYTES < super::ways::LEAST && SERIES_BYTES < super::bulk::BULK_LEAST);
 
 /// The most messages of a series that are published together. The consumer then reads them while the producer writes others, and not
 /// the line that the producer writes.
@@ -32,9 +30,6 @@ const OWN_BEFORE: u64 = 64 * OWN_AHEAD;
 
 /// The number of ticks between two packets from which the consumer is likely to be waiting for the next one.
 const SELDOM_TICKS: u64 = 768;
-
-/// One in so many looks for the consumer's progress measures its distance, which takes two looks at the clock.
-const MEASURE_EVERY: u32 = 8;
 
 /// The most unread bytes with which a lap may end early, unless they are one message.
 const LAG: u64 = SHORT / 4 * 3;
@@ -54,12 +49,8 @@ pub struct Producer<M> {
     /// The consumer's position when last read.
     head_seen: u64,
     data: Filled,
-    laps: Laps,
+    ways: Ways,
     bulk: Option<Bulk>,
-    /// The distance of the consumer's processor when last measured.
-    distance: Distance,
-    /// How often this end looked for the consumer's progress.
-    looks: u32,
     /// The longest packet that this ring takes.
     most: usize,
     /// The position behind the packet by which this end moved to the larger ring, or 0.
@@ -114,11 +105,9 @@ impl<M: LaneMemory> Producer<M> {
             memory,
             tail: 0,
             head_seen: 0,
-            laps: Laps::of(data.bytes),
+            ways: Ways::of(data.bytes),
             data,
             bulk: None,
-            distance: Distance::default(),
-            looks: 0,
             most: usize::MAX,
             moved: 0,
             waiting: false,
@@ -130,7 +119,7 @@ impl<M: LaneMemory> Producer<M> {
     /// Keeps laps short.
     #[cfg(all(test, not(loom)))]
     pub fn keep_laps_short(&mut self) {
-        self.laps = Laps::always_short();
+        self.ways = Ways::always_short();
     }
 
     /// Bytes of the data ring.
@@ -152,7 +141,7 @@ impl<M: LaneMemory> Producer<M> {
                     _ => lane.data.fits(len, packet),
                 }
         };
-        fits(self) || (self.look_at_head().is_ok() && fits(self))
+        fits(self) || (self.see_head().is_ok() && fits(self))
     }
 
     /// Lets longer packets find no room in this ring, until this end has [moved](Self::move_to). A packet of more than a quarter of a
@@ -181,7 +170,7 @@ impl<M: LaneMemory> Producer<M> {
         self.moved = self.tail;
         self.most = usize::MAX;
         self.data.go_on_in(larger.data_bytes());
-        self.laps = Laps::of(self.data.bytes);
+        self.ways = Ways::of(self.data.bytes);
         self.memory = larger;
         fault_point!("lane.moved");
         true
@@ -245,7 +234,7 @@ impl<M: LaneMemory> Producer<M> {
         // One cell is reserved for giving up a message that was begun.
         let room = if head.kind == PacketKind::GivenUp { cells } else { cells - 1 };
         if self.tail - self.head_seen >= room {
-            match self.look_at_head() {
+            match self.see_head() {
                 Ok(()) if self.tail - self.head_seen < room => {}
                 Ok(()) => return Push::Full,
                 Err(down) => return Push::Down(down),
@@ -268,7 +257,7 @@ impl<M: LaneMemory> Producer<M> {
         let stamp = if is_stamped(self.tail) { stamp() } else { 0 };
         self.tail = publish(&self.memory, self.tail, stamp, head.kind, head.tag, head.sequence, len);
         if matches!(head.kind, PacketKind::Whole | PacketKind::First) {
-            self.laps.count(head.total as usize, crate::hint::ticks);
+            self.ways.count(head.total as usize, crate::hint::ticks);
         }
         Push::Done
     }
@@ -297,13 +286,13 @@ impl<M: LaneMemory> Producer<M> {
             // No shorter lap, no pieces, no other ring: as in `place_in_series`.
             let Some(place) = self.data.place(len).filter(|_| len <= self.most) else { return false };
             // SAFETY: as above; inside the ring and not yet given to the consumer (place).
-            unsafe { memory.write_data(place as usize, bytes, len, self.distance) };
+            unsafe { memory.write_data(place as usize, bytes, len) };
             if self.is_worth_offering(len) {
                 memory.offer_data(place as usize, len);
             }
             self.data.fill(place, len);
             if place == 0 {
-                self.laps.began();
+                self.ways.began();
             }
             memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
         } else if self.has_pieces(len) {
@@ -316,7 +305,7 @@ impl<M: LaneMemory> Producer<M> {
             return false;
         }
         self.tail = publish(&memory, tail, 0, PacketKind::Whole, tag, sequence, len);
-        self.laps.count(len, crate::hint::ticks);
+        self.ways.count(len, crate::hint::ticks);
         true
     }
 
@@ -388,10 +377,10 @@ impl<M: LaneMemory> Producer<M> {
         }
         let place = self.data.place(len).filter(|_| len <= SERIES_BYTES.min(self.most))?;
         // SAFETY: a slice; inside the ring and not yet given to the consumer (place).
-        unsafe { self.memory.write_data(place as usize, bytes.as_ptr(), len, self.distance) };
+        unsafe { self.memory.write_data(place as usize, bytes.as_ptr(), len) };
         self.data.fill(place, len);
         if place == 0 {
-            self.laps.began();
+            self.ways.began();
         }
         // The lines of a later one come meanwhile: without that a stream of 64 bytes goes at half the speed.
         let ring = self.memory.data_bytes() as u64 - 1;
@@ -404,7 +393,7 @@ impl<M: LaneMemory> Producer<M> {
     #[cold]
     #[inline(never)]
     fn has_free_cell(&mut self, most: u64) -> bool {
-        self.look_at_head().is_ok() && self.tail - self.head_seen < most
+        self.see_head().is_ok() && self.tail - self.head_seen < most
     }
 
     /// Writes a payload into a cell, or into a ring and its place into the cell.
@@ -420,17 +409,17 @@ impl<M: LaneMemory> Producer<M> {
         }
         // Chunks of a transfer should keep the target busy until it sees the next RTS. A long ring of chunks would delay that
         // RTS, and more chunks would come meanwhile. So chunks use the data ring only.
-        let place = self.reserve(len, kind != PacketKind::Chunk)?;
+        let (place, streams) = (self.reserve(len, kind != PacketKind::Chunk)?, self.ways.streams(len));
         if place & IN_BULK != 0 {
             if let Some(bulk) = &mut self.bulk {
                 let place = place & !IN_BULK;
                 // SAFETY: readable (caller); inside the ring and not yet given to the consumer (reserve).
-                unsafe { std::ptr::copy_nonoverlapping(bytes, bulk.memory.at(place), len) };
+                unsafe { store(&self.memory, Some(bulk.memory), place as usize, bytes, len, streams) };
                 bulk.ring.fill(place, len);
             }
         } else {
             // SAFETY: as above.
-            unsafe { self.memory.write_data(place as usize, bytes, len, self.distance) };
+            unsafe { store(&self.memory, None, place as usize, bytes, len, streams) };
             if self.is_worth_offering(len) {
                 self.memory.offer_data(place as usize, len);
             }
@@ -451,15 +440,12 @@ impl<M: LaneMemory> Producer<M> {
         let reserved = self.reserve(len, true)?;
         let told = self.told(reserved, len);
         let (place, bulk) = (reserved & !IN_BULK, self.bulk.as_mut().filter(|_| reserved & IN_BULK != 0));
-        let pieces = Pieces::of(len, self.laps.piece_bytes(len));
+        let (pieces, streams) = (Pieces::of(len, self.ways.piece_bytes(len)), self.ways.streams(len));
         let write = |number: usize, map: u64| {
             let (from, to, len) = (pieces.start(number), pieces.place(number, map), pieces.len_of(number));
-            match &bulk {
-                // SAFETY: readable (caller); inside the ring, and not yet given to the consumer or copied (reserve, copied).
-                Some(bulk) => unsafe { crate::copies::copy_piece(bytes.add(from), bulk.memory.at(place).add(to), len) },
-                // SAFETY: as above.
-                None => unsafe { self.memory.write_piece(place as usize + to, bytes.add(from), len) },
-            }
+            let ring = bulk.as_ref().map(|bulk| bulk.memory);
+            // SAFETY: readable (caller); inside the ring, and not yet given to the consumer or copied (reserve, copied).
+            unsafe { store(&self.memory, ring, place as usize + to, bytes.add(from), len, streams) };
         };
         // Before the words of the cell, whose line the consumer polls.
         write(0, 0);
@@ -472,7 +458,7 @@ impl<M: LaneMemory> Producer<M> {
         word(word::MAP).store(0, Ordering::Relaxed);
         // Release: a consumer that sees this word sees the rest of the cell and the first piece.
         word(word::CHECK).store(check_word(self.tail + 1, OPENED, len), Ordering::Release);
-        let window = if bulk.is_none() && self.laps.has_window() { pieces.window() } else { Pieces::MOST };
+        let window = if bulk.is_none() && self.ways.has_window() { pieces.window() } else { Pieces::MOST };
         let (mut map, mut seen, mut looks) = (0, 0, PATIENCE);
         for number in 1..pieces.count() {
             if number >= window {
@@ -521,9 +507,9 @@ impl<M: LaneMemory> Producer<M> {
     /// sends later: the lines arrive while it waits.
     #[inline]
     pub fn own_ahead(&self, len: usize) {
-        if len > INLINE_BYTES && !self.goes_to_bulk(len) {
+        if len > INLINE_BYTES && !self.ways.streams(len) && !self.goes_to_bulk(len) {
             let mut offset = self.data.end();
-            if self.laps.is_due(offset, len) {
+            if self.ways.is_due(offset, len) {
                 // Not lines that the consumer may still read.
                 if offset < 2 * len as u64 {
                     return;
@@ -534,7 +520,7 @@ impl<M: LaneMemory> Producer<M> {
             if len as u64 <= OWN_BEFORE && offset + OWN_BEFORE + len as u64 <= self.data.bytes {
                 offset += OWN_BEFORE;
             }
-            let len = len.min(self.laps.own_ahead_most());
+            let len = len.min(self.ways.own_ahead_most());
             self.memory.own_data((offset & (self.data.bytes - 1)) as usize, len);
         }
     }
@@ -542,7 +528,7 @@ impl<M: LaneMemory> Producer<M> {
     /// Whether a payload of this length is written in pieces.
     #[inline(always)]
     fn has_pieces(&self, len: usize) -> bool {
-        len >= PIECES_LEAST && self.laps.piece_bytes(len) < len
+        len >= PIECES_LEAST && self.ways.piece_bytes(len) < len
     }
 
     /// Whether a payload of this length goes to the bulk ring.
@@ -561,18 +547,18 @@ impl<M: LaneMemory> Producer<M> {
             Some(bulk) if may_bulk && bulk.taken && bulk.memory.takes(len) => bulk.ring.place(len).map(|place| place | IN_BULK),
             _ => lane.data.place(len),
         };
-        if self.laps.is_due(self.data.end(), len) && !(may_bulk && self.goes_to_bulk(len)) && self.ends_lap(len)? {
+        if self.ways.is_due(self.data.end(), len) && !(may_bulk && self.goes_to_bulk(len)) && self.ends_lap(len)? {
             return Ok(0);
         }
         let found = match place(self) {
             Some(found) => found,
             None => {
-                self.look_at_head().map_err(Push::Down)?;
+                self.see_head().map_err(Push::Down)?;
                 place(self).ok_or(Push::Full)?
             }
         };
         if found == 0 {
-            self.laps.began();
+            self.ways.began();
         }
         Ok(found)
     }
@@ -580,7 +566,7 @@ impl<M: LaneMemory> Producer<M> {
     /// A place as its cell states it.
     #[inline(always)]
     fn told(&self, place: u64, len: usize) -> u64 {
-        if place & IN_BULK == 0 && self.laps.wants_report(place, len) { place | REPORTED } else { place }
+        if place & IN_BULK == 0 && self.ways.wants_report(place, len) { place | REPORTED } else { place }
     }
 
     /// Whether the lap ends here, and the next begins with `len` bytes.
@@ -589,9 +575,9 @@ impl<M: LaneMemory> Producer<M> {
     fn ends_lap(&mut self, len: usize) -> Result<bool, Push> {
         let may_end = |lane: &Self| lane.data.may_end_lap(len, LAG.max(len as u64));
         if !may_end(self) {
-            self.look_at_head().map_err(Push::Down)?;
+            self.see_head().map_err(Push::Down)?;
         }
-        let is_patient = self.laps.is_patient(self.data.end(), len);
+        let is_patient = self.ways.is_patient(self.data.end(), len);
         let mut looks = if is_patient { PATIENCE } else { 0 };
         while looks > 0 && !may_end(self) {
             self.see_head().map_err(Push::Down)?;
@@ -599,8 +585,8 @@ impl<M: LaneMemory> Producer<M> {
         }
         let ends = may_end(self);
         match ends {
-            true => self.laps.began(),
-            false if is_patient => self.laps.could_not_begin(self.data.end()),
+            true => self.ways.began(),
+            false if is_patient => self.ways.could_not_begin(self.data.end()),
             false => {}
         }
         Ok(ends)
@@ -618,25 +604,8 @@ impl<M: LaneMemory> Producer<M> {
         self.memory.control(Control::Bulk).store(offer, Ordering::Release);
     }
 
-    /// Reads the consumer's position, and now and then measures its distance.
-    #[cold]
-    fn look_at_head(&mut self) -> Result<(), LinkDown> {
-        let looks = self.looks;
-        self.looks = looks.wrapping_add(1);
-        if cfg!(any(loom, miri)) || !looks.is_multiple_of(MEASURE_EVERY) {
-            return self.see_head();
-        }
-        let began = Instant::now();
-        let head = self.memory.control(Control::Head).load(Ordering::Relaxed);
-        std::hint::black_box(head);
-        // The consumer wrote this line since the last look, so the load took one journey of a line.
-        if let Some(distance) = Distance::measured(began.elapsed().as_nanos()) {
-            self.distance = distance;
-        }
-        self.see_head()
-    }
-
     /// Reads the consumer's position. Acquire: the consumer's reads of freed places happen before our next writes there.
+    #[cold]
     fn see_head(&mut self) -> Result<(), LinkDown> {
         let acquire = if planted_bug("head") { Ordering::Relaxed } else { Ordering::Acquire };
         let head = self.memory.control(Control::Head).load(acquire);
@@ -699,6 +668,23 @@ fn reveal<M: LaneMemory>(memory: &M, position: u64, check: u64) {
     let order = if planted_bug("publish") { Ordering::Relaxed } else { Ordering::Release };
     memory.cell_word(cell, word::CHECK).store(check, order);
     fault_point!("lane.published");
+}
+
+/// Copies into the bulk ring, if given, or the data ring.
+///
+/// # Safety
+/// `len` bytes are readable at `bytes`. Those at `place`, the start of a line, lie inside the ring, and no other thread accesses them.
+#[inline(always)]
+unsafe fn store<M: LaneMemory>(memory: &M, bulk: Option<BulkMemory>, place: usize, bytes: *const u8, len: usize, streams: bool) {
+    // SAFETY: caller; a bulk ring begins with a line.
+    unsafe {
+        match (bulk, streams) {
+            (Some(bulk), true) => crate::copies::stream(bytes, bulk.at(place as u64), len),
+            (Some(bulk), false) => crate::copies::copy(bytes, bulk.at(place as u64), len),
+            (None, true) => memory.stream_data(place, bytes, len),
+            (None, false) => memory.write_data(place, bytes, len),
+        }
+    }
 }
 
 /// Writes whole words, then the rest without reading beyond the end of the source.

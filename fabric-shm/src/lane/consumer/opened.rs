@@ -133,7 +133,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             self.copy_piece(place, pieces, number, map, &mut bytes);
         }
         // SAFETY: `place` checked that the ring holds `len` bytes there.
-        unsafe { self.memory.write_piece(at as usize, bytes.as_ptr(), len) };
+        unsafe { self.memory.write_data(at as usize, bytes.as_ptr(), len) };
     }
 
     /// Copies a piece of the payload at this [place](Self::place), of which `whole` is a buffer of its length.
@@ -145,10 +145,10 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         let (dst, len) = (dst.as_mut_ptr(), dst.len());
         match (place, &self.bulk) {
             // SAFETY: `place` checked that the ring holds the payload, and no piece lies behind its end; a slice.
-            (Place::Data(place, _), _) => unsafe { self.memory.read_piece(place as usize + from, dst, len) },
+            (Place::Data(place, _), _) => unsafe { self.memory.read_data(place as usize + from, dst, len) },
             #[cfg(not(loom))]
             // SAFETY: as above.
-            (Place::Bulk(place), Some((memory, _))) => unsafe { crate::copies::copy_piece(memory.at(place).add(from), dst, len) },
+            (Place::Bulk(place), Some((memory, _))) => unsafe { crate::copies::copy(memory.at(place).add(from), dst, len) },
             // A packet in its cell is never opened.
             _ => {}
         }

@@ -1,7 +1,6 @@
 //! Payloads that are copied while they are written.
 
 use super::*;
-use crate::copies::Distance;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -39,9 +38,9 @@ impl LaneMemory for Stepping {
         self.raw.data_bytes()
     }
 
-    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, distance: Distance) {
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize) {
         // SAFETY: caller.
-        unsafe { self.raw.write_data(offset, src, len, distance) };
+        unsafe { self.raw.write_data(offset, src, len) };
     }
 
     unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize) {
@@ -58,7 +57,7 @@ fn set(memory: RawMemory, index: usize, value: u64) {
 fn write(memory: RawMemory, bytes: &[u8], number: usize, at: usize) {
     let piece = &bytes[number * PIECE..][..PIECE];
     // SAFETY: a slice; the ring is longer.
-    unsafe { memory.write_data(at * PIECE, piece.as_ptr(), PIECE, Distance::Near) };
+    unsafe { memory.write_data(at * PIECE, piece.as_ptr(), PIECE) };
 }
 
 /// Publishes the first packet.
@@ -294,7 +293,7 @@ fn kept_pieces_do_not_get_into_another_message() {
         // The next message has the length of the first one, and none of its bytes.
         let next = message(9, len);
         // SAFETY: a slice; the ring is longer.
-        unsafe { memory.write_data(0, next.as_ptr(), len, Distance::Near) };
+        unsafe { memory.write_data(0, next.as_ptr(), len) };
         let cell = |index, value| memory.cell_word(1, index).store(value, Ordering::Release);
         cell(word::PLACE, 0);
         cell(word::SEQUENCE, 0);
