@@ -31,7 +31,8 @@ impl BulkMemory {
     /// # Safety
     /// `bytes` bytes are mapped at `start` as long as this value or a copy is used. At the producer's end they are writable.
     pub unsafe fn new(start: *mut u8, bytes: usize) -> Option<Self> {
-        (bytes.is_power_of_two() && BULK_BYTES.contains(&bytes) && start.addr().is_multiple_of(64)).then_some(Self { start, bytes })
+        (bytes.is_power_of_two() && BULK_BYTES.contains(&bytes) && start.addr().is_multiple_of(64))
+            .then_some(Self { start, bytes })
     }
 
     /// The number of bytes.

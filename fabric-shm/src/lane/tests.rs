@@ -1,6 +1,7 @@
 use super::*;
 use crate::lane::bulk::IN_BULK;
 use crate::lane::consumer::Next;
+use crate::lane::ways::Ways;
 use crate::layout::{LaneGeometry, PAGE};
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{PacketHead, PacketKind, Payload, Priority, Push};
@@ -221,6 +222,33 @@ fn messages_are_read_one_by_one_if_nothing_is_special_about_them() {
     read_one_by_one::<true>();
 }
 
+#[test]
+fn streamed_payloads_are_written_when_their_packets_are_published() {
+    let block = Block::new(16, 256 << 10);
+    let (memory, count) = (block.memory(), if cfg!(miri) { 4 } else { 20_000 });
+    let lens = [2 << 10, 5001, 16 << 10, 100, 33_333];
+    let messages: Vec<_> = (0..2 * lens.len()).map(|number| message(number as u32, lens[number % lens.len()])).collect();
+    let mut producer = Producer::claim(memory, 1).unwrap();
+    producer.set_ways(Ways::always_streamed());
+    let mut consumer = Consumer::new(memory, None);
+    std::thread::scope(|scope| {
+        let messages = &messages;
+        scope.spawn(move || {
+            for sequence in 0..count {
+                let bytes = &messages[sequence as usize % messages.len()];
+                while push(&mut producer, PacketKind::Whole, sequence, bytes) != Push::Done {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        for sequence in 0..count {
+            let (head, bytes) =
+                std::iter::repeat_with(|| pop(&mut consumer).ok_or_else(std::thread::yield_now)).find_map(Result::ok).unwrap();
+            assert!(head.sequence == sequence && bytes == messages[sequence as usize % messages.len()], "message {sequence}");
+        }
+    });
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 128 }, failure_persistence: None, ..Default::default() })]
 
@@ -377,10 +405,19 @@ fn a_lane_is_claimed_once_until_it_is_reset() {
     assert_eq!(pop(&mut consumer).unwrap().1, b"hello");
 }
 
+#[derive(Clone, PartialEq)]
+#[repr(align(64))]
+struct Line([u8; 64]);
+
+/// Room for a bulk ring of that many bytes.
+fn bulk_room(bytes: usize) -> Vec<Line> {
+    vec![Line([0; 64]); bytes / 64]
+}
+
 /// A bulk ring in the heap.
-fn bulk(room: &mut Vec<u8>) -> BulkMemory {
+fn bulk(room: &mut [Line]) -> BulkMemory {
     // SAFETY: the tests do not touch the vector as long as their lanes live.
-    unsafe { BulkMemory::new(room.as_mut_ptr(), room.len()) }.unwrap()
+    unsafe { BulkMemory::new(room.as_mut_ptr().cast(), size_of_val(room)) }.unwrap()
 }
 
 #[test]
@@ -388,7 +425,7 @@ fn bulk(room: &mut Vec<u8>) -> BulkMemory {
 #[cfg_attr(miri, ignore)]
 fn long_payloads_go_to_the_bulk_ring_once_both_ends_have_it() {
     let block = Block::new(16, 64 << 10);
-    let mut room = vec![0; 256 << 10];
+    let mut room = bulk_room(256 << 10);
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
     let mut consumer = Consumer::new(block.memory(), None);
     assert_eq!(consumer.offered(), None);
@@ -402,7 +439,7 @@ fn long_payloads_go_to_the_bulk_ring_once_both_ends_have_it() {
         assert_eq!(pop(&mut consumer).unwrap().1, long);
         sequence += 1;
     }
-    assert!(room.iter().all(|byte| *byte == 0));
+    assert!(room.iter().all(|line| line.0 == [0; 64]));
     assert_eq!(consumer.offered(), Some(6));
     // SAFETY: the vector outlives both ends.
     unsafe { consumer.answer(Some(bulk(&mut room))) };
@@ -415,7 +452,7 @@ fn long_payloads_go_to_the_bulk_ring_once_both_ends_have_it() {
         assert_eq!(pop(&mut consumer).unwrap().1, sent, "{number}");
         sequence += 1;
     }
-    assert!(room.iter().filter(|byte| **byte != 0).count() > room.len() / 2);
+    assert!(room.iter().filter(|line| line.0 != [0; 64]).count() > room.len() / 2);
     // Push as much as there is room for; everything arrives in order.
     let mut sent = Vec::new();
     loop {
@@ -442,7 +479,7 @@ fn long_payloads_go_to_the_bulk_ring_once_both_ends_have_it() {
 #[test]
 fn a_bulk_ring_that_is_declined_or_was_another_lifes_is_not_used() {
     let block = Block::new(16, 64 << 10);
-    let mut room = vec![0; 64 << 10];
+    let mut room = bulk_room(64 << 10);
     for answered in [false, true] {
         let mut producer = Producer::claim(block.memory(), 1).unwrap();
         let mut consumer = Consumer::new(block.memory(), None);
@@ -458,7 +495,7 @@ fn a_bulk_ring_that_is_declined_or_was_another_lifes_is_not_used() {
             }
             assert!(!answered || sequence < 20 || consumer.offered().is_none());
         }
-        assert!(room.iter().all(|byte| *byte == 0));
+        assert!(room.iter().all(|line| line.0 == [0; 64]));
         consumer.reset();
     }
     let mut next = Consumer::new(block.memory(), None);
@@ -469,7 +506,7 @@ fn a_bulk_ring_that_is_declined_or_was_another_lifes_is_not_used() {
 #[test]
 fn forged_places_in_a_bulk_ring_are_found_out() {
     let block = Block::new(16, 64 << 10);
-    let mut room = vec![0; 64 << 10];
+    let mut room = bulk_room(64 << 10);
     for with_ring in [false, true] {
         for place in [1, 3, 64 + 1, (64 << 10) + 1, (56 << 10) + 65, u64::MAX, u64::MAX - 62, 1 << 63 | 1, 33] {
             let mut producer = Producer::claim(block.memory(), 1).unwrap();
@@ -498,7 +535,7 @@ fn forged_places_in_a_bulk_ring_are_found_out() {
 #[test]
 fn a_consumer_that_says_it_read_what_was_not_written_is_found_out() {
     let block = Block::new(16, 64 << 10);
-    let mut room = vec![0; 64 << 10];
+    let mut room = bulk_room(64 << 10);
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
     // SAFETY: the vector outlives the producer.
     unsafe { producer.offer_bulk(bulk(&mut room), 3) };

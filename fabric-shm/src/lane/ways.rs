@@ -19,24 +19,25 @@ pub(super) const SHORT: u64 = if cfg!(loom) { 64 } else { 8 << 10 };
 const LONG: usize = if cfg!(loom) { PIECES_LEAST } else { 8 << 10 };
 const PIECE_LONG: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 
-/// The lengths of the pieces of a streamed payload. After each the producer waits until it is in memory.
-const PIECES_STREAMED: std::ops::RangeInclusive<usize> = 8 << 10..=64 << 10;
-
 /// The shortest payload for which the ways differ. Streams of shorter ones lose more by reports than conversations gain.
 pub(super) const LEAST: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 
-/// Messages between two comparisons. A comparison uses the slower ways for less than one in a hundred.
-const SETTLED: u32 = 16 << 10;
+/// Messages between two comparisons: fewer if each has more than [`SETTLED_LESS`] bytes. A comparison uses the slower ways for one in a
+/// hundred, and soon finds that the operating system has moved a process to another processor.
+const SETTLED: u32 = 8 << 10;
+const SETTLED_LESS: usize = 256 << 10;
 
-/// The first messages of a phase do not count, because the lines that they use are still where another way left them.
-const WARM: usize = 6;
+/// The first messages of a phase do not count, because the lines that they use are still where another way left them: those within so
+/// many bytes, but at most [`WARM_MOST`].
+const WARM: usize = 64 << 10;
+const WARM_MOST: usize = 6;
 
 /// The messages of a phase that count.
-const COUNTED: usize = 11;
+const COUNTED: usize = 5;
 
 /// The phases of a comparison, which use the ways in turn. In a conversation the lane back counts as many messages, so both lanes are
 /// in the same phase, and see the difference of both.
-const PHASES: usize = 3 * Way::ALL.len();
+const PHASES: usize = 2 * Way::ALL.len();
 
 /// A way to write payloads of some KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,7 +141,8 @@ impl Ways {
             Way::Whole if len < LONG => len,
             // The journeys of the cell cost more here.
             Way::Whole => (len / 8).next_multiple_of(64).max(PIECE_LONG),
-            Way::Streamed => (len / 4).next_multiple_of(64).clamp(*PIECES_STREAMED.start(), *PIECES_STREAMED.end()),
+            // After each piece, the producer would wait until memory has it.
+            Way::Streamed => len,
         }
     }
 
@@ -156,14 +158,14 @@ impl Ways {
         if len >= LEAST && self.left > 0 {
             self.left -= 1;
             if self.left == 0 {
-                self.compare(ticks());
+                self.compare(len, ticks());
             }
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn compare(&mut self, now: u64) {
+    fn compare(&mut self, len: usize, now: u64) {
         self.left = 1;
         // The clocks of two processors may differ.
         let time = now.saturating_sub(std::mem::replace(&mut self.sent_at, now));
@@ -172,11 +174,12 @@ impl Ways {
             self.choose(Way::ALL[0]);
             return;
         }
-        if let Some(at) = self.sent.checked_sub(WARM) {
+        let warm = (WARM / len).clamp(1, WARM_MOST);
+        if let Some(at) = self.sent.checked_sub(warm).filter(|at| *at < COUNTED) {
             self.times[at] = time;
         }
         self.sent += 1;
-        if self.sent < WARM + COUNTED {
+        if self.sent < warm + COUNTED {
             return;
         }
         // The median: now and then a message waits for something else.
@@ -187,7 +190,8 @@ impl Ways {
         if self.phase < PHASES {
             return self.choose(Way::ALL[self.phase % Way::ALL.len()]);
         }
-        self.left = SETTLED;
+        // Of long messages, fewer come in the time for which a distance stays.
+        self.left = SETTLED / (1 + len / SETTLED_LESS) as u32;
         let least = self.sums.into_iter().min().unwrap_or(0);
         // A smaller difference may be chance.
         let best = self.sums.into_iter().position(|sum| sum <= least.saturating_add(least / 16)).unwrap_or(0);
@@ -236,7 +240,7 @@ mod tests {
     fn the_fastest_way_is_found_and_found_again() {
         let mut ways = Ways::of(BYTES);
         let sent = compare(&mut ways, |way, _| [100, 130, 150][way as usize]);
-        assert!(ways.way == Way::Short && sent <= (PHASES * (WARM + COUNTED)) as u32 + 1, "{sent}");
+        assert!(ways.way == Way::Short && sent <= (PHASES * (WARM_MOST + COUNTED)) as u32 + 1, "{sent}");
         let sent = compare(&mut ways, |way, _| [130, 100, 150][way as usize]);
         assert!(ways.way == Way::Whole && sent >= SETTLED, "{sent}");
         assert!(!ways.is_due(1 << 40, 1 << 14) && !ways.streams(1 << 14));

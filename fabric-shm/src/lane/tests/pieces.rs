@@ -237,7 +237,7 @@ fn a_payload_is_right_if_it_is_copied_while_it_is_written() {
     let (memory, count) = (block.memory(), if cfg!(miri) { 4 } else { 3000 });
     let lens = [PIECES_LEAST, PIECES_LEAST + 1, 32 << 10, 33_333, 64 << 10];
     let mut producer = Producer::claim(memory, 1).unwrap();
-    producer.keep_laps_short();
+    producer.set_ways(Ways::always_short());
     let mut consumer = Consumer::new(memory, None);
     let sender = std::thread::spawn(move || {
         for sequence in 0..count {

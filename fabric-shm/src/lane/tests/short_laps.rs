@@ -20,7 +20,7 @@ fn a_conversation_stays_in_a_few_kib_and_a_burst_has_the_whole_ring() {
     let block = Block::new(256, 256 << 10);
     let memory = block.memory();
     let mut producer = Producer::claim(memory, 1).unwrap();
-    producer.keep_laps_short();
+    producer.set_ways(Ways::always_short());
     let mut consumer = Consumer::new(memory, None);
     let mut places = Vec::new();
     for sequence in 0..20 {
