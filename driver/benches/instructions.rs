@@ -31,7 +31,7 @@ const LINE: usize = 64;
 const VARIABLE: &str = "DOORBELL_COUNTED_PATH";
 
 /// The counted functions by their names, and what they do.
-const PATHS: [(&str, &str); 13] = [
+const PATHS: [(&str, &str); 14] = [
     ("send_message", "Peer::send of 8 bytes"),
     ("receive_message", "Peer::recv of 8 bytes"),
     ("send_line", "Peer::send of 64 bytes"),
@@ -41,6 +41,7 @@ const PATHS: [(&str, &str); 13] = [
     ("send_loan", "Node::loan_bytes of 64 bytes, LoanMut::send"),
     ("take_loan", "Peer::take of a loan, dropping it"),
     ("start_and_finish_send", "Peer::start_send of 8 bytes, Operation::wait"),
+    ("start_and_finish_receive", "Node::start_recv of 8 bytes that are there, Operation::wait"),
     ("put", "Peer::put of 8 bytes"),
     ("inject", "InjectionFifo::inject of a put"),
     ("send_8_by_policy", "Peer::send of 8 bytes, for which a policy decides"),
@@ -105,6 +106,11 @@ fn take_loan(from: &Peer) {
 #[inline(never)]
 fn start_and_finish_send(to: &Peer, message: [u8; BYTES]) {
     to.start_send(7, message).unwrap().wait().result.unwrap();
+}
+
+#[inline(never)]
+fn start_and_finish_receive(node: &Node, message: [u8; BYTES]) {
+    node.start_recv(Match::any().tag(7), message).unwrap().wait().result.unwrap();
 }
 
 #[inline(never)]
@@ -176,6 +182,7 @@ fn run(path: &str) {
             match path {
                 "send_loan" | "take_loan" => take_loan(&from),
                 "send_line" | "receive_line" => receive_line(&from, &mut line),
+                "start_and_finish_receive" => start_and_finish_receive(&b, message),
                 "put" => {}
                 "inject" => drop(a.progress().unwrap()),
                 _ => receive_message(&from, &mut message),

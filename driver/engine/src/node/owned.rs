@@ -2,7 +2,7 @@
 
 use super::operation::{Dropper, Operation, Work, begin, over};
 use super::receive::received;
-use super::send::ToSend;
+use super::send::{Patience, ToSend};
 use super::{Node, Shared};
 use crate::message::outbound::Outbound;
 use crate::message::receive::{Holder, RecvOp};
@@ -60,7 +60,7 @@ pub(crate) fn send_or_begin<B: AsRef<[u8]> + Send + 'static>(
     counted: Option<Arc<Op>>,
 ) -> Result<Operation<Completion<B>>> {
     let (me, len) = (node.shared.check()?, buffer.as_ref().len());
-    if node.shared.send_now(me, outbound, incarnation, tag, buffer.as_ref())? {
+    if node.shared.send_now(me, outbound, incarnation, tag, buffer.as_ref(), Patience::Forever)? {
         if let Some(op) = counted {
             op.moved(len as u64);
         }

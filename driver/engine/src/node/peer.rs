@@ -232,7 +232,7 @@ impl Peer {
         }
         let shared = &self.node.shared;
         let me = shared.check()?;
-        if shared.send_now(me, &self.outbound, Some(self.incarnation), tag, bytes)? {
+        if shared.send_now(me, &self.outbound, Some(self.incarnation), tag, bytes, patience)? {
             return Ok(());
         }
         shared.send_slow(me, self.to_send(tag, bytes), patience)

@@ -16,6 +16,7 @@ use crate::sync::op::{Op, Outcome};
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Priority, Push};
+use doorbell_shm::lane::BULK_LEAST;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Instant;
@@ -52,6 +53,7 @@ impl Shared {
         incarnation: Option<Incarnation>,
         tag: u64,
         bytes: &[u8],
+        patience: Patience,
     ) -> Result<bool> {
         if bytes.len() > WHOLE_MOST || self.progress() == Progress::Poller {
             return Ok(false);
@@ -61,6 +63,10 @@ impl Shared {
             return Ok(false);
         }
         if bytes.len() > WHOLE_BYTES && !state.is_one_packet(bytes.len()) {
+            return Ok(false);
+        }
+        // The slow path makes one.
+        if bytes.len() >= BULK_LEAST && matches!(patience, Patience::Forever) && state.is_without_bulk() {
             return Ok(false);
         }
         match state.send_whole(tag, bytes) {
@@ -387,7 +393,7 @@ impl Node {
     fn send_to(&self, node: NodeId, tag: u64, bytes: &[u8], patience: Patience) -> Result<()> {
         let me = self.shared.check()?;
         if let Some(outbound) = self.shared.known(node)
-            && self.shared.send_now(me, outbound, None, tag, bytes)?
+            && self.shared.send_now(me, outbound, None, tag, bytes, patience)?
         {
             return Ok(());
         }

@@ -14,6 +14,7 @@ use crate::transfer::{APART_LEAST, CopySide, RENDEZVOUS_BYTES};
 use doorbell_fabric::NodeId;
 use doorbell_fabric::sync::Ordering;
 use doorbell_shm::domain::PeerInbox;
+use doorbell_shm::lane::BULK_LEAST;
 use std::sync::Arc;
 
 /// The mode of a message without a request.
@@ -80,7 +81,7 @@ impl Planner<'_> {
         }
         let advice = self.advice(state, 0, order);
         if advice == Protocol::Transfer || state.bound().is_some_and(|by| by != 0) {
-            if order.len >= RENDEZVOUS_BYTES && state.is_without_bulk() {
+            if order.len >= BULK_LEAST && state.is_without_bulk() {
                 outbound.wants_bulk.store(true, Ordering::Relaxed);
             }
             return Plan::Lane(state.bound().unwrap_or(0));
@@ -240,7 +241,7 @@ impl Planner<'_> {
     ) -> Plan {
         let (copy, patient) = match mode.protocol {
             Protocol::Transfer => {
-                if by == 0 && order.len >= RENDEZVOUS_BYTES && state.is_without_bulk() {
+                if by == 0 && order.len >= BULK_LEAST && state.is_without_bulk() {
                     outbound.wants_bulk.store(true, Ordering::Relaxed);
                 }
                 return Plan::Lane(by);
