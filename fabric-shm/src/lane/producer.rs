@@ -5,7 +5,8 @@ use super::pieces::Pieces;
 use super::ring::Filled;
 use super::ways::{SHORT, Ways};
 use super::{
-    Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, PIECES_LEAST, REPORTED, STAMP_EVERY, STAMPED, check_word, stamp, word,
+    Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, PIECES_LEAST, REPORTED, STAMP_EVERY, STAMPED, check_word, data_room, stamp,
+    word,
 };
 use doorbell_fabric::sync::{Ordering, planted_bug};
 use doorbell_fabric::{LinkDown, PacketHead, PacketKind, Push};
@@ -257,7 +258,7 @@ impl<M: LaneMemory> Producer<M> {
         let stamp = if is_stamped(self.tail) { stamp() } else { 0 };
         self.tail = publish(&self.memory, self.tail, stamp, head.kind, head.tag, head.sequence, len);
         if matches!(head.kind, PacketKind::Whole | PacketKind::First) {
-            self.ways.count(head.total as usize, crate::hint::ticks);
+            self.count(head.total as usize);
         }
         Push::Done
     }
@@ -305,7 +306,7 @@ impl<M: LaneMemory> Producer<M> {
             return false;
         }
         self.tail = publish(&memory, tail, 0, PacketKind::Whole, tag, sequence, len);
-        self.ways.count(len, crate::hint::ticks);
+        self.count(len);
         true
     }
 
@@ -487,6 +488,30 @@ impl<M: LaneMemory> Producer<M> {
             None => self.data.fill(place, len),
         }
         Ok(())
+    }
+
+    /// Counts a message for the choice of a way.
+    #[inline(always)]
+    fn count(&mut self, len: usize) {
+        if self.ways.count(len) {
+            self.compare_ways(len);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn compare_ways(&mut self, len: usize) {
+        let mut backlog = 0;
+        // A wrong position is found again by the next packet that needs room.
+        if self.ways.begins_phase() && self.see_head().is_ok() {
+            let ring = self.bulk.as_ref().filter(|_| self.goes_to_bulk(len)).map_or(&self.data, |bulk| &bulk.ring);
+            let packets = self.tail - self.head_seen;
+            // The consumer reports its progress for a quarter of a ring together.
+            let is_full =
+                packets > self.memory.cell_count() as u64 / 4 || ring.tail - ring.head_seen > ring.bytes / 4 + data_room(len);
+            backlog = if is_full { packets as u32 } else { 0 };
+        }
+        self.ways.compare(len, backlog, crate::hint::ticks());
     }
 
     /// Whether the consumer is likely to wait for these lines. In a stream it lags behind, and offering them would only cost

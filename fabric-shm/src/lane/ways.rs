@@ -22,18 +22,19 @@ const PIECE_LONG: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 /// The shortest payload for which the ways differ. Streams of shorter ones lose more by reports than conversations gain.
 pub(super) const LEAST: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 
-/// Messages between two comparisons: fewer if each has more than [`SETTLED_LESS`] bytes. A comparison uses the slower ways for one in a
-/// hundred, and soon finds that the operating system has moved a process to another processor.
+/// Messages between two comparisons: fewer if each has more than [`SETTLED_LESS`] bytes, and more where a comparison is long. It uses the
+/// slower ways for about one message in a hundred, and soon finds that a process has moved to another processor.
 const SETTLED: u32 = 8 << 10;
 const SETTLED_LESS: usize = 256 << 10;
 
 /// The first messages of a phase do not count, because the lines that they use are still where another way left them: those within so
-/// many bytes, but at most [`WARM_MOST`].
+/// many bytes, but at most [`WARM_MOST`]. In a stream that fills the ring, a message waits for one that was written a whole ring before,
+/// so as many messages do not count as wait in the ring.
 const WARM: usize = 64 << 10;
-const WARM_MOST: usize = 6;
+const WARM_MOST: u32 = 6;
 
-/// The messages of a phase that count.
-const COUNTED: usize = 5;
+/// The messages of a phase that count. In a stream there are more, since the consumer reports its progress only now and then.
+const COUNTED: u32 = 8;
 
 /// The phases of a comparison, which use the ways in turn. In a conversation the lane back counts as many messages, so both lanes are
 /// in the same phase, and see the difference of both.
@@ -63,12 +64,14 @@ pub(super) struct Ways {
     /// The phase of a comparison, or [`PHASES`] between two.
     phase: usize,
     /// Messages of this phase.
-    sent: usize,
-    /// The time of the last message, in ticks.
-    sent_at: u64,
-    times: [u64; COUNTED],
-    /// The times of each way.
-    sums: [u64; Way::ALL.len()],
+    sent: u32,
+    /// The messages that waited in the ring when the phase began, if it was rather full.
+    backlog: u32,
+    /// The bytes of those messages of this phase that count, and the time in ticks since which they do.
+    bytes: u64,
+    since: u64,
+    /// The shortest time of each way: for 64 KiB, in ticks.
+    times: [u64; Way::ALL.len()],
 }
 
 impl Ways {
@@ -80,9 +83,10 @@ impl Ways {
             way: Way::Whole,
             phase: PHASES,
             sent: 0,
-            sent_at: 0,
-            times: [0; COUNTED],
-            sums: [0; Way::ALL.len()],
+            backlog: 0,
+            bytes: 0,
+            since: 0,
+            times: [0; Way::ALL.len()],
         };
         // A small ring has no shorter laps, and few payloads for which it matters.
         if bytes < 4 * SHORT { ways } else { Self { due: SHORT, left: 1, way: Way::Short, ..ways } }
@@ -152,49 +156,57 @@ impl Ways {
         if self.way == Way::Short { 2048 } else { 4096 }
     }
 
-    /// Counts a message of `len` bytes. `ticks` tells the time.
+    /// Counts a message of `len` bytes. True if it is to be [compared](Self::compare).
     #[inline(always)]
-    pub fn count(&mut self, len: usize, ticks: impl FnOnce() -> u64) {
-        if len >= LEAST && self.left > 0 {
-            self.left -= 1;
-            if self.left == 0 {
-                self.compare(len, ticks());
-            }
+    #[must_use]
+    pub fn count(&mut self, len: usize) -> bool {
+        if len < LEAST || self.left == 0 {
+            return false;
         }
+        self.left -= 1;
+        self.left == 0
     }
 
-    #[cold]
-    #[inline(never)]
-    fn compare(&mut self, len: usize, now: u64) {
+    /// Whether a phase begins, and [`compare`](Self::compare) needs to know the backlog.
+    pub fn begins_phase(&self) -> bool {
+        self.sent == 0
+    }
+
+    /// Takes a message into account that was sent `now`. `backlog`: the messages that wait in the ring, or 0 if they fill a small part
+    /// of it.
+    pub fn compare(&mut self, len: usize, backlog: u32, now: u64) {
         self.left = 1;
-        // The clocks of two processors may differ.
-        let time = now.saturating_sub(std::mem::replace(&mut self.sent_at, now));
         if self.phase == PHASES {
-            (self.phase, self.sums) = (0, [0; Way::ALL.len()]);
-            self.choose(Way::ALL[0]);
-            return;
+            (self.phase, self.times) = (0, [u64::MAX; Way::ALL.len()]);
+            return self.choose(Way::ALL[0]);
         }
-        let warm = (WARM / len).clamp(1, WARM_MOST);
-        if let Some(at) = self.sent.checked_sub(warm).filter(|at| *at < COUNTED) {
-            self.times[at] = time;
+        if self.sent == 0 {
+            self.backlog = backlog;
         }
         self.sent += 1;
-        if self.sent < warm + COUNTED {
+        let warm = u32::try_from(WARM / len).unwrap_or(WARM_MOST).clamp(1, WARM_MOST).max(self.backlog);
+        if self.sent <= warm {
+            (self.since, self.bytes) = (now, 0);
             return;
         }
-        // The median: now and then a message waits for something else.
-        self.times.sort_unstable();
-        let sum = &mut self.sums[self.phase % Way::ALL.len()];
-        *sum = sum.saturating_add(self.times[COUNTED / 2]);
+        self.bytes += len as u64;
+        if self.sent < warm + COUNTED.max(self.backlog / 2) {
+            return;
+        }
+        // The clocks of two processors may differ.
+        let time = now.saturating_sub(self.since).saturating_mul(64 << 10) / self.bytes;
+        // The shortest time: now and then a message waits for something else.
+        let least = &mut self.times[self.phase % Way::ALL.len()];
+        *least = time.min(*least);
         self.phase += 1;
         if self.phase < PHASES {
             return self.choose(Way::ALL[self.phase % Way::ALL.len()]);
         }
         // Of long messages, fewer come in the time for which a distance stays.
-        self.left = SETTLED / (1 + len / SETTLED_LESS) as u32;
-        let least = self.sums.into_iter().min().unwrap_or(0);
+        self.left = SETTLED / (1 + len / SETTLED_LESS) as u32 * (1 + self.backlog / 16);
+        let least = self.times.into_iter().min().unwrap_or(0);
         // A smaller difference may be chance.
-        let best = self.sums.into_iter().position(|sum| sum <= least.saturating_add(least / 16)).unwrap_or(0);
+        let best = self.times.into_iter().position(|time| time <= least.saturating_add(least / 16)).unwrap_or(0);
         self.choose(Way::ALL[best]);
     }
 
@@ -223,12 +235,14 @@ mod tests {
     const BYTES: u64 = 4 * SHORT;
 
     /// Sends messages until a comparison is over, each of which takes a time that depends on the way. Returns how many.
-    fn compare(ways: &mut Ways, mut time: impl FnMut(Way, u32) -> u64) -> u32 {
+    fn compare(ways: &mut Ways, backlog: u32, mut time: impl FnMut(Way, u32) -> u64) -> u32 {
         let mut now = 0;
         for sent in 0.. {
             let was_settled = ways.phase == PHASES;
             now += time(ways.way, sent);
-            ways.count(LEAST, || now);
+            if ways.count(LEAST) {
+                ways.compare(LEAST, backlog, now);
+            }
             if !was_settled && ways.phase == PHASES {
                 return sent;
             }
@@ -239,32 +253,46 @@ mod tests {
     #[test]
     fn the_fastest_way_is_found_and_found_again() {
         let mut ways = Ways::of(BYTES);
-        let sent = compare(&mut ways, |way, _| [100, 130, 150][way as usize]);
-        assert!(ways.way == Way::Short && sent <= (PHASES * (WARM_MOST + COUNTED)) as u32 + 1, "{sent}");
-        let sent = compare(&mut ways, |way, _| [130, 100, 150][way as usize]);
+        let sent = compare(&mut ways, 0, |way, _| [100, 130, 150][way as usize]);
+        assert!(ways.way == Way::Short && sent <= PHASES as u32 * (WARM_MOST + COUNTED) + 1, "{sent}");
+        let sent = compare(&mut ways, 0, |way, _| [130, 100, 150][way as usize]);
         assert!(ways.way == Way::Whole && sent >= SETTLED, "{sent}");
         assert!(!ways.is_due(1 << 40, 1 << 14) && !ways.streams(1 << 14));
-        compare(&mut ways, |way, _| [200, 180, 100][way as usize]);
+        compare(&mut ways, 0, |way, _| [200, 180, 100][way as usize]);
         assert!(ways.streams(LEAST) && !ways.streams(LEAST - 1) && !ways.is_due(1 << 40, 1 << 14));
-        compare(&mut ways, |way, _| [90, 100, 85][way as usize]);
+        compare(&mut ways, 0, |way, _| [90, 100, 85][way as usize]);
         assert!(ways.way == Way::Short && ways.is_due(64, 1 << 14));
     }
 
     #[test]
     fn a_message_that_waits_for_long_does_not_count() {
         let mut ways = Ways::of(BYTES);
-        compare(&mut ways, |way, sent| if sent % 5 == 0 && way == Way::Short { 1 << 30 } else { 100 + way as u64 });
+        compare(&mut ways, 0, |way, sent| if sent == 10 && way == Way::Short { 1 << 30 } else { 100 + 10 * way as u64 });
         assert!(ways.way == Way::Short);
+    }
+
+    /// Each message waits until the one that was written 100 messages before is read, which takes a time that depends on the way.
+    #[test]
+    fn the_fastest_way_is_found_in_a_stream_that_fills_the_ring() {
+        let (mut ways, mut waiting) = (Ways::of(BYTES), std::collections::VecDeque::from([Way::Short; 100]));
+        let mut time = |way, sent: u32| {
+            waiting.push_back(way);
+            let read = waiting.pop_front().unwrap() as usize;
+            // The consumer tells its progress for 25 messages together.
+            if sent % 25 == 0 { 25 * [200, 180, 100][read] } else { 1 }
+        };
+        compare(&mut ways, 100, &mut time);
+        assert!(ways.way == Way::Streamed, "{ways:?}");
     }
 
     #[test]
     fn a_small_ring_and_short_payloads_have_nothing_to_compare() {
         let mut ways = Ways::of(BYTES - 1);
         for _ in 0..3 * SETTLED {
-            ways.count(LEAST, || unreachable!());
+            assert!(!ways.count(LEAST));
         }
         assert!(!ways.is_due(1 << 40, LEAST));
-        Ways::of(BYTES).count(LEAST - 1, || unreachable!());
+        assert!(!Ways::of(BYTES).count(LEAST - 1));
     }
 
     #[test]
