@@ -404,7 +404,8 @@ impl Shared {
         let mut engine = self.enter(me, "start_recv")?;
         self.check()?;
         engine.post(receive);
-        if self.progress() != Progress::Poller {
+        // Not behind other receives: whoever waits for one of them takes the messages of several in one turn.
+        if self.progress() != Progress::Poller && engine.posted() <= 1 {
             engine.turn(me, false);
         }
         drop(engine);

@@ -81,6 +81,11 @@ impl Engine {
         self.inbound.posted.push_back(receive);
     }
 
+    /// The number of posted receives that wait for a message.
+    pub fn posted(&self) -> usize {
+        self.inbound.posted.len()
+    }
+
     /// Returns a message that its receiver dropped: the next receive gets it.
     pub fn give_back(&mut self, message: Message) {
         let fits = |receive: &RecvOp| receive.accepts.matches(&message.envelope);
