@@ -212,7 +212,6 @@ impl ShmFabric {
             match lane.consumer.peek() {
                 Peek::Empty => break,
                 Peek::Moved => lane.consumer.follow(),
-                Peek::Kept => lane.consumer.settle(),
                 Peek::Opened(first) => {
                     if let Some(stop) = lane.copy_opened(first, sink) {
                         lane.consumer.refuse(false);

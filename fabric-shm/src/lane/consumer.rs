@@ -11,7 +11,6 @@ use super::{RawMemory, SERIES_BYTES, check_word};
 use doorbell_fabric::Payload;
 use doorbell_fabric::sync::{Ordering, light_barrier};
 use doorbell_fabric::{PacketHead, PacketKind};
-use opened::Kept;
 pub use opened::Opened;
 
 /// The number of cells by which the consumer prefetches ahead. In a stream those cells are written by then, and only the next few
@@ -46,10 +45,6 @@ pub struct Consumer<M> {
     given_up: u64,
     /// The position behind an opened packet for which the receiver had no buffer when it last looked, or 0.
     declined: u64,
-    /// The first pieces of a packet that was given up, if this end had announced that it copies them.
-    kept: Option<Kept>,
-    /// The position behind that packet, or 0: a number that the path of small messages compares without a look at the pieces.
-    kept_at: u64,
 }
 
 /// The first packet of a lane: checked, and in private memory except for its payload.
@@ -130,8 +125,6 @@ pub enum Peek {
     Empty,
     /// A message that its producer is still writing.
     Opened(FirstWord),
-    /// A message of which this end keeps the first pieces: [`settle`](Consumer::settle) it and look again.
-    Kept,
     /// A packet.
     Packet(Seen),
     /// The producer goes on in the larger ring: [`follow`](Consumer::follow) it and look again.
@@ -165,8 +158,6 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             refusing: false,
             given_up: 0,
             declined: 0,
-            kept: None,
-            kept_at: 0,
         }
     }
 
@@ -217,14 +208,11 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     }
 
     /// The place of the first packet's payload, whose length `len` comes from the first word. `None` if it is not within the
-    /// lane, or not yet [settled](Self::settle).
+    /// lane.
     #[inline(always)]
     pub fn place(&self, len: usize, has_total: bool) -> Option<Place> {
         if len <= INLINE_BYTES && !has_total {
             return Some(Place::Inline);
-        }
-        if self.is_kept() {
-            return None;
         }
         let place = self.memory.cell_word(self.cell(), word::PLACE).load(Ordering::Relaxed);
         if place & IN_BULK != 0 {
@@ -255,9 +243,6 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             };
         };
         let Some(place) = self.place(len, kind.has_total()) else {
-            if self.is_kept() {
-                return Peek::Kept;
-            }
             return Peek::Damaged("a packet's payload lies outside the lane");
         };
         let total = if kind.has_total() { load(word::TOTAL) } else { len as u64 };
@@ -286,14 +271,13 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             self.memory = larger.clone();
             self.report_after = report_after(&self.memory);
             self.data.go_on_in(self.memory.data_bytes());
-            self.kept = None;
             self.head += 1;
         }
     }
 
     /// Whether a correct packet waits: one for the caller, or the packet behind which others are in the larger ring.
     pub fn has_packet(&self) -> bool {
-        matches!(self.peek(), Peek::Packet(_) | Peek::Moved | Peek::Kept)
+        matches!(self.peek(), Peek::Packet(_) | Peek::Moved)
     }
 
     /// Copies the payload of the first packet.
@@ -403,7 +387,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
                         match self.peek() {
                             Peek::Packet(seen) => _ = self.take(&seen),
                             Peek::Moved => self.follow(),
-                            Peek::Empty | Peek::Opened(_) | Peek::Kept | Peek::Damaged(_) => break,
+                            Peek::Empty | Peek::Opened(_) | Peek::Damaged(_) => break,
                         }
                     }
                     return true;
@@ -496,10 +480,10 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         for cell in 0..self.memory.cell_count() {
             self.memory.cell_word(cell, word::CHECK).store(0, Ordering::Relaxed);
         }
-        (self.head, self.given_up, self.declined, self.kept_at, self.kept) = (0, 0, 0, 0, None);
+        (self.head, self.given_up, self.declined) = (0, 0, 0);
         self.data = Drained::new(self.memory.data_bytes());
         (self.bulk, self.offered, self.answered) = (None, 0, false);
-        for control in [Control::Waiting, Control::Bulk, Control::BulkHead, Control::BulkTaken, Control::Copied] {
+        for control in [Control::Waiting, Control::Bulk, Control::BulkHead, Control::BulkTaken] {
             self.memory.control(control).store(0, Ordering::Relaxed);
         }
         self.tell();

@@ -8,7 +8,7 @@ use crate::hint;
 use crate::layout::{CELL_BYTES, LanePlace};
 use doorbell_fabric::sync::AtomicU64;
 
-/// The control words of a lane. The consumer writes the first six, the producer the others.
+/// The control words of a lane. The consumer writes the first five, the producer the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Control {
@@ -22,9 +22,6 @@ pub enum Control {
     BulkHead = 3,
     /// The bulk ring that the consumer has mapped: the value of the [offer](Control::Bulk).
     BulkTaken = 4,
-    /// Which opened packet the consumer copies, and how many pieces it has copied: the packet's position plus one in bits 8 to 63, the
-    /// number in bits 0 to 7.
-    Copied = 5,
     /// The incarnation that produces here; zero when the lane is free to be claimed.
     Owner = 16,
     /// Not zero while the producer waits for room and may be asleep. The consumer then rings the producer's bell when there is

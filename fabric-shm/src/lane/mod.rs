@@ -22,8 +22,8 @@
 //! position and a length, but no kind, so there is no packet yet. Another word counts the pieces that are written. A waiting consumer
 //! may copy them while the producer writes the next piece; the message arrives only with the packet.
 //!
-//! The producer chooses where a payload lies in the data ring (`ring.rs`), how it writes it (`ways.rs`), and where the later pieces of a
-//! payload lie (`pieces.rs`).
+//! The producer chooses where a payload lies in the data ring (`ring.rs`), how it writes it (`ways.rs`), and in which
+//! pieces (`pieces.rs`).
 //!
 //! A producer that dies at any instruction has either published its packet or not. Unpublished bytes are never a message. It
 //! trusts nothing in a lane: it copies a cell's words once, checks the copy, and uses that.
@@ -63,8 +63,6 @@ pub(crate) mod word {
     pub const PIECE: usize = 4;
     /// The number of pieces that are written.
     pub const WRITTEN: usize = 5;
-    /// Which of them lie in the window.
-    pub const MAP: usize = 6;
     pub const COUNT: usize = 8;
 }
 

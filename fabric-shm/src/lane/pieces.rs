@@ -1,11 +1,5 @@
 //! The pieces of a payload that is copied while it is written.
-//!
-//! Each piece has a place of its own in the payload's part of the data ring. But as soon as the consumer copies the payload, it needs
-//! nothing twice. So the producer writes later pieces over the first ones, in a **window** that stays in the first-level caches of both
-//! processors. A word of the cell, the *map*, has a bit for each piece that lies in the window. A consumer that reads a payload in place
-//! never announces that it copies, so nothing is written over.
 
-use super::ways::SHORT;
 use super::{PIECE_LEAST, PIECES_LEAST};
 
 /// The pieces of one payload: at most [`MOST`](Self::MOST), all of one length but the last.
@@ -18,7 +12,7 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// As many as the bits of a map.
+    /// Enough for a copy beside the write. Each piece costs journeys of the cell.
     pub const MOST: usize = 64;
 
     /// The pieces of a payload, of at least this length.
@@ -34,11 +28,6 @@ impl Pieces {
         (is_right && len.div_ceil(piece) <= Self::MOST).then_some(Self { len, piece })
     }
 
-    /// Bytes of the payload.
-    pub fn payload_bytes(self) -> usize {
-        self.len
-    }
-
     /// Bytes of a piece.
     pub fn bytes(self) -> usize {
         self.piece
@@ -49,12 +38,7 @@ impl Pieces {
         self.len.div_ceil(self.piece)
     }
 
-    /// The number of pieces in the window.
-    pub fn window(self) -> usize {
-        (SHORT as usize / self.piece).max(2)
-    }
-
-    /// Where a piece begins in the payload, and in its part of the ring if the piece has its own place.
+    /// Where a piece begins in the payload.
     pub fn start(self, number: usize) -> usize {
         number * self.piece
     }
@@ -62,11 +46,6 @@ impl Pieces {
     /// The length of a piece.
     pub fn len_of(self, number: usize) -> usize {
         self.piece.min(self.len - self.start(number))
-    }
-
-    /// Where a piece begins in the payload's part of the ring. Never behind its own place.
-    pub fn place(self, number: usize, map: u64) -> usize {
-        if map >> number & 1 == 0 { self.start(number) } else { self.start(number % self.window()) }
     }
 }
 
@@ -79,13 +58,13 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..Default::default() })]
 
         #[test]
-        fn pieces_cover_a_payload_and_stay_in_its_part(len in PIECES_LEAST..1 << 24, piece in 0..1_usize << 16, map: u64) {
+        fn pieces_cover_a_payload(len in PIECES_LEAST..1 << 24, piece in 0..1_usize << 16) {
             let pieces = Pieces::of(len, (piece & !63).max(PIECE_LEAST));
             prop_assert!(pieces.count() <= Pieces::MOST);
             let mut end = 0;
             for number in 0..pieces.count() {
                 prop_assert_eq!(pieces.start(number), end);
-                prop_assert!(pieces.place(number, map) <= end && pieces.len_of(number) > 0);
+                prop_assert!(pieces.len_of(number) > 0);
                 end += pieces.len_of(number);
             }
             prop_assert_eq!(end, len);

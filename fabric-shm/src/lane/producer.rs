@@ -35,8 +35,8 @@ const SELDOM_TICKS: u64 = 768;
 /// The most unread bytes with which a lap may end early, unless they are one message.
 const LAG: u64 = SHORT / 4 * 3;
 
-/// How often this end looks for the consumer's progress before a lap goes on, or a piece goes to its own place. Less than the copy of a
-/// piece takes: the consumer is about as fast as this end, or not there.
+/// How often this end looks for the consumer's progress before a lap goes on: less than the copy of a few KiB takes. The consumer is about as
+/// fast as this end, or not there.
 const PATIENCE: u32 = if cfg!(any(loom, miri)) { 1 } else { 64 };
 
 /// The greatest length that a cell's first word can state, in whole lines.
@@ -442,41 +442,27 @@ impl<M: LaneMemory> Producer<M> {
         let told = self.told(reserved, len);
         let (place, bulk) = (reserved & !IN_BULK, self.bulk.as_mut().filter(|_| reserved & IN_BULK != 0));
         let (pieces, streams) = (Pieces::of(len, self.ways.piece_bytes(len)), self.ways.streams(len));
-        let write = |number: usize, map: u64| {
-            let (from, to, len) = (pieces.start(number), pieces.place(number, map), pieces.len_of(number));
+        let write = |number: usize| {
+            let (start, len) = (pieces.start(number), pieces.len_of(number));
             let ring = bulk.as_ref().map(|bulk| bulk.memory);
-            // SAFETY: readable (caller); inside the ring, and not yet given to the consumer or copied (reserve, copied).
-            unsafe { store(&self.memory, ring, place as usize + to, bytes.add(from), len, streams) };
+            // SAFETY: readable (caller); inside the ring, and not yet given to the consumer (reserve).
+            unsafe { store(&self.memory, ring, place as usize + start, bytes.add(start), len, streams) };
         };
         // Before the words of the cell, whose line the consumer polls.
-        write(0, 0);
+        write(0);
         let word = |index| self.memory.cell_word(cell, index);
         word(word::TAG).store(tag, Ordering::Relaxed);
         word(word::SEQUENCE).store(sequence.into(), Ordering::Relaxed);
         word(word::PLACE).store(told, Ordering::Relaxed);
         word(word::PIECE).store(pieces.bytes() as u64, Ordering::Relaxed);
         word(word::WRITTEN).store(1, Ordering::Relaxed);
-        word(word::MAP).store(0, Ordering::Relaxed);
         // Release: a consumer that sees this word sees the rest of the cell and the first piece.
         word(word::CHECK).store(check_word(self.tail + 1, OPENED, len), Ordering::Release);
-        let window = if bulk.is_none() && self.ways.has_window() { pieces.window() } else { Pieces::MOST };
-        let (mut map, mut seen, mut looks) = (0, 0, PATIENCE);
         for number in 1..pieces.count() {
-            if number >= window {
-                (0..looks).any(|_| {
-                    seen = seen.max(copied(&self.memory, self.tail));
-                    seen + window > number
-                });
-                let is_free = seen + window > number;
-                map |= u64::from(is_free) << number;
-                looks = if is_free { PATIENCE } else { 1 };
-            }
             if number + 1 == pieces.count() {
                 fault_point!("lane.opened");
             }
-            write(number, map);
-            // Right before the next store: the consumer polls this line, and would take it in between.
-            word(word::MAP).store(map, Ordering::Relaxed);
+            write(number);
             if number + 1 < pieces.count() {
                 // WRITTEN: release, so that a consumer that sees this number sees the bytes.
                 let order = if planted_bug("written") { Ordering::Relaxed } else { Ordering::Release };
@@ -650,15 +636,6 @@ impl<M: LaneMemory> Producer<M> {
         }
         Ok(())
     }
-}
-
-/// How many pieces the consumer has copied of the packet at position `tail`, which is open. It reads none of them again.
-#[inline]
-fn copied<M: LaneMemory>(memory: &M, tail: u64) -> usize {
-    // COPIED: acquire, so that the consumer's reads of these pieces happen before our next writes there.
-    let order = if planted_bug("copied") { Ordering::Relaxed } else { Ordering::Acquire };
-    let copied = memory.control(Control::Copied).load(order);
-    if copied >> 8 == tail + 1 { copied as u8 as usize } else { 0 }
 }
 
 /// Whether the packet at a position states when it was published.

@@ -525,7 +525,7 @@ fn forged_places_in_a_bulk_ring_are_found_out() {
                     assert!(is_right && bytes.iter().all(|byte| *byte == 0));
                 }
                 Peek::Damaged(_) => assert!(!is_right, "{place}"),
-                Peek::Empty | Peek::Opened(_) | Peek::Kept | Peek::Moved => panic!("nothing at {place}"),
+                Peek::Empty | Peek::Opened(_) | Peek::Moved => panic!("nothing at {place}"),
             }
             consumer.reset();
         }

@@ -104,11 +104,6 @@ impl Ways {
         end > data_room(len)
     }
 
-    /// Whether the consumer's progress in a payload shows where its next pieces lie.
-    pub fn has_window(&self) -> bool {
-        self.way == Way::Short
-    }
-
     /// Whether a payload of this length is streamed.
     #[inline(always)]
     pub fn streams(&self, len: usize) -> bool {
@@ -279,7 +274,7 @@ mod tests {
             waiting.push_back(way);
             let read = waiting.pop_front().unwrap() as usize;
             // The consumer tells its progress for 25 messages together.
-            if sent % 25 == 0 { 25 * [200, 180, 100][read] } else { 1 }
+            if sent.is_multiple_of(25) { 25 * [200, 180, 100][read] } else { 1 }
         };
         compare(&mut ways, 100, &mut time);
         assert!(ways.way == Way::Streamed, "{ways:?}");

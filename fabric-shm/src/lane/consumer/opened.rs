@@ -2,7 +2,7 @@
 
 use super::{Consumer, FirstWord, Place};
 use crate::lane::pieces::Pieces;
-use crate::lane::{Control, LaneMemory, check_word, word};
+use crate::lane::{LaneMemory, check_word, word};
 use doorbell_fabric::PacketKind;
 use doorbell_fabric::sync::Ordering;
 
@@ -20,14 +20,6 @@ pub struct Opened {
     pieces: Pieces,
 }
 
-/// The first pieces of a payload. Its producer may have written others in their places.
-pub(super) struct Kept {
-    pieces: Pieces,
-    /// Their number.
-    copied: usize,
-    bytes: Vec<u8>,
-}
-
 impl<M: LaneMemory + Clone> Consumer<M> {
     /// Whether a message waits that its producer is still writing, and that this end has not declined.
     #[inline(always)]
@@ -39,12 +31,6 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     /// a thread does not spin for this one.
     pub fn decline(&mut self) {
         self.declined = self.head + 1;
-    }
-
-    /// Whether this end keeps the first pieces of the first packet.
-    #[inline(always)]
-    pub(super) fn is_kept(&self) -> bool {
-        self.kept_at == self.head + 1
     }
 
     /// Examines the first packet, which its producer is still writing. `None` if it is of another kind, was given up, or has words that no
@@ -65,11 +51,8 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     pub fn copy_opened(&mut self, opened: &Opened, buffer: &mut [u8], looks: u32) -> bool {
         let &Opened { len, place, pieces, .. } = opened;
         debug_assert_eq!(buffer.len(), len);
-        // Of an earlier packet, if any.
-        self.kept = None;
         let (cell, whole) = (self.cell(), check_word(self.head + 1, PacketKind::Whole as u8, len));
-        let has_window = matches!(place, Place::Data(..)) && pieces.count() > pieces.window();
-        let (mut copied, mut left, mut announced) = (0, looks, false);
+        let (mut copied, mut left) = (0, looks);
         while left > 0 {
             // Acquire: pairs with PUBLISH.
             let is_whole = self.memory.cell_word(cell, word::CHECK).load(Ordering::Acquire) == whole;
@@ -77,17 +60,8 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             let written = self.memory.cell_word(cell, word::WRITTEN).load(Ordering::Acquire);
             let written = if is_whole { pieces.count() } else { usize::try_from(written).unwrap_or(0).min(pieces.count()) };
             if written > copied {
-                // A producer that goes on while this end looks runs beside it, and uses the window.
-                announced |= has_window && copied > 0;
-                let map = self.memory.cell_word(cell, word::MAP).load(Ordering::Relaxed);
-                while copied < written {
-                    self.copy_piece(place, pieces, copied, map, buffer);
-                    copied += 1;
-                    if announced {
-                        // Release: pairs with COPIED.
-                        self.memory.control(Control::Copied).store((self.head + 1) << 8 | copied as u64, Ordering::Release);
-                    }
-                }
+                (copied..written).for_each(|number| self.copy_piece(place, pieces, number, buffer));
+                copied = written;
                 // A producer that writes each piece late does not hold this end for long, either.
                 left = (left + looks / 2).min(looks);
             } else {
@@ -105,41 +79,14 @@ impl<M: LaneMemory + Clone> Consumer<M> {
                 break;
             }
         }
-        if announced {
-            let bytes = buffer[..pieces.start(copied).min(len)].to_vec();
-            (self.kept, self.kept_at) = (Some(Kept { pieces, copied, bytes }), self.head + 1);
-        }
         self.given_up = self.head + 1;
         false
     }
 
-    /// Puts a message together of which this end keeps the first pieces. It writes the payload to its place in the data ring, where the
-    /// other paths read it. Call it only when the packet is published: an honest producer then writes nothing there any more.
-    #[cold]
-    pub fn settle(&mut self) {
-        let position = std::mem::take(&mut self.kept_at);
-        let Some(Kept { pieces, copied, mut bytes }) = self.kept.take() else { return };
-        let (cell, len) = (self.cell(), pieces.payload_bytes());
-        // Acquire: pairs with PUBLISH.
-        let check = self.memory.cell_word(cell, word::CHECK).load(Ordering::Acquire);
-        if position != self.head + 1 || check != check_word(position, PacketKind::Whole as u8, len) {
-            // The producer has changed the length, or the kind. It only damages its own message.
-            return;
-        }
-        let map = self.memory.cell_word(cell, word::MAP).load(Ordering::Relaxed);
-        let Some(place @ Place::Data(at, _)) = self.place(len, false) else { return };
-        bytes.resize(len, 0);
-        for number in copied..pieces.count() {
-            self.copy_piece(place, pieces, number, map, &mut bytes);
-        }
-        // SAFETY: `place` checked that the ring holds `len` bytes there.
-        unsafe { self.memory.write_data(at as usize, bytes.as_ptr(), len) };
-    }
-
     /// Copies a piece of the payload at this [place](Self::place), of which `whole` is a buffer of its length.
-    fn copy_piece(&self, place: Place, pieces: Pieces, number: usize, map: u64, whole: &mut [u8]) {
-        let from = pieces.place(number, map);
-        let Some(dst) = whole.get_mut(pieces.start(number)..).and_then(|rest| rest.get_mut(..pieces.len_of(number))) else {
+    fn copy_piece(&self, place: Place, pieces: Pieces, number: usize, whole: &mut [u8]) {
+        let from = pieces.start(number);
+        let Some(dst) = whole.get_mut(from..).and_then(|rest| rest.get_mut(..pieces.len_of(number))) else {
             return;
         };
         let (dst, len) = (dst.as_mut_ptr(), dst.len());

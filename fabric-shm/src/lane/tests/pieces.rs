@@ -6,9 +6,8 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Bytes of a piece in the tests that write pieces by hand, and pieces of a window.
+/// Bytes of a piece in the tests that write pieces by hand.
 const PIECE: usize = 2048;
-const WINDOW: usize = 4;
 
 /// Memory of a lane whose producer does its next step whenever the consumer looks how much is written.
 #[derive(Clone)]
@@ -53,11 +52,11 @@ fn set(memory: RawMemory, index: usize, value: u64) {
     memory.cell_word(0, index).store(value, Ordering::Release);
 }
 
-/// Writes a piece at this place of the ring.
-fn write(memory: RawMemory, bytes: &[u8], number: usize, at: usize) {
+/// Writes a piece.
+fn write(memory: RawMemory, bytes: &[u8], number: usize) {
     let piece = &bytes[number * PIECE..][..PIECE];
     // SAFETY: a slice; the ring is longer.
-    unsafe { memory.write_data(at * PIECE, piece.as_ptr(), PIECE) };
+    unsafe { memory.write_data(number * PIECE, piece.as_ptr(), PIECE) };
 }
 
 /// Publishes the first packet.
@@ -68,7 +67,7 @@ fn publish(memory: RawMemory, len: usize) {
 /// A lane whose first packet has `len` bytes, and of which one piece is written.
 fn opened(block: &Block, len: usize) -> (RawMemory, Vec<u8>) {
     let (memory, bytes) = (block.memory(), message(0, len));
-    write(memory, &bytes, 0, 0);
+    write(memory, &bytes, 0);
     set(memory, word::PIECE, PIECE as u64);
     set(memory, word::WRITTEN, 1);
     set(memory, word::CHECK, check_word(1, OPENED, len));
@@ -86,7 +85,7 @@ fn copy<M: LaneMemory + Clone>(consumer: &mut Consumer<M>, into: &mut [u8]) -> b
 fn an_opened_packet_is_none_and_is_copied_as_far_as_it_is_written() {
     let (block, len) = (Block::new(16, 64 << 10), 16 << 10);
     let (memory, bytes) = opened(&block, len);
-    write(memory, &bytes, 1, 1);
+    write(memory, &bytes, 1);
     set(memory, word::WRITTEN, 2);
     let mut consumer = Consumer::new(memory, None);
     assert!(matches!(consumer.peek(), Peek::Opened(_)) && !consumer.is_ready() && !consumer.has_packet() && consumer.is_opened());
@@ -97,7 +96,7 @@ fn an_opened_packet_is_none_and_is_copied_as_far_as_it_is_written() {
     assert!(!copy(&mut consumer, &mut into) && into[0] == 0xee, "a stopped sender is not waited for twice");
     assert!(consumer.watch(3, true, || ()).is_none() && !consumer.is_opened());
     for number in 2..len / PIECE {
-        write(memory, &bytes, number, number);
+        write(memory, &bytes, number);
     }
     publish(memory, len);
     assert_eq!(pop(&mut consumer).unwrap().1, bytes);
@@ -108,15 +107,14 @@ fn forged_words_copy_no_more_than_the_payload_has() {
     let (block, len) = (Block::new(16, 64 << 10), 16 << 10);
     let (memory, _) = opened(&block, len);
     let mut into = vec![0xee; len];
-    // More pieces than there are, each in the window, and a packet of another length.
+    // More pieces than there are, and a packet of another length.
     set(memory, word::WRITTEN, u64::MAX);
-    set(memory, word::MAP, u64::MAX);
     let steps = Rc::new(RefCell::new(VecDeque::from([Box::new(move |memory| publish(memory, len + 64)) as Step])));
     assert!(!copy(&mut Consumer::new(Stepping { raw: memory, steps }, None), &mut into));
 
     // A packet whose tag changes while it is copied.
     let (memory, bytes) = opened(&block, len);
-    (1..len / PIECE).for_each(|number| write(memory, &bytes, number, number));
+    (1..len / PIECE).for_each(|number| write(memory, &bytes, number));
     let steps = |tag| {
         let step = move |memory| {
             set(memory, word::TAG, tag);
@@ -124,7 +122,6 @@ fn forged_words_copy_no_more_than_the_payload_has() {
         };
         Rc::new(RefCell::new(VecDeque::from([Box::new(|_| ()) as Step, Box::new(step)])))
     };
-    set(memory, word::MAP, 0);
     let mut consumer = Consumer::new(Stepping { raw: memory, steps: steps(1) }, None);
     assert!(!copy(&mut consumer, &mut into));
     assert!(consumer.watch(1, true, || ()).is_some_and(FirstWord::is_whole), "it is examined anew");
@@ -158,50 +155,21 @@ fn a_long_payload_is_announced_piece_by_piece() {
         if piece > 0 {
             assert_eq!((load(word::PIECE), load(word::WRITTEN)), (piece, len / piece - 1), "{len} bytes");
         }
-        assert_eq!(load(word::MAP), 0, "{len} bytes: nobody copies");
     }
-}
-
-/// A consumer that claims to have copied everything gets the last pieces in the window. Only it can be harmed by that.
-#[test]
-fn later_pieces_lie_in_the_window_while_the_consumer_copies() {
-    let (block, len) = (Block::new(16, 64 << 10), 16 << 10);
-    let (memory, bytes) = (block.memory(), message(2, len));
-    let mut producer = Producer::claim(memory, 1).unwrap();
-    assert_eq!(push(&mut producer, PacketKind::Whole, 0, b"with a time stamp"), Push::Done);
-    let mut consumer = Consumer::new(memory, None);
-    pop(&mut consumer).unwrap();
-    memory.control(Control::Copied).store(2 << 8 | 60, Ordering::Relaxed);
-    assert_eq!(push(&mut producer, PacketKind::Whole, 1, &bytes), Push::Done);
-    assert_eq!(memory.cell_word(1, word::MAP).load(Ordering::Relaxed), 0xf0);
-    let found = pop(&mut consumer).unwrap().1;
-    assert!(found[..WINDOW * PIECE] == bytes[WINDOW * PIECE..] && found[WINDOW * PIECE..].iter().all(|byte| *byte == 0));
-    // What it said of another packet does not count.
-    assert_eq!(push(&mut producer, PacketKind::Whole, 2, &bytes), Push::Done);
-    assert_eq!(pop(&mut consumer).unwrap().1, bytes);
 }
 
 /// Both ends go on in turns. The copy may stop behind each of the pieces, and the message is whole all the same.
 #[test]
-fn a_copy_that_stops_is_put_together_once_its_message_is_published() {
+fn a_copy_that_stops_harms_no_message() {
     let (block, len) = (Block::new(16, 64 << 10), 16 << 10);
     let count = len / PIECE;
     for stops_at in (1..=count).step_by(if cfg!(miri) { 4 } else { 1 }) {
         let (memory, bytes) = opened(&block, len);
-        set(memory, word::MAP, 0);
-        let mut map = 0_u64;
-        let mut place = |number: usize, seen: usize| {
-            let in_window = number >= WINDOW && seen + WINDOW > number;
-            map |= u64::from(in_window) << number;
-            (map, if in_window { number % WINDOW } else { number })
-        };
         let mut steps: VecDeque<Step> = VecDeque::from([Box::new(|_| ()) as Step]);
         for number in 1..stops_at {
-            // The consumer has announced all that it copied, but for its first look.
-            let (bytes, (map, at)) = (bytes.clone(), place(number, if number > 1 { number } else { 0 }));
+            let bytes = bytes.clone();
             steps.push_back(Box::new(move |memory| {
-                write(memory, &bytes, number, at);
-                set(memory, word::MAP, map);
+                write(memory, &bytes, number);
                 set(memory, word::WRITTEN, number as u64 + 1);
             }));
         }
@@ -210,19 +178,8 @@ fn a_copy_that_stops_is_put_together_once_its_message_is_published() {
         let mut into = vec![0; len];
         assert!(!copy(&mut consumer, &mut into));
         assert_eq!(into[..stops_at * PIECE], bytes[..stops_at * PIECE]);
-        // The producer still sees all announcements.
-        let copied = memory.control(Control::Copied).swap(0, Ordering::Relaxed);
-        assert_eq!(copied, if stops_at > 1 { 1 << 8 | stops_at as u64 } else { 0 });
-        for number in stops_at..count {
-            let (map, at) = place(number, copied as u8 as usize);
-            write(memory, &bytes, number, at);
-            set(memory, word::MAP, map);
-        }
+        (stops_at..count).for_each(|number| write(memory, &bytes, number));
         publish(memory, len);
-        if copied > 0 {
-            assert!(consumer.has_packet() && consumer.is_ready() && matches!(consumer.peek(), Peek::Kept));
-            consumer.settle();
-        }
         let Peek::Packet(seen) = consumer.peek() else { panic!("no packet, stopped at {stops_at}") };
         into.fill(0);
         // SAFETY: from the latest peek; the vector is long enough.
@@ -260,9 +217,6 @@ fn a_payload_is_right_if_it_is_copied_while_it_is_written() {
                 let _ = consumer.take_from(opened.place, len);
                 break;
             }
-            if matches!(consumer.peek(), Peek::Kept) {
-                consumer.settle();
-            }
             if let Some((_, bytes)) = pop(&mut consumer) {
                 into[..len].copy_from_slice(&bytes);
                 break;
@@ -271,40 +225,6 @@ fn a_payload_is_right_if_it_is_copied_while_it_is_written() {
         assert!(into[..len] == message(sequence, len), "message {sequence}");
     }
     sender.join().unwrap();
-}
-
-/// A producer that publishes another packet in place of the one that it opened damages only its own message.
-#[test]
-fn kept_pieces_do_not_get_into_another_message() {
-    let (block, len) = (Block::new(16, 64 << 10), 16 << 10);
-    for other in if cfg!(miri) { vec![len] } else { vec![8, SERIES_BYTES, len] } {
-        let (memory, bytes) = opened(&block, len);
-        let steps: [Step; 2] = [Box::new(|_| ()), Box::new(|memory| set(memory, word::WRITTEN, 3))];
-        let steps = Rc::new(RefCell::new(VecDeque::from(steps)));
-        let mut consumer = Consumer::new(Stepping { raw: memory, steps }, None);
-        assert!(!copy(&mut consumer, &mut vec![0; len]));
-        assert_ne!(memory.control(Control::Copied).load(Ordering::Relaxed), 0, "it has announced that it copies");
-        set(memory, word::CHECK, check_word(1, PacketKind::Whole as u8, other));
-        if matches!(consumer.peek(), Peek::Kept) {
-            consumer.settle();
-        }
-        let Peek::Packet(seen) = consumer.peek() else { panic!("no packet of {other} bytes") };
-        let _ = consumer.take(&seen);
-        // The next message has the length of the first one, and none of its bytes.
-        let next = message(9, len);
-        // SAFETY: a slice; the ring is longer.
-        unsafe { memory.write_data(0, next.as_ptr(), len) };
-        let cell = |index, value| memory.cell_word(1, index).store(value, Ordering::Release);
-        cell(word::PLACE, 0);
-        cell(word::SEQUENCE, 0);
-        cell(word::CHECK, check_word(2, PacketKind::Whole as u8, len));
-        let Peek::Packet(seen) = consumer.peek() else { panic!("no packet behind one of {other} bytes") };
-        let mut into = vec![0; len];
-        // SAFETY: from the latest peek; the vector is long enough.
-        unsafe { consumer.copy_out(&seen, into.as_mut_ptr()) };
-        assert!(into == next && bytes != next);
-        memory.cell_word(1, word::CHECK).store(0, Ordering::Relaxed);
-    }
 }
 
 /// A producer may write each piece as late as it likes, and holds its consumer for a bounded time.
