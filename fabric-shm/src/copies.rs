@@ -1,13 +1,38 @@
 //! Copies into a lane and out of it.
 //!
-//! The other processor's caches hold the lines that a payload goes to. Between processors that share a cache, a loop of vector stores is
-//! the fastest way to take those lines. Between others, each line makes two journeys: to the sender, and to the receiver. A
-//! **streamed** copy needs no line in the sender's caches: its stores go to memory, from where the receiver reads.
+//! The other processor's caches hold the lines that a payload goes to. A lane tries several ways to copy it (`lane/ways.rs`).
 
-/// The shortest length for which the loop is faster than the C library, whose string move begins slowly.
+/// A way to copy a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copying {
+    /// As the C library copies: some KiB by the processor's string move, which requests many lines at once, and begins slowly.
+    Library,
+    /// By a loop of vector instructions.
+    Loop,
+    /// Past this processor's caches, to memory. The target begins with a cache line.
+    Streamed,
+}
+
+/// The shortest length for which the loop is worth a call.
 const LOOP_LEAST: usize = 2048;
 
-/// Copies `len` bytes.
+/// Copies `len` bytes this way.
+///
+/// # Safety
+/// As [`std::ptr::copy_nonoverlapping`].
+#[inline(always)]
+pub unsafe fn copy_by(way: Copying, src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: caller.
+    unsafe {
+        match way {
+            Copying::Library => std::ptr::copy_nonoverlapping(src, dst, len),
+            Copying::Loop => copy(src, dst, len),
+            Copying::Streamed => stream(src, dst, len),
+        }
+    }
+}
+
+/// Copies `len` bytes by the loop, or if there are few by the C library.
 ///
 /// # Safety
 /// As [`std::ptr::copy_nonoverlapping`].
@@ -22,13 +47,12 @@ pub unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
 }
 
-/// Copies `len` bytes past this processor's caches. The bytes are in memory when it returns: stores that come later do not overtake
-/// them.
+/// Copies `len` bytes past this processor's caches. Stores that come later do not overtake them.
 ///
 /// # Safety
-/// As [`std::ptr::copy_nonoverlapping`], and `dst` is the start of a cache line.
+/// As [`std::ptr::copy_nonoverlapping`]. `dst` is the start of a cache line.
 #[inline(never)]
-pub unsafe fn stream(src: *const u8, dst: *mut u8, len: usize) {
+unsafe fn stream(src: *const u8, dst: *mut u8, len: usize) {
     let whole = if cfg!(all(target_arch = "x86_64", not(miri))) { len & !63 } else { 0 };
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: caller. Each access is to one of `whole` bytes, and each store is aligned, as `dst` is.
@@ -86,10 +110,10 @@ mod tests {
         let source: Vec<u8> = (0..20_000_u32).map(|i| ((i * 31) >> 3) as u8).collect();
         for round in 0..if cfg!(miri) { 10 } else { 600 } {
             for len in [round, 2040 + round * 7 % 4200] {
-                for way in [copy, stream] {
+                for way in [Copying::Library, Copying::Loop, Copying::Streamed] {
                     let mut target = Lines([0xee; 8192]);
                     // SAFETY: both buffers are long enough, and the target is aligned.
-                    unsafe { way(source[round..].as_ptr(), target.0.as_mut_ptr(), len) };
+                    unsafe { copy_by(way, source[round..].as_ptr(), target.0.as_mut_ptr(), len) };
                     assert_eq!(target.0[..len], source[round..round + len]);
                     assert!(target.0[len..].iter().all(|byte| *byte == 0xee));
                 }

@@ -1,8 +1,8 @@
 //! The bulk ring: a second data ring of a lane, in memory that belongs to its producer.
 //!
-//! A node has lanes from many others, so a lane's own data ring is small, and a small ring is slow for long messages.
+//! A node has lanes from many others, so a lane's own data ring is small, and a small ring is slow for messages of 8 KiB and more.
 //! Between processors that share a cache, its lines move from one core's private cache to the other's, which takes longer than
-//! from the shared cache. Between other processors, every written line is still held by the other side. So a sender of long
+//! from the shared cache. Between other processors, every written line is still held by the other side. So a sender of such
 //! messages creates a larger ring, offers it with a control word of the lane, and uses it once the consumer has mapped it
 //! read-only.
 //!

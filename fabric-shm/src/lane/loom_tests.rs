@@ -1,6 +1,7 @@
 //! The lane under loom: every interleaving and every allowed reordering of a few packets.
 
 use super::*;
+use crate::copies::Copying;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::{PacketHead, PacketKind, Push};
 use std::sync::Arc;
@@ -50,7 +51,7 @@ impl LaneMemory for Arc<LoomMemory> {
         self.data.len() * 64
     }
 
-    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize) {
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, _way: Copying) {
         for line in 0..len.div_ceil(64) {
             // SAFETY: readable (caller).
             self.data[offset / 64 + line].with_mut(|byte| unsafe { *byte = *src.add(line * 64) });
@@ -82,9 +83,9 @@ impl LaneMemory for Leaked {
         self.0.data_bytes()
     }
 
-    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize) {
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, way: Copying) {
         // SAFETY: caller.
-        unsafe { self.0.write_data(offset, src, len) };
+        unsafe { self.0.write_data(offset, src, len, way) };
     }
 
     unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize) {

@@ -2,6 +2,7 @@
 
 #[cfg(not(loom))]
 use super::word;
+use crate::copies::Copying;
 #[cfg(not(loom))]
 use crate::hint;
 #[cfg(not(loom))]
@@ -44,21 +45,14 @@ pub trait LaneMemory {
     /// Copies into the data ring.
     ///
     /// # Safety
-    /// `len` bytes are readable at `src`; `offset + len` is at most `data_bytes()`; no other thread writes there.
-    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize);
+    /// `len` bytes are readable at `src`; `offset` is a multiple of 64; `offset + len` is at most `data_bytes()`; no other thread writes
+    /// there.
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, way: Copying);
     /// Copies out of the data ring.
     ///
     /// # Safety
     /// `len` bytes are writable at `dst`; `offset + len` is at most `data_bytes()`.
     unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize);
-    /// Copies into the data ring [past the caches](crate::copies), in order with later stores.
-    ///
-    /// # Safety
-    /// As [`write_data`](Self::write_data), and `offset` is a multiple of 64.
-    unsafe fn stream_data(&self, offset: usize, src: *const u8, len: usize) {
-        // SAFETY: caller.
-        unsafe { self.write_data(offset, src, len) };
-    }
     /// Asks the processor to move written lines to a cache level where the consumer finds them sooner.
     #[inline(always)]
     fn offer_data(&self, _offset: usize, _len: usize) {}
@@ -159,10 +153,10 @@ impl LaneMemory for RawMemory {
     }
 
     #[inline(always)]
-    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize) {
-        debug_assert!(offset + len <= self.data_bytes);
-        // SAFETY: caller.
-        unsafe { crate::copies::copy(src, self.data.add(offset), len) }
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, way: Copying) {
+        debug_assert!(offset.is_multiple_of(64) && offset + len <= self.data_bytes);
+        // SAFETY: caller; the ring begins with a cache line.
+        unsafe { crate::copies::copy_by(way, src, self.data.add(offset), len) }
     }
 
     #[inline(always)]
@@ -170,12 +164,6 @@ impl LaneMemory for RawMemory {
         debug_assert!(offset + len <= self.data_bytes);
         // SAFETY: caller.
         unsafe { crate::copies::copy(self.data.add(offset), dst, len) }
-    }
-
-    unsafe fn stream_data(&self, offset: usize, src: *const u8, len: usize) {
-        debug_assert!(offset.is_multiple_of(64) && offset + len <= self.data_bytes);
-        // SAFETY: caller; the ring begins with a cache line.
-        unsafe { crate::copies::stream(src, self.data.add(offset), len) }
     }
 
     #[inline(always)]

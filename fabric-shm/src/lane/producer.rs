@@ -8,6 +8,7 @@ use super::{
     Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, PIECES_LEAST, REPORTED, STAMP_EVERY, STAMPED, check_word, data_room, stamp,
     word,
 };
+use crate::copies::Copying;
 use doorbell_fabric::sync::{Ordering, planted_bug};
 use doorbell_fabric::{LinkDown, PacketHead, PacketKind, Push};
 
@@ -287,7 +288,7 @@ impl<M: LaneMemory> Producer<M> {
             // No shorter lap, no pieces, no other ring: as in `place_in_series`.
             let Some(place) = self.data.place(len).filter(|_| len <= self.most) else { return false };
             // SAFETY: as above; inside the ring and not yet given to the consumer (place).
-            unsafe { memory.write_data(place as usize, bytes, len) };
+            unsafe { memory.write_data(place as usize, bytes, len, Copying::Library) };
             if self.is_worth_offering(len) {
                 memory.offer_data(place as usize, len);
             }
@@ -378,7 +379,7 @@ impl<M: LaneMemory> Producer<M> {
         }
         let place = self.data.place(len).filter(|_| len <= SERIES_BYTES.min(self.most))?;
         // SAFETY: a slice; inside the ring and not yet given to the consumer (place).
-        unsafe { self.memory.write_data(place as usize, bytes.as_ptr(), len) };
+        unsafe { self.memory.write_data(place as usize, bytes.as_ptr(), len, Copying::Library) };
         self.data.fill(place, len);
         if place == 0 {
             self.ways.began();
@@ -410,17 +411,17 @@ impl<M: LaneMemory> Producer<M> {
         }
         // Chunks of a transfer should keep the target busy until it sees the next RTS. A long ring of chunks would delay that
         // RTS, and more chunks would come meanwhile. So chunks use the data ring only.
-        let (place, streams) = (self.reserve(len, kind != PacketKind::Chunk)?, self.ways.streams(len));
+        let (place, way) = (self.reserve(len, kind != PacketKind::Chunk)?, self.ways.copying(len, false));
         if place & IN_BULK != 0 {
             if let Some(bulk) = &mut self.bulk {
                 let place = place & !IN_BULK;
                 // SAFETY: readable (caller); inside the ring and not yet given to the consumer (reserve).
-                unsafe { store(&self.memory, Some(bulk.memory), place as usize, bytes, len, streams) };
+                unsafe { store(&self.memory, Some(bulk.memory), place as usize, bytes, len, way) };
                 bulk.ring.fill(place, len);
             }
         } else {
             // SAFETY: as above.
-            unsafe { store(&self.memory, None, place as usize, bytes, len, streams) };
+            unsafe { store(&self.memory, None, place as usize, bytes, len, way) };
             if self.is_worth_offering(len) {
                 self.memory.offer_data(place as usize, len);
             }
@@ -441,12 +442,12 @@ impl<M: LaneMemory> Producer<M> {
         let reserved = self.reserve(len, true)?;
         let told = self.told(reserved, len);
         let (place, bulk) = (reserved & !IN_BULK, self.bulk.as_mut().filter(|_| reserved & IN_BULK != 0));
-        let (pieces, streams) = (Pieces::of(len, self.ways.piece_bytes(len)), self.ways.streams(len));
+        let (pieces, way) = (Pieces::of(len, self.ways.piece_bytes(len)), self.ways.copying(len, true));
         let write = |number: usize| {
             let (start, len) = (pieces.start(number), pieces.len_of(number));
             let ring = bulk.as_ref().map(|bulk| bulk.memory);
             // SAFETY: readable (caller); inside the ring, and not yet given to the consumer (reserve).
-            unsafe { store(&self.memory, ring, place as usize + start, bytes.add(start), len, streams) };
+            unsafe { store(&self.memory, ring, place as usize + start, bytes.add(start), len, way) };
         };
         // Before the words of the cell, whose line the consumer polls.
         write(0);
@@ -518,7 +519,7 @@ impl<M: LaneMemory> Producer<M> {
     /// sends later: the lines arrive while it waits.
     #[inline]
     pub fn own_ahead(&self, len: usize) {
-        if len > INLINE_BYTES && !self.ways.streams(len) && !self.goes_to_bulk(len) {
+        if len > INLINE_BYTES && self.ways.copying(len, false) != Copying::Streamed && !self.goes_to_bulk(len) {
             let mut offset = self.data.end();
             if self.ways.is_due(offset, len) {
                 // Not lines that the consumer may still read.
@@ -677,14 +678,12 @@ fn reveal<M: LaneMemory>(memory: &M, position: u64, check: u64) {
 /// # Safety
 /// `len` bytes are readable at `bytes`. Those at `place`, the start of a line, lie inside the ring, and no other thread accesses them.
 #[inline(always)]
-unsafe fn store<M: LaneMemory>(memory: &M, bulk: Option<BulkMemory>, place: usize, bytes: *const u8, len: usize, streams: bool) {
+unsafe fn store<M: LaneMemory>(memory: &M, bulk: Option<BulkMemory>, place: usize, bytes: *const u8, len: usize, way: Copying) {
     // SAFETY: caller; a bulk ring begins with a line.
     unsafe {
-        match (bulk, streams) {
-            (Some(bulk), true) => crate::copies::stream(bytes, bulk.at(place as u64), len),
-            (Some(bulk), false) => crate::copies::copy(bytes, bulk.at(place as u64), len),
-            (None, true) => memory.stream_data(place, bytes, len),
-            (None, false) => memory.write_data(place, bytes, len),
+        match bulk {
+            Some(bulk) => crate::copies::copy_by(way, bytes, bulk.at(place as u64), len),
+            None => memory.write_data(place, bytes, len, way),
         }
     }
 }

@@ -11,6 +11,7 @@
 //! So the producer tries all of them now and then, and compares the times between its messages.
 
 use super::{PIECE_LEAST, PIECES_LEAST, data_room};
+use crate::copies::Copying;
 
 /// The bytes that a short lap uses: a quarter of a small first-level cache, which also holds both sides' own buffers.
 pub(super) const SHORT: u64 = if cfg!(loom) { 64 } else { 8 << 10 };
@@ -104,10 +105,15 @@ impl Ways {
         end > data_room(len)
     }
 
-    /// Whether a payload of this length is streamed.
+    /// How a payload of this length is copied, whole or a piece of it.
     #[inline(always)]
-    pub fn streams(&self, len: usize) -> bool {
-        len >= LEAST && self.way == Way::Streamed
+    pub fn copying(&self, len: usize, in_pieces: bool) -> Copying {
+        match self.way {
+            _ if len < LEAST => Copying::Library,
+            Way::Streamed => Copying::Streamed,
+            Way::Whole if !in_pieces => Copying::Library,
+            Way::Short | Way::Whole => Copying::Loop,
+        }
     }
 
     /// Records that a lap began.
@@ -252,9 +258,10 @@ mod tests {
         assert!(ways.way == Way::Short && sent <= PHASES as u32 * (WARM_MOST + COUNTED) + 1, "{sent}");
         let sent = compare(&mut ways, 0, |way, _| [130, 100, 150][way as usize]);
         assert!(ways.way == Way::Whole && sent >= SETTLED, "{sent}");
-        assert!(!ways.is_due(1 << 40, 1 << 14) && !ways.streams(1 << 14));
+        assert!(!ways.is_due(1 << 40, 1 << 14) && ways.copying(1 << 14, false) == Copying::Library);
         compare(&mut ways, 0, |way, _| [200, 180, 100][way as usize]);
-        assert!(ways.streams(LEAST) && !ways.streams(LEAST - 1) && !ways.is_due(1 << 40, 1 << 14));
+        assert!(ways.copying(LEAST, true) == Copying::Streamed && ways.copying(LEAST - 1, true) == Copying::Library);
+        assert!(!ways.is_due(1 << 40, 1 << 14));
         compare(&mut ways, 0, |way, _| [90, 100, 85][way as usize]);
         assert!(ways.way == Way::Short && ways.is_due(64, 1 << 14));
     }

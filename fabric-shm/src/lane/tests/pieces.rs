@@ -1,6 +1,7 @@
 //! Payloads that are copied while they are written.
 
 use super::*;
+use crate::copies::Copying;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -37,9 +38,9 @@ impl LaneMemory for Stepping {
         self.raw.data_bytes()
     }
 
-    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize) {
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, way: Copying) {
         // SAFETY: caller.
-        unsafe { self.raw.write_data(offset, src, len) };
+        unsafe { self.raw.write_data(offset, src, len, way) };
     }
 
     unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize) {
@@ -56,7 +57,7 @@ fn set(memory: RawMemory, index: usize, value: u64) {
 fn write(memory: RawMemory, bytes: &[u8], number: usize) {
     let piece = &bytes[number * PIECE..][..PIECE];
     // SAFETY: a slice; the ring is longer.
-    unsafe { memory.write_data(number * PIECE, piece.as_ptr(), PIECE) };
+    unsafe { memory.write_data(number * PIECE, piece.as_ptr(), PIECE, Copying::Loop) };
 }
 
 /// Publishes the first packet.
