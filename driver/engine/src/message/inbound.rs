@@ -454,10 +454,20 @@ impl Inbound {
         self.posted.remove(at)
     }
 
+    /// Removes posted receives that were cancelled from within recv_with.
+    pub fn forget_cancelled(&mut self) {
+        self.posted.retain(|receive| !receive.op.is_done());
+    }
+
     /// Finds the first posted receive that accepts a message.
     pub fn posted_at(&mut self, envelope: &Envelope) -> Option<usize> {
-        // Finished receives were cancelled from within recv_with: their buffers are gone.
-        self.posted.retain(|receive| !receive.op.is_done());
-        self.posted.iter().position(|receive| receive.accepts.matches(envelope))
+        loop {
+            let at = self.posted.iter().position(|receive| receive.accepts.matches(envelope))?;
+            if !self.posted[at].op.is_done() {
+                return Some(at);
+            }
+            // It was cancelled from within recv_with: its buffer is gone.
+            self.posted.remove(at);
+        }
     }
 }

@@ -391,9 +391,10 @@ impl Shared {
             Ok(mut engine) => engine.unpost(op),
             Err(_) => {
                 // From within recv_with this thread holds the engine, so no thread of this node writes to the buffer now. The
-                // engine ignores a finished operation later.
+                // engine ignores a finished operation, and forgets it with the next turn.
                 let error = op.granted().map_or(Error::Cancelled, |node| Error::BufferKept { node });
                 op.finish(Outcome::Failed(error));
+                self.have_done(me, Engine::forget_cancelled);
                 false
             }
         }

@@ -81,6 +81,11 @@ impl Engine {
         self.inbound.posted.push_back(receive);
     }
 
+    /// Removes posted receives that were cancelled from within recv_with.
+    pub fn forget_cancelled(&mut self) {
+        self.inbound.forget_cancelled();
+    }
+
     /// The number of posted receives that wait for a message.
     pub fn posted(&self) -> usize {
         self.inbound.posted.len()
