@@ -19,7 +19,7 @@ const LOOP_LEAST: usize = 2048;
 /// Copies `len` bytes this way.
 ///
 /// # Safety
-/// As [`std::ptr::copy_nonoverlapping`].
+/// As [`std::ptr::copy_nonoverlapping`]. For [`Copying::Streamed`], `dst` is the start of a cache line.
 #[inline(always)]
 pub unsafe fn copy_by(way: Copying, src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: caller.
@@ -53,6 +53,7 @@ pub unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
 /// As [`std::ptr::copy_nonoverlapping`]. `dst` is the start of a cache line.
 #[inline(never)]
 unsafe fn stream(src: *const u8, dst: *mut u8, len: usize) {
+    debug_assert!(dst.addr().is_multiple_of(64));
     let whole = if cfg!(all(target_arch = "x86_64", not(miri))) { len & !63 } else { 0 };
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: caller. Each access is to one of `whole` bytes, and each store is aligned, as `dst` is.

@@ -81,7 +81,7 @@ impl ShmFabric {
         self.close_drained();
     }
 
-    /// Answers a producer's offer of a bulk ring. Declines a region that is no ring or cannot be mapped; long messages then use
+    /// Answers a producer's offer of a bulk ring. Declines a region that is no ring or cannot be mapped; messages then use
     /// the lane's own data ring.
     #[cold]
     pub(super) fn take_bulk_ring(&mut self, index: usize) {

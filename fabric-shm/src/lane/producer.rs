@@ -491,12 +491,13 @@ impl<M: LaneMemory> Producer<M> {
         let mut backlog = 0;
         // A wrong position is found again by the next packet that needs room.
         if self.ways.begins_phase() && self.see_head().is_ok() {
-            let ring = self.bulk.as_ref().filter(|_| self.goes_to_bulk(len)).map_or(&self.data, |bulk| &bulk.ring);
-            let packets = self.tail - self.head_seen;
-            // The consumer reports its progress for a quarter of a ring together.
-            let is_full =
-                packets > self.memory.cell_count() as u64 / 4 || ring.tail - ring.head_seen > ring.bytes / 4 + data_room(len);
-            backlog = if is_full { packets as u32 } else { 0 };
+            let bulk = self.bulk.as_ref().filter(|bulk| bulk.taken).map(|bulk| bulk.ring);
+            let rings = [Some(self.data), bulk].into_iter().flatten();
+            // The consumer reports its progress for a quarter of a ring together, and may still read the last message.
+            let is_full = |ring: &Filled| ring.tail - ring.head_seen > ring.bytes / 4 + data_room(len).min(ring.bytes / 4);
+            if self.tail - self.head_seen > self.memory.cell_count() as u64 / 2 || rings.clone().any(|ring| is_full(&ring)) {
+                backlog = rings.map(|ring| ring.tail - ring.head_seen).sum();
+            }
         }
         self.ways.compare(len, backlog, crate::hint::ticks());
     }

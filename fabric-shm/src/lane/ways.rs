@@ -23,19 +23,20 @@ const PIECE_LONG: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 /// The shortest payload for which the ways differ. Streams of shorter ones lose more by reports than conversations gain.
 pub(super) const LEAST: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 
-/// Messages between two comparisons: fewer if each has more than [`SETTLED_LESS`] bytes, and more where a comparison is long. It uses the
-/// slower ways for about one message in a hundred, and soon finds that a process has moved to another processor.
-const SETTLED: u32 = 8 << 10;
-const SETTLED_LESS: usize = 256 << 10;
+/// For each message of a comparison, so many are sent before the next one. It uses the slower ways for less than one message in a hundred,
+/// and soon finds that a process has moved to another processor.
+const SETTLED: u32 = 100;
 
 /// The first messages of a phase do not count, because the lines that they use are still where another way left them: those within so
-/// many bytes, but at most [`WARM_MOST`]. In a stream that fills the ring, a message waits for one that was written a whole ring before,
-/// so as many messages do not count as wait in the ring.
-const WARM: usize = 64 << 10;
+/// many bytes, but at most [`WARM_MOST`]. In a stream that fills the ring, a message waits for one that was written a whole ring before.
+/// Then as many bytes do not count as wait in the ring.
+const WARM: u64 = 64 << 10;
 const WARM_MOST: u32 = 6;
 
-/// The messages of a phase that count. In a stream there are more, since the consumer reports its progress only now and then.
+/// The messages of a phase that count: at least so many, or two if they are long. In a stream that fills the ring there are more, since
+/// the consumer reports its progress only now and then.
 const COUNTED: u32 = 8;
+const COUNTED_BYTES: u64 = 1 << 20;
 
 /// The phases of a comparison, which use the ways in turn. In a conversation the lane back counts as many messages, so both lanes are
 /// in the same phase, and see the difference of both.
@@ -64,13 +65,15 @@ pub(super) struct Ways {
     way: Way,
     /// The phase of a comparison, or [`PHASES`] between two.
     phase: usize,
-    /// Messages of this phase.
+    /// Messages of this comparison.
+    compared: u32,
+    /// Messages of this phase, and their bytes. Once it is warm, only those that count.
     sent: u32,
-    /// The messages that waited in the ring when the phase began, if it was rather full.
-    backlog: u32,
-    /// The bytes of those messages of this phase that count, and the time in ticks since which they do.
     bytes: u64,
-    since: u64,
+    /// The bytes that waited in the ring when the phase began, if it was rather full.
+    backlog: u64,
+    /// The time, in ticks, since which messages of this phase count.
+    since: Option<u64>,
     /// The shortest time of each way: for 64 KiB, in ticks.
     times: [u64; Way::ALL.len()],
 }
@@ -83,10 +86,11 @@ impl Ways {
             left: 0,
             way: Way::Whole,
             phase: PHASES,
+            compared: 0,
             sent: 0,
-            backlog: 0,
             bytes: 0,
-            since: 0,
+            backlog: 0,
+            since: None,
             times: [0; Way::ALL.len()],
         };
         // A small ring has no shorter laps, and few payloads for which it matters.
@@ -170,41 +174,41 @@ impl Ways {
 
     /// Whether a phase begins, and [`compare`](Self::compare) needs to know the backlog.
     pub fn begins_phase(&self) -> bool {
-        self.sent == 0
+        self.sent == 0 && self.since.is_none()
     }
 
-    /// Takes a message into account that was sent `now`. `backlog`: the messages that wait in the ring, or 0 if they fill a small part
-    /// of it.
-    pub fn compare(&mut self, len: usize, backlog: u32, now: u64) {
+    /// Takes a message into account that was sent `now`. `backlog`: the bytes that wait in the ring, or 0 if they fill a small part of it.
+    pub fn compare(&mut self, len: usize, backlog: u64, now: u64) {
         self.left = 1;
         if self.phase == PHASES {
-            (self.phase, self.times) = (0, [u64::MAX; Way::ALL.len()]);
+            (self.phase, self.compared, self.times) = (0, 0, [u64::MAX; Way::ALL.len()]);
             return self.choose(Way::ALL[0]);
         }
-        if self.sent == 0 {
+        if self.begins_phase() {
             self.backlog = backlog;
         }
-        self.sent += 1;
-        let warm = u32::try_from(WARM / len).unwrap_or(WARM_MOST).clamp(1, WARM_MOST).max(self.backlog);
-        if self.sent <= warm {
-            (self.since, self.bytes) = (now, 0);
+        (self.compared, self.sent, self.bytes) = (self.compared.saturating_add(1), self.sent + 1, self.bytes + len as u64);
+        let Some(since) = self.since else {
+            if self.bytes >= WARM.max(self.backlog) || (self.backlog == 0 && self.sent >= WARM_MOST) {
+                (self.sent, self.bytes, self.since) = (0, 0, Some(now));
+            }
+            return;
+        };
+        let is_enough = self.sent >= COUNTED || (self.sent >= 2 && self.bytes >= COUNTED_BYTES);
+        if !is_enough || self.bytes < self.backlog / 2 {
             return;
         }
-        self.bytes += len as u64;
-        if self.sent < warm + COUNTED.max(self.backlog / 2) {
-            return;
+        // Not if this processor's clock is behind that of the one before.
+        if let Some(time @ 1..) = now.checked_sub(since) {
+            // The shortest time: now and then a message waits for something else.
+            let least = &mut self.times[self.phase % Way::ALL.len()];
+            *least = (*least).min(time.saturating_mul(64 << 10) / self.bytes);
         }
-        // The clocks of two processors may differ.
-        let time = now.saturating_sub(self.since).saturating_mul(64 << 10) / self.bytes;
-        // The shortest time: now and then a message waits for something else.
-        let least = &mut self.times[self.phase % Way::ALL.len()];
-        *least = time.min(*least);
         self.phase += 1;
         if self.phase < PHASES {
             return self.choose(Way::ALL[self.phase % Way::ALL.len()]);
         }
-        // Of long messages, fewer come in the time for which a distance stays.
-        self.left = SETTLED / (1 + len / SETTLED_LESS) as u32 * (1 + self.backlog / 16);
+        self.left = self.compared.saturating_mul(SETTLED);
         let least = self.times.into_iter().min().unwrap_or(0);
         // A smaller difference may be chance.
         let best = self.times.into_iter().position(|time| time <= least.saturating_add(least / 16)).unwrap_or(0);
@@ -212,7 +216,7 @@ impl Ways {
     }
 
     fn choose(&mut self, way: Way) {
-        (self.way, self.sent) = (way, 0);
+        (self.way, self.sent, self.bytes, self.since) = (way, 0, 0, None);
         self.due = if way == Way::Short { SHORT } else { u64::MAX };
     }
 
@@ -236,7 +240,7 @@ mod tests {
     const BYTES: u64 = 4 * SHORT;
 
     /// Sends messages until a comparison is over, each of which takes a time that depends on the way. Returns how many.
-    fn compare(ways: &mut Ways, backlog: u32, mut time: impl FnMut(Way, u32) -> u64) -> u32 {
+    fn compare(ways: &mut Ways, backlog: u64, mut time: impl FnMut(Way, u32) -> u64) -> u32 {
         let mut now = 0;
         for sent in 0.. {
             let was_settled = ways.phase == PHASES;
@@ -257,7 +261,7 @@ mod tests {
         let sent = compare(&mut ways, 0, |way, _| [100, 130, 150][way as usize]);
         assert!(ways.way == Way::Short && sent <= PHASES as u32 * (WARM_MOST + COUNTED) + 1, "{sent}");
         let sent = compare(&mut ways, 0, |way, _| [130, 100, 150][way as usize]);
-        assert!(ways.way == Way::Whole && sent >= SETTLED, "{sent}");
+        assert!(ways.way == Way::Whole && sent >= SETTLED * PHASES as u32 * COUNTED, "{sent}");
         assert!(!ways.is_due(1 << 40, 1 << 14) && ways.copying(1 << 14, false) == Copying::Library);
         compare(&mut ways, 0, |way, _| [200, 180, 100][way as usize]);
         assert!(ways.copying(LEAST, true) == Copying::Streamed && ways.copying(LEAST - 1, true) == Copying::Library);
@@ -283,14 +287,31 @@ mod tests {
             // The consumer tells its progress for 25 messages together.
             if sent.is_multiple_of(25) { 25 * [200, 180, 100][read] } else { 1 }
         };
-        compare(&mut ways, 100, &mut time);
+        compare(&mut ways, 100 * LEAST as u64, &mut time);
         assert!(ways.way == Way::Streamed, "{ways:?}");
+    }
+
+    #[test]
+    fn long_messages_are_not_compared_for_long() {
+        let (mut ways, mut now) = (Ways::of(BYTES), 0);
+        for len in [1 << 20, 1 << 31, 1 << 40] {
+            let mut sent = 0;
+            while ways.phase != PHASES || ways.left < SETTLED {
+                now += 1000 * (1 + ways.way as u64);
+                sent += 1;
+                if ways.count(len) {
+                    ways.compare(len, 0, now);
+                }
+            }
+            assert!(sent <= 3 * PHASES + 1 && ways.way == Way::Short, "{sent} {ways:?}");
+            ways.left = 1;
+        }
     }
 
     #[test]
     fn a_small_ring_and_short_payloads_have_nothing_to_compare() {
         let mut ways = Ways::of(BYTES - 1);
-        for _ in 0..3 * SETTLED {
+        for _ in 0..3 {
             assert!(!ways.count(LEAST));
         }
         assert!(!ways.is_due(1 << 40, LEAST));

@@ -97,3 +97,36 @@ fn a_sender_killed_amid_long_messages_is_told_of_and_its_successor_heard() {
     node.leave().unwrap();
     domain.assert_empty();
 }
+
+/// A callback holds the engine, so a send from there makes no ring, and goes on without one.
+#[test]
+fn messages_of_8_kib_get_a_ring_and_a_callback_may_send_them() {
+    let domain = Domain::new("bulk-short");
+    let join = |id| Node::builder(domain.name()).id(id).join().unwrap();
+    let (a, b) = (join(0), join(1));
+    // Opens the lane back, and lets it grow.
+    for number in 0..2 {
+        b.send(a.id(), number, &[1; 5000]).unwrap();
+        a.recv(Match::any().tag(number), &mut [0; 5000]).unwrap();
+    }
+    let mut buf = vec![0; 16 << 10];
+    for number in 10..20 {
+        a.send(b.id(), number, &pattern::bytes(8 << 10, number)).unwrap();
+        let answered = b.recv_with(Match::any().tag(number), |envelope, payload| {
+            pattern::check(&payload.to_vec(), number);
+            b.send(envelope.source, number, &pattern::bytes(16 << 10, number))
+        });
+        answered.unwrap().unwrap();
+        let envelope = a.recv_until(Match::any().tag(number), &mut buf, soon()).unwrap();
+        pattern::check(&buf[..envelope.len], number);
+    }
+    assert_eq!((regions(&domain, 0), regions(&domain, 1)), (1, 0), "{:?}", domain.files());
+    for number in 20..23 {
+        b.send(a.id(), number, &buf).unwrap();
+        a.recv_until(Match::any().tag(number), &mut buf, soon()).unwrap();
+    }
+    assert_eq!(regions(&domain, 1), 1, "{:?}", domain.files());
+    a.leave().unwrap();
+    b.leave().unwrap();
+    domain.assert_empty();
+}

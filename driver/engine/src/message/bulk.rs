@@ -1,4 +1,4 @@
-//! Bulk rings for the send queues that carry long messages. They are made outside of every baton, kept when their send queue
+//! Bulk rings for the send queues that carry messages of 8 KiB and more. They are made outside of every baton, kept when their send queue
 //! loses its target, and reused.
 
 use doorbell_fabric::sync::{AtomicUsize, Ordering};
@@ -62,7 +62,7 @@ impl BulkRings {
         match membership.create_region(number(), RING_BYTES) {
             Ok(ring) => Some(ring),
             Err(error) => {
-                tracing::debug!(%error, "no bulk ring could be made; long messages use the lane's own ring");
+                tracing::debug!(%error, "no bulk ring could be made; messages use the lane's own ring");
                 self.left.fetch_add(1, Ordering::Relaxed);
                 None
             }

@@ -37,7 +37,7 @@ pub struct Outbound {
     pub priority: Priority,
     /// Whether the engine has it in its list of queues with something to send.
     pub listed: AtomicBool,
-    /// Long messages take the lane, and no bulk ring has been requested yet.
+    /// Messages of 8 KiB or more take the lane, and no bulk ring has been requested yet.
     pub wants_bulk: AtomicBool,
     /// Counts of what was sent so far.
     pub carried: Arc<Carried>,

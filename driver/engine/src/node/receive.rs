@@ -404,9 +404,9 @@ impl Shared {
     pub(super) fn post_recv(&self, me: Token, receive: RecvOp) -> Result<()> {
         let mut engine = self.enter(me, "start_recv")?;
         self.check()?;
-        engine.post(receive);
-        // Not behind other receives: whoever waits for one of them takes the messages of several in one turn.
-        if self.progress() != Progress::Poller && engine.posted() <= 1 {
+        // Behind other receives it waits as they do. A thread that waits for one of them takes the messages of several in one turn.
+        let is_behind = engine.post(receive) && !engine.is_refusing();
+        if self.progress() != Progress::Poller && !is_behind {
             engine.turn(me, false);
         }
         drop(engine);

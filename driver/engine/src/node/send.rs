@@ -58,6 +58,9 @@ impl Shared {
         if bytes.len() > WHOLE_MOST || self.progress() == Progress::Poller {
             return Ok(false);
         }
+        if bytes.len() >= BULK_LEAST {
+            self.add_bulk(me, outbound, patience);
+        }
         let Some(mut state) = outbound.state.enter(me) else { return Err(Error::Reentrant { operation: "send" }) };
         if state.is_held() || incarnation.is_some_and(|incarnation| incarnation != state.incarnation) {
             return Ok(false);
@@ -65,12 +68,13 @@ impl Shared {
         if bytes.len() > WHOLE_BYTES && !state.is_one_packet(bytes.len()) {
             return Ok(false);
         }
-        // The slow path makes one.
-        if bytes.len() >= BULK_LEAST && matches!(patience, Patience::Forever) && state.is_without_bulk() {
-            return Ok(false);
-        }
         match state.send_whole(tag, bytes) {
-            Push::Done => Ok(true),
+            Push::Done => {
+                if bytes.len() >= BULK_LEAST && state.is_without_bulk() {
+                    outbound.wants_bulk.store(true, Ordering::Relaxed);
+                }
+                Ok(true)
+            }
             Push::Full => Ok(false),
             Push::Down(_) => Err(Error::Damaged { node: outbound.target }),
         }
@@ -154,10 +158,7 @@ impl Shared {
     ) -> Result<Begun> {
         let ToSend { outbound, incarnation, tag, bytes } = message;
         let node = outbound.target;
-        // Making a ring may take time, so only a send without a deadline makes one.
-        if outbound.wants_bulk.load(Ordering::Relaxed) && matches!(patience, Patience::Forever) {
-            self.add_bulk(me, outbound)?;
-        }
+        self.add_bulk(me, outbound, patience);
         let mut engine = self.enter(me, "send")?;
         // Leaving clears the flag first, and then ends queued sends under the baton. So nothing is queued after that.
         self.check()?;
@@ -215,14 +216,23 @@ impl Shared {
         Ok(Begun::Queued(op))
     }
 
-    /// Makes a bulk ring. The thread holds no baton while the ring is made.
+    /// Makes a bulk ring if the send queue wants one. That may take time, so only a send without a deadline does it.
+    #[inline]
+    fn add_bulk(&self, me: Token, outbound: &Outbound, patience: Patience) {
+        if outbound.wants_bulk.load(Ordering::Relaxed) && matches!(patience, Patience::Forever) {
+            self.make_bulk(me, outbound);
+        }
+    }
+
+    /// The thread holds no baton while the ring is made. Within a callback it holds the engine, and makes none.
     #[cold]
-    fn add_bulk(&self, me: Token, outbound: &Outbound) -> Result<()> {
-        // Refuse this within a callback, where this thread holds the engine.
-        drop(self.enter(me, "send")?);
-        let mut state = outbound.state.enter(me).ok_or(Error::Reentrant { operation: "send" })?;
+    fn make_bulk(&self, me: Token, outbound: &Outbound) {
+        if self.is_within(me) {
+            return;
+        }
+        let Some(mut state) = outbound.state.enter(me) else { return };
         if !outbound.wants_bulk.swap(false, Ordering::Relaxed) || !state.ask_for_bulk() {
-            return Ok(());
+            return;
         }
         drop(state);
         let lives =
@@ -231,7 +241,6 @@ impl Shared {
         if let (Some(ring), Some(mut state)) = (ring, outbound.state.enter(me)) {
             state.set_bulk(ring);
         }
-        Ok(())
     }
 
     /// Withdraws a queued send. False if it was no longer pending: it has ended.

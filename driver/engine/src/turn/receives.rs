@@ -61,34 +61,36 @@ impl Engine {
         self.fabric.refusing() || self.inbound.turned_away
     }
 
-    /// Posts a receive behind those posted before, after looking into the pool.
-    pub fn post(&mut self, receive: RecvOp) {
+    /// Posts a receive behind those posted before, after looking into the pool. Returns whether it waits behind others.
+    pub fn post(&mut self, receive: RecvOp) -> bool {
         // A receive that takes an incomplete message gets a number, too, because that message may be given up.
         let receive = self.inbound.number(receive);
         match self.take_pooled(&receive.accepts) {
             Some(Pooled::Whole(message)) => {
                 receive.complete(message.envelope, Payload::private(&message.bytes));
-                return;
+                return false;
             }
-            Some(Pooled::Lent(envelope, lent)) => return receive.complete_loan(envelope, &lent),
-            Some(Pooled::Coming(id)) => return self.inbound.attach(id, receive),
+            Some(Pooled::Lent(envelope, lent)) => {
+                receive.complete_loan(envelope, &lent);
+                return false;
+            }
+            Some(Pooled::Coming(id)) => {
+                self.inbound.attach(id, receive);
+                return false;
+            }
             None => {}
         }
         if let Some(error) = self.never(&receive.accepts) {
             receive.op.finish(Outcome::Failed(error));
-            return;
+            return false;
         }
         self.inbound.posted.push_back(receive);
+        self.inbound.posted.len() > 1
     }
 
     /// Removes posted receives that were cancelled from within recv_with.
     pub fn forget_cancelled(&mut self) {
         self.inbound.forget_cancelled();
-    }
-
-    /// The number of posted receives that wait for a message.
-    pub fn posted(&self) -> usize {
-        self.inbound.posted.len()
     }
 
     /// Returns a message that its receiver dropped: the next receive gets it.
