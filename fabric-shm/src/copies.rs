@@ -100,9 +100,114 @@ unsafe fn vectors(src: *const u8, dst: *mut u8, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(src.add(at), dst.add(at), len - at) }
 }
 
+/// The shortest copy for which a [`Choice`] is worth two looks at the clock.
+pub const CHOICE_LEAST: usize = 32 << 10;
+
+/// The way of one thread's long copies into another process. It tries each way now and then, and keeps to the fastest. Lines that the
+/// other process has just read come slowly from a distant processor, and a streamed copy does without them.
+#[derive(Debug, Default)]
+pub struct Choice {
+    /// The number of copies until the next comparison.
+    left: u32,
+    /// Copies of this comparison.
+    tried: usize,
+    /// The shortest time of each way: for 64 KiB, in ticks.
+    times: [u64; Self::WAYS.len()],
+    /// The way's place in the list.
+    way: usize,
+}
+
+impl Choice {
+    const WAYS: [Copying; 3] = [Copying::Library, Copying::Loop, Copying::Streamed];
+    /// A comparison uses the ways in turn, twice. The first copy of each turn does not count.
+    const TURN: usize = 3;
+    const TRIED: usize = 2 * Self::WAYS.len() * Self::TURN;
+
+    /// Copies `len` bytes, which may overlap.
+    ///
+    /// # Safety
+    /// As [`std::ptr::copy`].
+    pub unsafe fn copy(&mut self, src: *const u8, dst: *mut u8, len: usize) {
+        let began = if self.left == 0 { crate::hint::ticks() } else { 0 };
+        // SAFETY: caller. Behind the head, the target begins with a cache line.
+        unsafe {
+            if src.addr().abs_diff(dst.addr()) < len {
+                std::ptr::copy(src, dst, len);
+            } else {
+                let head = dst.align_offset(64).min(len);
+                std::ptr::copy_nonoverlapping(src, dst, head);
+                copy_by(Self::WAYS[self.way], src.add(head), dst.add(head), len - head);
+            }
+        }
+        match self.left.checked_sub(1) {
+            Some(left) => self.left = left,
+            None => self.compare(len, crate::hint::ticks().saturating_sub(began)),
+        }
+    }
+
+    #[cold]
+    fn compare(&mut self, len: usize, time: u64) {
+        if self.tried == 0 {
+            self.times = [u64::MAX; Self::WAYS.len()];
+        }
+        if !self.tried.is_multiple_of(Self::TURN) {
+            let least = &mut self.times[self.way];
+            *least = time.saturating_mul(64 << 10).checked_div(len as u64).unwrap_or(0).min(*least);
+        }
+        self.tried += 1;
+        self.way = self.tried / Self::TURN % Self::WAYS.len();
+        if self.tried == Self::TRIED {
+            let least = self.times.into_iter().min().unwrap_or(0);
+            // A smaller difference may be chance.
+            self.way = self.times.into_iter().position(|time| time <= least.saturating_add(least / 16)).unwrap_or(0);
+            (self.tried, self.left) = (0, 100 * Self::TRIED as u32);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_fastest_way_is_found_and_found_again() {
+        let mut choice = Choice::default();
+        for (times, fastest) in
+            [([100, 200, 300], 0), ([200, 180, 100], 2), ([100, 99, 98], 0), ([110, 100, 200], 1), ([1, 2, 2], 0)]
+        {
+            // It begins with the way that it has.
+            for tried in 0..Choice::TRIED {
+                // Now and then a copy is interrupted.
+                let interrupted = if tried == 4 { 1 << 40 } else { 0 };
+                choice.compare(CHOICE_LEAST, interrupted + times[choice.way]);
+            }
+            assert_eq!(choice.way, fastest, "{times:?}");
+            assert!(choice.left >= 1000 && choice.tried == 0);
+        }
+    }
+
+    #[test]
+    fn a_choice_copies_every_byte_whatever_it_chooses() {
+        let mut choice = Choice::default();
+        let source: Vec<u8> = (0..70_000_u32).map(|i| ((i * 31) >> 3) as u8).collect();
+        for number in 0..if cfg!(miri) { 4 } else { 3 * Choice::TRIED } {
+            let (at, len) = (number % 130, CHOICE_LEAST + number * 7);
+            choice.left = 0;
+            let mut target = vec![0xee; len + at + 1];
+            // SAFETY: both are long enough.
+            unsafe { choice.copy(source[at..].as_ptr(), target[at..].as_mut_ptr(), len) };
+            assert!(
+                target[at..][..len] == source[at..][..len]
+                    && target[at + len] == 0xee
+                    && target[..at].iter().all(|byte| *byte == 0xee)
+            );
+            // To bytes that are a part of the source.
+            let mut both = source.clone();
+            // SAFETY: within the vector.
+            unsafe { choice.copy(both.as_ptr(), both.as_mut_ptr().add(at), len) };
+            assert!(both[at..][..len] == source[..len]);
+        }
+    }
 
     #[test]
     fn every_way_copies_every_byte_and_no_more() {

@@ -1,16 +1,18 @@
 //! The writing end of a lane.
 
+mod room;
+mod series;
+
+pub use room::Outstanding;
+
 use super::bulk::{BulkMemory, IN_BULK};
 use super::pieces::Pieces;
 use super::ring::Filled;
-use super::ways::{SHORT, Ways};
-use super::{
-    Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, PIECES_LEAST, REPORTED, STAMP_EVERY, STAMPED, check_word, data_room, stamp,
-    word,
-};
+use super::ways::Ways;
+use super::{Control, INLINE_BYTES, LaneMemory, OPENED, PIECES_LEAST, STAMP_EVERY, STAMPED, check_word, stamp, word};
 use crate::copies::Copying;
 use doorbell_fabric::sync::{Ordering, planted_bug};
-use doorbell_fabric::{LinkDown, PacketHead, PacketKind, Push};
+use doorbell_fabric::{PacketHead, PacketKind, Push};
 
 /// The longest packet whose lines are offered to the consumer. Of a longer one, the consumer prefetches the next line while it
 /// reads the first, and the offers would only cost time.
@@ -21,10 +23,6 @@ pub(crate) const SERIES_BYTES: usize = 1024;
 #[cfg(not(loom))]
 const _: () = assert!(SERIES_BYTES < PIECES_LEAST && SERIES_BYTES < super::ways::LEAST && SERIES_BYTES < super::bulk::BULK_LEAST);
 
-/// The most messages of a series that are published together. The consumer then reads them while the producer writes others, and not
-/// the line that the producer writes.
-const GROUP: usize = if cfg!(loom) { 2 } else { 32 };
-
 /// How many cells ahead a producer owns a cell, and how many bytes ahead a part of the data ring. The lines of so many messages are then
 /// on their way at once. If a producer owned only the next line, its stores would wait for that line in each message.
 const OWN_AHEAD: u64 = 8;
@@ -32,13 +30,6 @@ const OWN_BEFORE: u64 = 64 * OWN_AHEAD;
 
 /// The number of ticks between two packets from which the consumer is likely to be waiting for the next one.
 const SELDOM_TICKS: u64 = 768;
-
-/// The most unread bytes with which a lap may end early, unless they are one message.
-const LAG: u64 = SHORT / 4 * 3;
-
-/// How often this end looks for the consumer's progress before a lap goes on: less than the copy of a few KiB takes. The consumer is about as
-/// fast as this end, or not there.
-const PATIENCE: u32 = if cfg!(any(loom, miri)) { 1 } else { 64 };
 
 /// The greatest length that a cell's first word can state, in whole lines.
 const LENGTH_MAX: usize = (1 << 24) - 64;
@@ -62,19 +53,6 @@ pub struct Producer<M> {
     pushed_at: u64,
     /// Whether the processor has the instruction to offer lines.
     can_offer: bool,
-}
-
-/// The backlog that a consumer has not read yet, as far as its producer knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outstanding {
-    /// Packets.
-    pub packets: u64,
-    /// The number of packets that the lane has room for.
-    pub places: u64,
-    /// Bytes of payloads in a ring.
-    pub bytes: u64,
-    /// The size of that ring in bytes.
-    pub room: u64,
 }
 
 /// A ring that was offered to the consumer.
@@ -129,95 +107,10 @@ impl<M: LaneMemory> Producer<M> {
         self.memory.data_bytes()
     }
 
-    /// Whether a whole message of `len` bytes fits now, in packets of `packet` bytes. It errs towards false: if a message does
-    /// not fit as a whole, not even its first packet should take room.
-    pub fn has_room(&mut self, len: usize, packet: usize) -> bool {
-        let packets = len.div_ceil(packet) as u64;
-        let fits = |lane: &Self| {
-            lane.tail - lane.head_seen + packets < lane.memory.cell_count() as u64
-                && match &lane.bulk {
-                    // The last packet may be a short one.
-                    Some(bulk) if bulk.taken && bulk.memory.takes(packet) => {
-                        bulk.ring.fits(len, packet) && lane.data.fits(packet, packet)
-                    }
-                    _ => lane.data.fits(len, packet),
-                }
-        };
-        fits(self) || (self.see_head().is_ok() && fits(self))
-    }
-
-    /// Lets longer packets find no room in this ring, until this end has [moved](Self::move_to). A packet of more than a quarter of a
-    /// ring waits for the consumer each time that the ring begins anew.
-    pub fn limit(&mut self, most: usize) {
-        self.most = most;
-    }
-
-    /// Goes on in a larger ring, whose memory nobody uses: blanks it, and tells the consumer where to look from the next packet on.
-    /// Both rings have the same control words. Returns false if the lane has no cell left for that.
-    #[cold]
-    pub fn move_to(&mut self, larger: M) -> bool {
-        let cells = self.memory.cell_count() as u64;
-        if self.tail - self.head_seen >= cells && !self.has_free_cell(cells) {
-            return false;
-        }
-        for cell in 0..larger.cell_count() {
-            larger.cell_word(cell, word::CHECK).store(0, Ordering::Relaxed);
-        }
-        fault_point!("lane.moving");
-        // Release: the larger ring is blank before the consumer looks there.
-        let order = if planted_bug("moved") { Ordering::Relaxed } else { Ordering::Release };
-        let cell = (self.tail & (cells - 1)) as usize;
-        self.memory.cell_word(cell, word::CHECK).store(check_word(self.tail + 1, MOVED, 0), order);
-        self.tail += 1;
-        self.moved = self.tail;
-        self.most = usize::MAX;
-        self.data.go_on_in(larger.data_bytes());
-        self.ways = Ways::of(self.data.bytes);
-        self.memory = larger;
-        fault_point!("lane.moved");
-        true
-    }
-
     /// Whether the consumer said that it accepts no more messages for now.
     #[inline]
     pub fn refused(&self) -> bool {
         self.memory.control(Control::Refused).load(Ordering::Relaxed) != 0
-    }
-
-    /// Announces that this end waits for room, or no longer waits. Announce it, arm the bell, and try once more before sleeping.
-    pub fn wait_for_room(&mut self, waits: bool) {
-        if self.waiting != waits {
-            self.waiting = waits;
-            self.memory.control(Control::Waiting).store(waits as u64, Ordering::Relaxed);
-        }
-    }
-
-    /// The backlog that the consumer has not read yet, as of its latest report: it reports at least once a quarter lap. Reads the shared
-    /// words only where they can have changed.
-    #[inline]
-    pub fn outstanding(&mut self) -> Result<Outstanding, LinkDown> {
-        let cells = self.memory.cell_count() as u64;
-        let (packets, bytes) = (self.tail - self.head_seen, self.data.tail - self.data.head_seen);
-        let bulk = matches!(&self.bulk, Some(Bulk { ring, taken: true, .. }) if ring.tail - ring.head_seen >= ring.bytes / 4);
-        if packets >= cells / 4 || bytes >= self.data.bytes / 4 || bulk {
-            self.see_head()?;
-        }
-        let mut all = Outstanding {
-            // The packet that tells of the move is none of the sender's.
-            packets: self.tail - self.head_seen - u64::from(self.moved > self.head_seen),
-            places: cells,
-            // Right after the move, both rings may have unread bytes.
-            bytes: (self.data.tail - self.data.head_seen).min(self.data.bytes),
-            room: self.data.bytes,
-        };
-        if let Some(Bulk { ring, taken: true, .. }) = &self.bulk {
-            let bytes = ring.tail - ring.head_seen;
-            // The fuller of the two rings determines how full the lane is.
-            if bytes * all.room > all.bytes * ring.bytes {
-                (all.bytes, all.room) = (bytes, ring.bytes);
-            }
-        }
-        Ok(all)
     }
 
     /// Packets pushed so far.
@@ -285,16 +178,10 @@ impl<M: LaneMemory> Producer<M> {
             // SAFETY: `len` bytes are readable (caller).
             unsafe { write_inline(&memory, cell, bytes, len) };
         } else if len <= SERIES_BYTES {
-            // No shorter lap, no pieces, no other ring: as in `place_in_series`.
-            let Some(place) = self.data.place(len).filter(|_| len <= self.most) else { return false };
-            // SAFETY: as above; inside the ring and not yet given to the consumer (place).
-            unsafe { memory.write_data(place as usize, bytes, len, Copying::Library) };
+            // SAFETY: as above.
+            let Some(place) = (unsafe { self.write_short(bytes, len) }) else { return false };
             if self.is_worth_offering(len) {
                 memory.offer_data(place as usize, len);
-            }
-            self.data.fill(place, len);
-            if place == 0 {
-                self.ways.began();
             }
             memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
         } else if self.has_pieces(len) {
@@ -311,91 +198,21 @@ impl<M: LaneMemory> Producer<M> {
         true
     }
 
-    /// Pushes the first of these messages, each a tag and its bytes, as long as they have at most 1 KiB, there is known
-    /// room, and none gets a time stamp. Returns their number and their bytes. The first one gets this sequence number.
+    /// Writes a payload of at most [`SERIES_BYTES`] into the data ring, and returns its place: no shorter lap, no pieces, no other ring.
+    /// `None`: there is no known room.
+    ///
+    /// # Safety
+    /// `len` bytes are readable at `bytes`.
     #[inline(always)]
-    pub fn push_series(&mut self, sequence: u32, messages: &[(u64, &[u8])]) -> (usize, u64)
-    where
-        M: Copy,
-    {
-        // Copies, as in `push_whole`.
-        let (memory, start) = (self.memory, self.tail);
-        let (mut tail, mask) = (start, memory.cell_count() as u64 - 1);
-        if tail - self.head_seen + messages.len() as u64 > mask {
-            self.has_free_cell(mask);
-        }
-        let room = mask.saturating_sub(tail - self.head_seen);
-        let unstamped = if STAMPED { tail.wrapping_neg() & (STAMP_EVERY - 1) } else { room };
-        let fill = |at: u64, place: u64, (tag, bytes): (u64, &[u8])| {
-            let cell = (at & mask) as usize;
-            if bytes.len() <= INLINE_BYTES {
-                // SAFETY: a slice.
-                unsafe { write_inline(&memory, cell, bytes.as_ptr(), bytes.len()) };
-            } else {
-                memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
-            }
-            describe(&memory, cell, 0, tag, sequence.wrapping_add(at.wrapping_sub(start) as u32));
-            check_word(at + 1, PacketKind::Whole as u8, bytes.len())
-        };
-        let (mut left, mut sum) = (&messages[..messages.len().min(room.min(unstamped) as usize)], 0);
-        while let Some((first, rest)) = left.split_first() {
-            let Some(place) = self.place_in_series(first.1) else { break };
-            let (at, mut count) = (tail, 1);
-            sum += first.1.len() as u64;
-            // Too early: the cells behind it are written later.
-            if planted_bug("group") {
-                reveal(&memory, at, fill(at, place, *first));
-            }
-            for message in rest.iter().take(GROUP - 1) {
-                let Some(place) = self.place_in_series(message.1) else { break };
-                let at = at + count as u64;
-                // The consumer looks there only after the first packet of the group.
-                memory.cell_word((at & mask) as usize, word::CHECK).store(fill(at, place, *message), Ordering::Relaxed);
-                memory.own_cell(((at + 1) & mask) as usize);
-                (count, sum) = (count + 1, sum + message.1.len() as u64);
-            }
-            // The consumer waits for the first cell of a group. That line is written last and at once: written early, it would travel to
-            // the consumer and back.
-            reveal(&memory, at, fill(at, place, *first));
-            tail += count as u64;
-            memory.own_cell((tail & mask) as usize);
-            let is_over = count < GROUP;
-            left = &left[count..];
-            if is_over {
-                break;
-            }
-        }
-        let count = tail - std::mem::replace(&mut self.tail, tail);
-        (count as usize, sum)
-    }
-
-    /// Writes the payload of a message of a series into the data ring, unless it fits into its cell, and returns its place. `None`: it is
-    /// too long, or there is no known room.
-    #[inline(always)]
-    fn place_in_series(&mut self, bytes: &[u8]) -> Option<u64> {
-        let len = bytes.len();
-        if len <= INLINE_BYTES {
-            return Some(0);
-        }
-        let place = self.data.place(len).filter(|_| len <= SERIES_BYTES.min(self.most))?;
-        // SAFETY: a slice; inside the ring and not yet given to the consumer (place).
-        unsafe { self.memory.write_data(place as usize, bytes.as_ptr(), len, Copying::Library) };
+    unsafe fn write_short(&mut self, bytes: *const u8, len: usize) -> Option<u64> {
+        let place = self.data.place(len).filter(|_| len <= self.most)?;
+        // SAFETY: caller; inside the ring and not yet given to the consumer (place).
+        unsafe { self.memory.write_data(place as usize, bytes, len, Copying::Library) };
         self.data.fill(place, len);
         if place == 0 {
             self.ways.began();
         }
-        // The lines of a later one come meanwhile: without that a stream of 64 bytes goes at half the speed.
-        let ring = self.memory.data_bytes() as u64 - 1;
-        self.memory.own_data(((self.data.end() + OWN_BEFORE) & ring) as usize, len);
         Some(place)
-    }
-
-    /// Looks for the consumer's progress, and whether fewer than `most` packets are unread. The first ring is short, so this comes
-    /// often.
-    #[cold]
-    #[inline(never)]
-    fn has_free_cell(&mut self, most: u64) -> bool {
-        self.see_head().is_ok() && self.tail - self.head_seen < most
     }
 
     /// Writes a payload into a cell, or into a ring and its place into the cell.
@@ -485,23 +302,6 @@ impl<M: LaneMemory> Producer<M> {
         }
     }
 
-    #[cold]
-    #[inline(never)]
-    fn compare_ways(&mut self, len: usize) {
-        let mut backlog = 0;
-        // A wrong position is found again by the next packet that needs room.
-        if self.ways.begins_phase() && self.see_head().is_ok() {
-            let bulk = self.bulk.as_ref().filter(|bulk| bulk.taken).map(|bulk| bulk.ring);
-            let rings = [Some(self.data), bulk].into_iter().flatten();
-            // The consumer reports its progress for a quarter of a ring together, and may still read the last message.
-            let is_full = |ring: &Filled| ring.tail - ring.head_seen > ring.bytes / 4 + data_room(len).min(ring.bytes / 4);
-            if self.tail - self.head_seen > self.memory.cell_count() as u64 / 2 || rings.clone().any(|ring| is_full(&ring)) {
-                backlog = rings.map(|ring| ring.tail - ring.head_seen).sum();
-            }
-        }
-        self.ways.compare(len, backlog, crate::hint::ticks());
-    }
-
     /// Whether the consumer is likely to wait for these lines. In a stream it lags behind, and offering them would only cost
     /// time.
     #[inline(always)]
@@ -516,93 +316,10 @@ impl<M: LaneMemory> Producer<M> {
         now.wrapping_sub(std::mem::replace(&mut self.pushed_at, now)) > SELDOM_TICKS
     }
 
-    /// Makes the processor own the lines that a packet of `len` bytes would fill next. Worthwhile when the caller waits now and
-    /// sends later: the lines arrive while it waits.
-    #[inline]
-    pub fn own_ahead(&self, len: usize) {
-        if len > INLINE_BYTES && self.ways.copying(len, false) != Copying::Streamed && !self.goes_to_bulk(len) {
-            let mut offset = self.data.end();
-            if self.ways.is_due(offset, len) {
-                // Not lines that the consumer may still read.
-                if offset < 2 * len as u64 {
-                    return;
-                }
-                offset = 0;
-            }
-            // Not behind the ring's end: the consumer may still read the ring's start.
-            if len as u64 <= OWN_BEFORE && offset + OWN_BEFORE + len as u64 <= self.data.bytes {
-                offset += OWN_BEFORE;
-            }
-            let len = len.min(self.ways.own_ahead_most());
-            self.memory.own_data((offset & (self.data.bytes - 1)) as usize, len);
-        }
-    }
-
     /// Whether a payload of this length is written in pieces.
     #[inline(always)]
     fn has_pieces(&self, len: usize) -> bool {
         len >= PIECES_LEAST && self.ways.piece_bytes(len) < len
-    }
-
-    /// Whether a payload of this length goes to the bulk ring.
-    #[inline(always)]
-    fn goes_to_bulk(&self, len: usize) -> bool {
-        self.bulk.as_ref().is_some_and(|bulk| bulk.taken && bulk.memory.takes(len))
-    }
-
-    /// The place of the next `len` bytes, in the data ring or, if allowed, in the bulk ring.
-    #[inline(always)]
-    fn reserve(&mut self, len: usize, may_bulk: bool) -> Result<u64, Push> {
-        if len > self.most {
-            return Err(Push::Full);
-        }
-        let place = |lane: &Self| match &lane.bulk {
-            Some(bulk) if may_bulk && bulk.taken && bulk.memory.takes(len) => bulk.ring.place(len).map(|place| place | IN_BULK),
-            _ => lane.data.place(len),
-        };
-        if self.ways.is_due(self.data.end(), len) && !(may_bulk && self.goes_to_bulk(len)) && self.ends_lap(len)? {
-            return Ok(0);
-        }
-        let found = match place(self) {
-            Some(found) => found,
-            None => {
-                self.see_head().map_err(Push::Down)?;
-                place(self).ok_or(Push::Full)?
-            }
-        };
-        if found == 0 {
-            self.ways.began();
-        }
-        Ok(found)
-    }
-
-    /// A place as its cell states it.
-    #[inline(always)]
-    fn told(&self, place: u64, len: usize) -> u64 {
-        if place & IN_BULK == 0 && self.ways.wants_report(place, len) { place | REPORTED } else { place }
-    }
-
-    /// Whether the lap ends here, and the next begins with `len` bytes.
-    #[cold]
-    #[inline(never)]
-    fn ends_lap(&mut self, len: usize) -> Result<bool, Push> {
-        let may_end = |lane: &Self| lane.data.may_end_lap(len, LAG.max(len as u64));
-        if !may_end(self) {
-            self.see_head().map_err(Push::Down)?;
-        }
-        let is_patient = self.ways.is_patient(self.data.end(), len);
-        let mut looks = if is_patient { PATIENCE } else { 0 };
-        while looks > 0 && !may_end(self) {
-            self.see_head().map_err(Push::Down)?;
-            looks -= 1;
-        }
-        let ends = may_end(self);
-        match ends {
-            true => self.ways.began(),
-            false if is_patient => self.ways.could_not_begin(self.data.end()),
-            false => {}
-        }
-        Ok(ends)
     }
 
     /// Offers a ring of this process, the region with this number, for long payloads. Once for each lane.
@@ -615,28 +332,6 @@ impl<M: LaneMemory> Producer<M> {
         self.bulk = Some(Bulk { memory, ring: Filled::new(memory.len()), offer, taken: false });
         // Release: the region exists before the offer.
         self.memory.control(Control::Bulk).store(offer, Ordering::Release);
-    }
-
-    /// Reads the consumer's position. Acquire: the consumer's reads of freed places happen before our next writes there.
-    #[cold]
-    fn see_head(&mut self) -> Result<(), LinkDown> {
-        let acquire = if planted_bug("head") { Ordering::Relaxed } else { Ordering::Acquire };
-        let head = self.memory.control(Control::Head).load(acquire);
-        let data_head = self.memory.control(Control::DataHead).load(acquire);
-        // Compare as a distance, as in the data rings.
-        if head.wrapping_sub(self.head_seen) > self.tail - self.head_seen {
-            return Err(LinkDown::Damaged);
-        }
-        self.head_seen = head;
-        self.data.see(data_head)?;
-        if let Some(bulk) = &mut self.bulk {
-            if bulk.taken {
-                bulk.ring.see(self.memory.control(Control::BulkHead).load(acquire))?;
-            } else {
-                bulk.taken = self.memory.control(Control::BulkTaken).load(acquire) == bulk.offer;
-            }
-        }
-        Ok(())
     }
 }
 

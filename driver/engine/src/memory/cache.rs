@@ -3,6 +3,7 @@
 use super::key::{Place, read_secret};
 use super::table::Credit;
 use crate::error::{Error, KeyFault, Result};
+use doorbell_shm::copies::Choice;
 use doorbell_shm::domain::PeerInbox;
 use doorbell_shm::region::PeerRegion;
 use std::sync::Arc;
@@ -28,6 +29,8 @@ pub(crate) struct RegionCache {
     pub(crate) regions: [Option<Arc<PeerRegion>>; CACHED],
     pub(crate) inbox: Option<Arc<PeerInbox>>,
     credit: Credit,
+    /// The way of long puts.
+    pub(crate) choice: Choice,
 }
 
 impl RegionCache {

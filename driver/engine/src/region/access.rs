@@ -15,6 +15,7 @@ use crate::sync::op::{Op, Outcome};
 use crate::turn::Engine;
 use crate::{Node, Peer, Result};
 use doorbell_fabric::sync::{Ordering, fence};
+use doorbell_shm::copies::CHOICE_LEAST;
 use doorbell_shm::error::ShmError;
 use doorbell_shm::far_copy::far_copy;
 use doorbell_shm::region::PeerRegion;
@@ -318,7 +319,13 @@ impl Peer {
         let Some(ptr) = found else { return Ok(()) };
         // SAFETY: `ptr` is the start of `bytes` writable bytes of a region that is in the cache, and so mapped; all bytes of a
         // `T` are initialised.
-        unsafe { copy::inward(from.as_ptr().cast(), ptr, bytes) };
+        unsafe {
+            if bytes >= CHOICE_LEAST && !cfg!(miri) {
+                cache.choice.copy(from.as_ptr().cast(), ptr, bytes);
+            } else {
+                copy::inward(from.as_ptr().cast(), ptr, bytes);
+            }
+        }
         cache.whole(&to.place)
     }
 
