@@ -58,7 +58,7 @@ unsafe fn stream(src: *const u8, dst: *mut u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: caller. Each access is to one of `whole` bytes, and each store is aligned, as `dst` is.
     unsafe {
-        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
         for line in (0..whole).step_by(64) {
             let (from, to) = (src.add(line).cast::<__m128i>(), dst.add(line).cast::<__m128i>());
             let four: [__m128i; 4] = std::array::from_fn(|quarter| _mm_loadu_si128(from.add(quarter)));
@@ -66,11 +66,20 @@ unsafe fn stream(src: *const u8, dst: *mut u8, len: usize) {
                 _mm_stream_si128(to.add(quarter), bytes);
             }
         }
-        // Such stores are not ordered by a later release store.
-        _mm_sfence();
+        // A later release store does not wait for such stores.
+        settle_stores();
     }
     // SAFETY: the rest of the caller's bytes.
     unsafe { std::ptr::copy_nonoverlapping(src.add(whole), dst.add(whole), len - whole) }
+}
+
+/// Waits until all stores so far are visible.
+fn settle_stores() {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: every x86-64 processor has this instruction.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -103,8 +112,9 @@ unsafe fn vectors(src: *const u8, dst: *mut u8, len: usize) {
 /// The shortest copy for which a [`Choice`] is worth two looks at the clock.
 pub const CHOICE_LEAST: usize = 16 << 10;
 
-/// The way of one thread's long copies into another process. It tries each way now and then, and keeps to the fastest. Lines that the
-/// other process has just read come slowly from a distant processor, and a streamed copy does without them.
+/// The way of one thread's long copies into another process. It tries each way now and then, and keeps to the fastest. A copy
+/// by the caches fetches the lines that the other process has just read, slowly from a distant processor. A streamed copy does not fetch
+/// them.
 #[derive(Debug, Default)]
 pub struct Choice {
     /// The number of copies until the next comparison.
@@ -113,7 +123,7 @@ pub struct Choice {
     tried: usize,
     /// The shortest time of each way: for 64 KiB, in ticks.
     times: [u64; Self::WAYS.len()],
-    /// The way's place in the list.
+    /// The index of the way in [`WAYS`](Self::WAYS).
     way: usize,
 }
 
@@ -136,21 +146,26 @@ impl Choice {
             } else {
                 let head = dst.align_offset(64).min(len);
                 std::ptr::copy_nonoverlapping(src, dst, head);
+                if Self::WAYS[self.way] == Copying::Streamed {
+                    // The streamed bytes do not overtake earlier copies, whose order a flush promises.
+                    settle_stores();
+                }
                 copy_by(Self::WAYS[self.way], src.add(head), dst.add(head), len - head);
             }
         }
         match self.left.checked_sub(1) {
             Some(left) => self.left = left,
-            None => self.compare(len, crate::hint::ticks().saturating_sub(began)),
+            None => self.compare(len, crate::hint::ticks().checked_sub(began)),
         }
     }
 
     #[cold]
-    fn compare(&mut self, len: usize, time: u64) {
+    fn compare(&mut self, len: usize, time: Option<u64>) {
         if self.tried == 0 {
             self.times = [u64::MAX; Self::WAYS.len()];
         }
-        if !self.tried.is_multiple_of(Self::TURN) {
+        // A time without a length: the thread has come to a processor whose clock is behind.
+        if let Some(time @ 1..) = time.filter(|_| !self.tried.is_multiple_of(Self::TURN)) {
             let least = &mut self.times[self.way];
             *least = time.saturating_mul(64 << 10).checked_div(len as u64).unwrap_or(0).min(*least);
         }
@@ -158,7 +173,7 @@ impl Choice {
         self.way = self.tried / Self::TURN % Self::WAYS.len();
         if self.tried == Self::TRIED {
             let [library, by_loop, streamed] = self.times;
-            // The other process reads streamed bytes from memory, which takes it about as long. A small difference may be chance.
+            // The other process then reads from memory, which takes about as long as to write there. A small difference may be chance.
             self.way = match library.min(by_loop) {
                 cached if streamed < cached / 2 => 2,
                 _ => usize::from(by_loop.saturating_add(by_loop / 16) < library),
@@ -182,7 +197,7 @@ mod tests {
             for tried in 0..Choice::TRIED {
                 // Now and then a copy is interrupted.
                 let interrupted = if tried == 4 { 1 << 40 } else { 0 };
-                choice.compare(CHOICE_LEAST, interrupted + times[choice.way]);
+                choice.compare(CHOICE_LEAST, Some(interrupted + times[choice.way]));
             }
             assert_eq!(choice.way, fastest, "{times:?}");
             assert!(choice.left >= 1000 && choice.tried == 0);

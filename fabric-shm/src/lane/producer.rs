@@ -49,6 +49,8 @@ pub struct Producer<M> {
     /// The position behind the packet by which this end moved to the larger ring, or 0.
     moved: u64,
     waiting: bool,
+    /// The length of the message that goes in several packets, and the bytes that are still to come.
+    coming: (u64, u64),
     /// The time, in ticks, of the last push of a packet that might be offered.
     pushed_at: u64,
     /// Whether the processor has the instruction to offer lines.
@@ -91,6 +93,7 @@ impl<M: LaneMemory> Producer<M> {
             most: usize::MAX,
             moved: 0,
             waiting: false,
+            coming: (0, 0),
             pushed_at: 0,
             can_offer: crate::hint::can_offer(),
         })
@@ -151,8 +154,18 @@ impl<M: LaneMemory> Producer<M> {
         }
         let stamp = if is_stamped(self.tail) { stamp() } else { 0 };
         self.tail = publish(&self.memory, self.tail, stamp, head.kind, head.tag, head.sequence, len);
-        if matches!(head.kind, PacketKind::Whole | PacketKind::First) {
-            self.count(head.total as usize);
+        match head.kind {
+            PacketKind::Whole => self.count(len),
+            PacketKind::First => self.coming = (head.total, head.total.saturating_sub(len as u64)),
+            PacketKind::Next => {
+                let (total, rest) = self.coming;
+                self.coming.1 = rest.saturating_sub(len as u64);
+                // With its last packet, since the time counts from one message to the next.
+                if rest == len as u64 {
+                    self.count(total as usize);
+                }
+            }
+            _ => {}
         }
         Push::Done
     }
@@ -198,8 +211,8 @@ impl<M: LaneMemory> Producer<M> {
         true
     }
 
-    /// Writes a payload of at most [`SERIES_BYTES`] into the data ring, and returns its place: no shorter lap, no pieces, no other ring.
-    /// `None`: there is no known room.
+    /// Writes a payload of at most [`SERIES_BYTES`] into the data ring, and returns its place. Such a payload ends no lap, has no pieces,
+    /// and needs no other ring. `None`: there is no known room.
     ///
     /// # Safety
     /// `len` bytes are readable at `bytes`.

@@ -23,17 +23,17 @@ const PIECE_LONG: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 /// The shortest payload for which the ways differ. Streams of shorter ones lose more by reports than conversations gain.
 pub(super) const LEAST: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 
-/// For each message of a comparison, so many are sent before the next one. It uses the slower ways for less than one message in a hundred,
-/// and soon finds that a process has moved to another processor.
+/// The number of messages until the next comparison, for each message of the last one. Less than one message in a hundred then goes a slower
+/// way, and the producer soon finds out that a process has moved to another processor.
 const SETTLED: u32 = 100;
 
-/// The first messages of a phase do not count, because the lines that they use are still where another way left them: those within so
-/// many bytes, but at most [`WARM_MOST`]. In a stream that fills the ring, a message waits for one that was written a whole ring before.
-/// Then as many bytes do not count as wait in the ring.
+/// The first bytes of a phase do not count, because the lines that they use are still where another way left them. Of short messages,
+/// [`WARM_MOST`] do not count. In a stream that fills the ring, a message waits for one that was written a whole ring before. So the bytes
+/// that wait in the ring when the phase begins do not count, either.
 const WARM: u64 = 64 << 10;
 const WARM_MOST: u32 = 6;
 
-/// The messages of a phase that count: at least so many, or two if they are long. In a stream that fills the ring there are more, since
+/// The messages of a phase that count: at least this number, or two if they are long. In a stream that fills the ring there are more, since
 /// the consumer reports its progress only now and then.
 const COUNTED: u32 = 8;
 const COUNTED_BYTES: u64 = 1 << 20;
@@ -51,7 +51,7 @@ enum Way {
 }
 
 impl Way {
-    /// The first of them leave the most of the caches to the program.
+    /// Ordered by how much of the caches they take from the program: the first one takes the least.
     const ALL: [Self; 3] = [Self::Short, Self::Whole, Self::Streamed];
 }
 

@@ -47,11 +47,17 @@ impl BulkRings {
         number: impl FnOnce() -> u32,
         lives: impl Fn(NodeId, Incarnation) -> bool,
     ) -> Option<OwnRegion> {
-        let found = {
-            let mut free = self.free();
-            let at = free.iter().position(|kept| !lives(kept.node, kept.incarnation));
-            at.map(|at| free.swap_remove(at).ring)
-        };
+        // `lives` waits for the engine, whose holder may be putting a ring here: so not while the list is locked.
+        let kept = std::mem::take(&mut *self.free());
+        let (mut found, mut others) = (None, Vec::with_capacity(kept.len()));
+        for kept in kept {
+            if found.is_none() && !lives(kept.node, kept.incarnation) {
+                found = Some(kept.ring);
+            } else {
+                others.push(kept);
+            }
+        }
+        self.free().append(&mut others);
         if found.is_some() {
             return found;
         }

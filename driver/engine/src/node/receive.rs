@@ -404,7 +404,7 @@ impl Shared {
     pub(super) fn post_recv(&self, me: Token, receive: RecvOp) -> Result<()> {
         let mut engine = self.enter(me, "start_recv")?;
         self.check()?;
-        // Behind other receives it waits as they do. A thread that waits for one of them takes the messages of several in one turn.
+        // Other receives that were posted before have no message yet. The thread that waits for them takes several messages in one turn.
         let is_behind = engine.post(receive) && !engine.is_refusing();
         if self.progress() != Progress::Poller && !is_behind {
             engine.turn(me, false);
@@ -586,7 +586,8 @@ impl Node {
     }
 
     /// Begins to receive a message into an owned buffer and returns at once. Receives match in the order in which they were
-    /// begun. The contents of the buffer behind the message are unspecified, and all of them if no message was received.
+    /// begun. The contents of the buffer behind the message are unspecified, and all of them if no message was received. If other receives
+    /// of this node wait already, the call does not turn the engine: wait for an operation, [test](Operation::test) or poll it.
     ///
     /// The sender of a large message may copy it into the buffer itself, if it asks for that. A receive that is cancelled or
     /// dropped meanwhile takes the permission back, and waits up to 100 ms until the sender has let go. A sender whose process is

@@ -224,7 +224,8 @@ impl Shared {
         }
     }
 
-    /// The thread holds no baton while the ring is made. Within a callback it holds the engine, and makes none.
+    /// Makes a bulk ring and offers it to the target. The thread holds no baton while it makes the ring. Within a callback it holds the
+    /// engine, so it makes none.
     #[cold]
     fn make_bulk(&self, me: Token, outbound: &Outbound) {
         if self.is_within(me) {

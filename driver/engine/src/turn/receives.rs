@@ -95,8 +95,7 @@ impl Engine {
 
     /// Returns a message that its receiver dropped: the next receive gets it.
     pub fn give_back(&mut self, message: Message) {
-        let fits = |receive: &RecvOp| receive.accepts.matches(&message.envelope);
-        match self.inbound.posted.iter().position(fits).and_then(|at| self.inbound.posted.remove(at)) {
+        match self.inbound.posted_for(&message.envelope) {
             Some(receive) => receive.complete(message.envelope, Payload::private(&message.bytes)),
             None => {
                 self.inbound.notify_probe(&message.envelope);

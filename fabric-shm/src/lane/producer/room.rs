@@ -9,11 +9,11 @@ use crate::lane::{Control, INLINE_BYTES, LaneMemory, MOVED, REPORTED, check_word
 use doorbell_fabric::sync::{Ordering, planted_bug};
 use doorbell_fabric::{LinkDown, Push};
 
-/// The most unread bytes with which a lap may end early, unless they are one message.
+/// A lap may end early if at most so many bytes are unread, or a single message.
 const LAG: u64 = SHORT / 4 * 3;
 
-/// How often this end looks for the consumer's progress before a lap goes on: less than the copy of a few KiB takes. The consumer is about as
-/// fast as this end, or not there.
+/// How often this end looks for the consumer's progress before a lap goes on: less than the copy of a few KiB takes. A consumer that
+/// is there is about as fast as this end.
 const PATIENCE: u32 = if cfg!(any(loom, miri)) { 1 } else { 64 };
 
 /// The backlog that a consumer has not read yet, as far as its producer knows.
