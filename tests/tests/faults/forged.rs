@@ -3,7 +3,7 @@
 use doorbell::Listener;
 use doorbell::{Error, Event, Incarnation, Match, Metric, Node, NodeId, Operation, Payload, Priority, Progress, Received, Space};
 use doorbell_fabric::{Fabric, PacketHead, PacketKind, Push, Sink, Verdict};
-use doorbell_shm::copies::Distance;
+use doorbell_shm::copies::Copying;
 use doorbell_shm::domain::{JoinOptions, Membership, PeerInbox};
 use doorbell_shm::fabric::ShmFabric;
 use doorbell_shm::lane::{LaneMemory, Producer, RawMemory};
@@ -385,7 +385,7 @@ impl Forger {
         let (memory, position) = (ring(&self.target, Priority::Normal).1, self.producer.pushed());
         let word = |index| memory.cell_word(position as usize & (memory.cell_count() - 1), index);
         // SAFETY: a slice that is shorter than the ring, of which nothing else is used.
-        unsafe { memory.write_data(0, bytes.as_ptr(), bytes.len(), Distance::Near) };
+        unsafe { memory.write_data(0, bytes.as_ptr(), bytes.len(), Copying::Library) };
         let count = (bytes.len() as u64).div_ceil(2048);
         // Tag, sequence number, place, bytes of a piece, pieces, map.
         for (index, value) in [(1, tag), (2, sequence.into()), (3, place), (4, piece), (5, count), (6, 0)] {
