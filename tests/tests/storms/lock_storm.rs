@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 const NODES: usize = 4;
 /// Addresses that the lives of one place have in turn.
 const TURNS: usize = 8;
-/// The silence after which a node on the network counts as dead.
-const DEAD_AFTER: Duration = Duration::from_millis(400);
+/// The silence after which a node on the network counts as dead. A busy machine may keep a living process silent for half a second.
+const DEAD_AFTER: Duration = Duration::from_secs(1);
 /// The time in which a waiter that shares memory with the owner finds out that it died, as docs/locks.md says: some looks, one every 25 ms.
 const FOUND_OUT: Duration = Duration::from_millis(100);
 
