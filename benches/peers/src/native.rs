@@ -40,6 +40,7 @@ pub struct Doorbell {
     peer: Peer,
     node: Node,
     work: Work,
+    over: Over,
     crowded: bool,
     buffers: Buffers,
     messages: StreamBuffers,
@@ -99,7 +100,7 @@ impl Transport for Doorbell {
         let team = if order.work.is_collective() { Some((team(setup, &node)?, Memory::private(order.bytes())?)) } else { None };
         let (work, crowded, messages) = (order.work, order.crowded(), StreamBuffers::new(order));
         let source = Memory::private(if work == Work::Batch { BATCH * order.bytes() } else { order.bytes() })?;
-        Ok(Self { team, peer, node, work, crowded, buffers, messages, landing, steps, source, count: 0 })
+        Ok(Self { team, peer, node, work, over: order.over, crowded, buffers, messages, landing, steps, source, count: 0 })
     }
 
     fn version(&self) -> String {
@@ -136,8 +137,8 @@ impl Transport for Doorbell {
     }
 
     fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()> {
-        let messages = self.messages.of(bytes)?;
-        Ok(stream::run(&mut Requests { node: &self.node, peer: &self.peer }, flow, messages)?)
+        let Self { node, peer, messages, over, .. } = self;
+        Ok(stream::run(&mut Requests { node, peer, posts: *over != Over::Memory }, flow, messages.of(bytes)?)?)
     }
 
     fn memory(&mut self) -> Result<&mut [u8]> {
@@ -307,9 +308,19 @@ impl Carrier for Puts<'_> {
     }
 }
 
+/// Sends that are under way, and receives.
 struct Requests<'a> {
     node: &'a Node,
     peer: &'a Peer,
+    /// Whether buffers are posted before their messages come. Through memory that is more work: messages wait in the lane until a call
+    /// receives them.
+    posts: bool,
+}
+
+/// A buffer for a message.
+enum Receive {
+    Posted(Operation<doorbell::Received<Memory>>),
+    Later(Memory),
 }
 
 fn finish<B, R>(request: Operation<Completion<B, R>>) -> std::result::Result<B, Error> {
@@ -321,7 +332,7 @@ fn finish<B, R>(request: Operation<Completion<B, R>>) -> std::result::Result<B, 
 impl Window for Requests<'_> {
     type Error = Error;
     type Sent = Operation<Completion<Memory>>;
-    type Received = Operation<doorbell::Received<Memory>>;
+    type Received = Receive;
 
     #[inline(always)]
     fn start_send(&mut self, message: Memory) -> std::result::Result<Operation<Completion<Memory>>, Error> {
@@ -334,13 +345,22 @@ impl Window for Requests<'_> {
     }
 
     #[inline(always)]
-    fn start_receive(&mut self, into: Memory) -> std::result::Result<Self::Received, Error> {
-        self.node.start_recv(Match::from(self.peer.id()).tag(TAG), into)
+    fn start_receive(&mut self, into: Memory) -> std::result::Result<Receive, Error> {
+        if !self.posts {
+            return Ok(Receive::Later(into));
+        }
+        self.node.start_recv(Match::from(self.peer.id()).tag(TAG), into).map(Receive::Posted)
     }
 
     #[inline(always)]
-    fn finish_receive(&mut self, received: Self::Received) -> std::result::Result<Memory, Error> {
-        // A receive without an error returns its buffer.
-        finish(received)?.ok_or(Error::Cancelled)
+    fn finish_receive(&mut self, receive: Receive) -> std::result::Result<Memory, Error> {
+        match receive {
+            // A receive without an error returns its buffer.
+            Receive::Posted(operation) => finish(operation)?.ok_or(Error::Cancelled),
+            Receive::Later(mut into) => {
+                self.peer.recv(Match::any().tag(TAG), &mut into)?;
+                Ok(into)
+            }
+        }
     }
 }

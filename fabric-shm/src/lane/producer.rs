@@ -241,7 +241,7 @@ impl<M: LaneMemory> Producer<M> {
         }
         // Chunks of a transfer should keep the target busy until it sees the next RTS. A long ring of chunks would delay that
         // RTS, and more chunks would come meanwhile. So chunks use the data ring only.
-        let (place, way) = (self.reserve(len, kind != PacketKind::Chunk)?, self.ways.copying(len, false));
+        let (place, way) = (self.reserve(len, kind != PacketKind::Chunk)?, self.ways.copying(len));
         if place & IN_BULK != 0 {
             if let Some(bulk) = &mut self.bulk {
                 let place = place & !IN_BULK;
@@ -272,7 +272,7 @@ impl<M: LaneMemory> Producer<M> {
         let reserved = self.reserve(len, true)?;
         let told = self.told(reserved, len);
         let (place, bulk) = (reserved & !IN_BULK, self.bulk.as_mut().filter(|_| reserved & IN_BULK != 0));
-        let (pieces, way) = (Pieces::of(len, self.ways.piece_bytes(len)), self.ways.copying(len, true));
+        let (pieces, way) = (Pieces::of(len, self.ways.piece_bytes(len)), self.ways.copying(len));
         let write = |number: usize| {
             let (start, len) = (pieces.start(number), pieces.len_of(number));
             let ring = bulk.as_ref().map(|bulk| bulk.memory);

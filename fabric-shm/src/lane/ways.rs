@@ -4,7 +4,8 @@
 //!
 //! - In **short laps** the producer begins anew long before the end of the data ring. A conversation then uses a few KiB again and again,
 //!   which stay in the first-level caches of both processors. There, short pieces are fast, too.
-//! - In **whole laps** it writes into lines that the other side's first-level cache no longer holds.
+//! - In **whole laps**, and in one piece, it writes into lines that the other side's first-level cache no longer holds. In a stream, whose
+//!   consumer lags behind, the pieces would be work for nothing.
 //! - A **streamed** payload goes past its caches to memory. This is the fastest way between processors that share no cache, where
 //!   each line would make two journeys.
 //!
@@ -16,7 +17,7 @@ use crate::copies::Copying;
 /// The bytes that a short lap uses: a quarter of a small first-level cache, which also holds both sides' own buffers.
 pub(super) const SHORT: u64 = if cfg!(loom) { 64 } else { 8 << 10 };
 
-/// A payload of this length has pieces of [`PIECE_LONG`] bytes. A shorter one has shorter pieces, or in whole laps none.
+/// In short laps, a payload of this length has pieces of [`PIECE_LONG`] bytes. A shorter one has shorter pieces.
 const LONG: usize = if cfg!(loom) { PIECES_LEAST } else { 8 << 10 };
 const PIECE_LONG: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 
@@ -109,14 +110,13 @@ impl Ways {
         end > data_room(len)
     }
 
-    /// How a payload of this length is copied, whole or a piece of it.
+    /// How a payload of this length is copied, or its pieces.
     #[inline(always)]
-    pub fn copying(&self, len: usize, in_pieces: bool) -> Copying {
+    pub fn copying(&self, len: usize) -> Copying {
         match self.way {
-            _ if len < LEAST => Copying::Library,
-            Way::Streamed => Copying::Streamed,
-            Way::Whole if !in_pieces => Copying::Library,
-            Way::Short | Way::Whole => Copying::Loop,
+            Way::Short if len >= LEAST => Copying::Loop,
+            Way::Streamed if len >= LEAST => Copying::Streamed,
+            _ => Copying::Library,
         }
     }
 
@@ -147,11 +147,8 @@ impl Ways {
         match self.way {
             Way::Short if len < LONG => PIECE_LEAST,
             Way::Short => PIECE_LONG,
-            Way::Whole if len < LONG => len,
-            // The journeys of the cell cost more here.
-            Way::Whole => (len / 8).next_multiple_of(64).max(PIECE_LONG),
-            // After each piece, the producer would wait until memory has it.
-            Way::Streamed => len,
+            // For a consumer that lags behind, pieces would only be more work. After a streamed piece, the producer would wait for memory.
+            Way::Whole | Way::Streamed => len,
         }
     }
 
@@ -262,9 +259,9 @@ mod tests {
         assert!(ways.way == Way::Short && sent <= PHASES as u32 * (WARM_MOST + COUNTED) + 1, "{sent}");
         let sent = compare(&mut ways, 0, |way, _| [130, 100, 150][way as usize]);
         assert!(ways.way == Way::Whole && sent >= SETTLED * PHASES as u32 * COUNTED, "{sent}");
-        assert!(!ways.is_due(1 << 40, 1 << 14) && ways.copying(1 << 14, false) == Copying::Library);
+        assert!(!ways.is_due(1 << 40, 1 << 14) && ways.copying(1 << 14) == Copying::Library);
         compare(&mut ways, 0, |way, _| [200, 180, 100][way as usize]);
-        assert!(ways.copying(LEAST, true) == Copying::Streamed && ways.copying(LEAST - 1, true) == Copying::Library);
+        assert!(ways.copying(LEAST) == Copying::Streamed && ways.copying(LEAST - 1) == Copying::Library);
         assert!(!ways.is_due(1 << 40, 1 << 14));
         compare(&mut ways, 0, |way, _| [90, 100, 85][way as usize]);
         assert!(ways.way == Way::Short && ways.is_due(64, 1 << 14));

@@ -13,6 +13,9 @@ use std::sync::Arc;
 /// Smaller packets would overlap more, but each needs two more transfers of a cache line, which between processors without a
 /// common cache take as long as copying 8 KiB.
 const PACKET_BYTES: usize = 16 << 10;
+/// A message has at least so many packets, so that the target is about this part of it behind the sender; a longer one has longer packets.
+const PACKETS: usize = 16;
+const PACKET_MOST: usize = 64 << 10;
 /// The longest message that is one packet in shared memory, of which a waiting target copies a piece while the next is written. A
 /// target that does not wait copies it when all of it is written, so this is a compromise.
 pub const WHOLE_MOST: usize = 32 << 10;
@@ -49,10 +52,11 @@ impl AnyLink {
     /// short one costs as many calls as a long one.
     #[inline]
     pub fn piece_bytes(&self, len: usize) -> usize {
-        let most = self.packet_bytes();
         match self {
-            AnyLink::Shm(_) => most,
-            AnyLink::Udp(_) => len.div_ceil(len.div_ceil(most).max(1)),
+            AnyLink::Shm(link) => {
+                (len / PACKETS).next_multiple_of(64).clamp(PACKET_BYTES, PACKET_MOST).min(link.packet_bytes())
+            }
+            AnyLink::Udp(link) => len.div_ceil(len.div_ceil(link.packet_bytes()).max(1)),
         }
     }
 

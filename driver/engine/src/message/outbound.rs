@@ -440,7 +440,7 @@ impl OutState {
             let what = format!("try_send takes up to {most} bytes on this lane, not {len}: use send_by or start_send");
             return Err(Error::Invalid { what });
         }
-        let packet = if len <= link.whole_bytes() { len.max(1) } else { link.packet_bytes() };
+        let packet = if len <= link.whole_bytes() { len.max(1) } else { link.piece_bytes(len) };
         if (len > WHOLE_BYTES || len > packet) && !link.has_room(len, packet) { Err(Error::Full { node }) } else { Ok(()) }
     }
 

@@ -182,7 +182,7 @@ impl<M: LaneMemory> Producer<M> {
     /// sends later: the lines arrive while it waits.
     #[inline]
     pub fn own_ahead(&self, len: usize) {
-        if len > INLINE_BYTES && self.ways.copying(len, false) != Copying::Streamed && !self.goes_to_bulk(len) {
+        if len > INLINE_BYTES && self.ways.copying(len) != Copying::Streamed && !self.goes_to_bulk(len) {
             let mut offset = self.data.end();
             if self.ways.is_due(offset, len) {
                 // Not lines that the consumer may still read.
