@@ -202,14 +202,14 @@ impl Hot<'_> {
 
     /// As [`take_whole`](Self::take_whole), for a message of any length that `read` reads in place. Returns whether it did.
     #[inline(always)]
-    pub fn read_whole(
+    pub fn read_whole<const STREAM: bool>(
         &mut self,
         sequence: u32,
         accepts: impl FnOnce(u64) -> bool,
         read: impl FnOnce(&Envelope, Payload<'_>),
     ) -> bool {
         let Lane { source, incarnation, priority, .. } = *self.lane;
-        let next = self.lane.consumer.read_next::<true>(sequence, usize::MAX, accepts, |tag, payload| {
+        let next = self.lane.consumer.read_next::<STREAM>(sequence, usize::MAX, accepts, |tag, payload| {
             read(&Envelope { source, incarnation, tag, len: payload.len(), sequence, priority }, payload);
         });
         if next.is_some_and(|next| next.rings) {

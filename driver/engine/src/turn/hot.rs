@@ -147,6 +147,10 @@ impl Engine {
                 *bytes += len;
             };
             let taken = hot.taken() - *before;
+            // A call for one message asks for no lines ahead, because in a conversation the sender is about to write them.
+            if limit == 1 && hot.read_whole::<false>(expected, accepts, &mut read) {
+                break;
+            }
             let is_empty = hot.read_series(expected.wrapping_add(taken as u32), limit - taken, accepts, &mut read);
             if is_empty {
                 self.caught_up = hot.taken() - *before > 1;
@@ -156,7 +160,7 @@ impl Engine {
             let taken = hot.taken() - *before;
             let next = expected.wrapping_add(taken as u32);
             let Some(first) = (taken < limit).then(|| hot.watch(1)).flatten() else { break };
-            if !hot.read_whole(next, accepts, &mut read) && hot.read_sampled(first, next, accepts, &mut read).is_none() {
+            if !hot.read_whole::<true>(next, accepts, &mut read) && hot.read_sampled(first, next, accepts, &mut read).is_none() {
                 break;
             }
         }
