@@ -23,6 +23,9 @@ const SOME: usize = 4;
 const COMFORT: usize = 32 << 20;
 /// For loans from this length on, returned blocks are collected as soon as another loan was sent.
 const WARM_BYTES: usize = 256 << 10;
+/// For loans from this length on, returned blocks are collected before a loan is granted, too. A conversation then uses one block on each
+/// side and not two, because four would not fit into the cache that the processors share.
+const REUSE_BYTES: usize = 2 << 20;
 /// The most arenas of a node.
 pub(crate) const ARENAS_MAX: usize = 256;
 
@@ -119,6 +122,9 @@ impl Lender {
     pub(crate) fn grant(&self, me: Token, bytes: usize) -> Result<Grant> {
         if let Some(class) = class_of(bytes) {
             let mut books = self.enter(me)?;
+            if bytes >= REUSE_BYTES {
+                books.collect();
+            }
             if let Some(block) = books.arenas.pop(class) {
                 return Ok(books.grant(block));
             }
