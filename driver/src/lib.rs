@@ -37,6 +37,10 @@
 //!   turns it off, and builds without code for sockets and ciphers.
 //! - [`testing`]: a domain in one process for the tests of your own programs.
 //!
+//! The folder `docs` of the repository is a book (`mdbook build docs`): a start and a guide, then a chapter for each part: messages,
+//! regions, counters, loans, locks, atomics, collectives, modes, streams, device, files, network. `errors.md` has an entry for each error,
+//! `limits.md` says what Doorbell does not do, and `performance.md` how fast it is beside others.
+//!
 //! Each handle has a builder, `Noun::builder(&node)`. Each call that waits has the forms `try_` (never waits), `_until` (until a
 //! deadline) and `start_` (owns its buffer, and is a `Future`).
 

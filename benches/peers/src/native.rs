@@ -312,8 +312,8 @@ impl Carrier for Puts<'_> {
 struct Requests<'a> {
     node: &'a Node,
     peer: &'a Peer,
-    /// Whether buffers are posted before their messages come. Through memory that is more work: messages wait in the lane until a call
-    /// receives them.
+    /// Whether buffers are posted before their messages come. Through memory that is more work, and most messages wait in the lane until a
+    /// call receives them.
     posts: bool,
 }
 

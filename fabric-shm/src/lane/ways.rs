@@ -259,7 +259,9 @@ mod tests {
         assert!(ways.way == Way::Short && sent <= PHASES as u32 * (WARM_MOST + COUNTED) + 1, "{sent}");
         let sent = compare(&mut ways, 0, |way, _| [130, 100, 150][way as usize]);
         assert!(ways.way == Way::Whole && sent >= SETTLED * PHASES as u32 * COUNTED, "{sent}");
-        assert!(!ways.is_due(1 << 40, 1 << 14) && ways.copying(1 << 14) == Copying::Library);
+        assert!(
+            !ways.is_due(1 << 40, 1 << 14) && ways.copying(1 << 14) == Copying::Library && ways.piece_bytes(1 << 14) == 1 << 14
+        );
         compare(&mut ways, 0, |way, _| [200, 180, 100][way as usize]);
         assert!(ways.copying(LEAST) == Copying::Streamed && ways.copying(LEAST - 1) == Copying::Library);
         assert!(!ways.is_due(1 << 40, 1 << 14));

@@ -46,6 +46,36 @@ pub fn a_series_arrives_whole_and_in_order(world: &World) {
     assert_eq!(stats.messages_in, COUNT);
 }
 
+pub fn a_conversation_reads_one_message_at_a_time(world: &World) {
+    const TURNS: u64 = 200;
+    let [a, b] = world.nodes();
+    let (node, from) = (b.clone(), a.id());
+    // Both sides wait for nearly every message. Some carry a time stamp.
+    let take = |node: &doorbell::Node, from, number: u64| {
+        let mut seen = 0;
+        let taken = node.recv_many_until(Match::from(from), 1, soon(), |envelope, payload| {
+            assert_eq!((envelope.tag, envelope.len), (number, LENGTHS[number as usize % 4]));
+            pattern::check(&payload.to_vec(), number);
+            seen += 1;
+        });
+        assert_eq!((taken.unwrap(), seen), (1, 1));
+    };
+    let answers = running("the other side", move || {
+        let back = node.peer(from).unwrap();
+        for number in 0..TURNS {
+            take(&node, from, number);
+            back.send(number, &pattern::bytes(LENGTHS[number as usize % 4], number)).unwrap();
+        }
+    });
+    let peer = a.peer(b.id()).unwrap();
+    for number in 0..TURNS {
+        peer.send(number, &pattern::bytes(LENGTHS[number as usize % 4], number)).unwrap();
+        take(a, b.id(), number);
+    }
+    answers.join();
+    assert_eq!([a, b].map(|node| node.stats().unwrap().messages_in), [TURNS; 2]);
+}
+
 pub fn a_series_of_one_tag_leaves_the_others(world: &World) {
     let [a, b] = world.nodes();
     let all: Vec<[u8; 2]> = (0..60).map(|number| [number % 3, number]).collect();

@@ -48,12 +48,12 @@ struct Config {
     wait: Option<Word<Wait>>,
     bind: Option<Joined<CpuList>>,
     grace: Option<Word<Grace>>,
-    keep: bool,
+    keep: Option<bool>,
     listen: Option<Words<Address>>,
     connect: Option<Word<Address>>,
     key_file: Option<PathBuf>,
     port: Option<Word<PortKind>>,
-    no_prefix: bool,
+    no_prefix: Option<bool>,
     program: Option<PathBuf>,
     arguments: Vec<String>,
     environment: Environment,
@@ -105,8 +105,8 @@ impl RunArgs {
         fill(&mut self.key_file, names::KEY_FILE, config.key_file)?;
         self.bind = self.bind.take().or(config.bind.map(|Joined(bind)| bind));
         self.grace = self.grace.or(config.grace.map(|Word(Grace(grace))| grace));
-        self.keep |= config.keep;
-        self.no_prefix |= config.no_prefix;
+        self.keep = self.keep.or(config.keep);
+        self.no_prefix = self.no_prefix.or(config.no_prefix);
         let mut nodes = BTreeMap::new();
         // A table beyond a smaller number of the command line or the environment is for a larger run.
         let most = self.nodes.max(count);

@@ -63,9 +63,9 @@ pub struct RunArgs {
     /// How long nodes may take to end before they are killed: 3s, 500ms [default: 3s]
     #[arg(long, value_name = "TIME", value_parser = time)]
     grace: Option<Duration>,
-    /// If a node fails, keep its segments for `doorbell autopsy`; `doorbell clean` removes them
-    #[arg(long)]
-    keep: bool,
+    /// If a node fails, keep its segments for `doorbell autopsy`; `doorbell clean` removes them. `--keep=false` undoes what a file says
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    keep: Option<bool>,
     /// Listen for nodes of other machines at this UDP address of node 0: HOST:PORT; 0.0.0.0 is every address of this machine. It can be
     /// given up to four times, for several network interfaces: if one is cut, its traffic goes over another
     #[arg(long, value_name = "ADDR", value_parser = Address::from_str, conflicts_with = "connect")]
@@ -78,9 +78,9 @@ pub struct RunArgs {
     key_file: Option<PathBuf>,
     #[command(flatten)]
     port: PortArgs,
-    /// Let the nodes write directly, without their numbers in front
-    #[arg(long)]
-    no_prefix: bool,
+    /// Let the nodes write directly, without their numbers in front. `--no-prefix=false` undoes what a file says
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    no_prefix: Option<bool>,
     /// The program and its arguments
     #[arg(required_unless_present = "config", trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -113,11 +113,11 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     adopt_orphans();
     let launch = Launch { args, domain: &domain, bind, network };
     let mut guard = Guard::start(&domain)?;
-    let mut output = Output::new(!args.no_prefix);
+    let mut output = Output::new(args.no_prefix != Some(true));
     let nodes = launch.start(&mut output, &mut guard)?;
     let outcome = watch::until_all_ended(nodes, &signals, output.pass()?, args.grace.unwrap_or(GRACE));
     // All nodes have left or are dead by now.
-    if args.keep && outcome.is_err() {
+    if args.keep == Some(true) && outcome.is_err() {
         warn(format_args!(
             "what dead nodes left is kept: see `doorbell autopsy --domain {domain} NODE`, then `doorbell clean {domain}`"
         ));

@@ -78,6 +78,7 @@ fn the_command_line_counts_before_the_environment_and_that_before_the_file() {
     let (key, other) = (key.path(), other.path());
     let from_file = format!("0/1 {name} service inline park /dev/shm localhost:7000 none plain {key} all true\n");
     assert_eq!(of(&[], &[]), from_file);
+    assert_eq!(of(&["--no-prefix=false"], &[]), format!("[0] {from_file}"));
     let variables = [
         ("DOORBELL_DOMAIN", "fromenv"),
         ("DOORBELL_NODES", "2"),

@@ -9,16 +9,22 @@ use doorbell_shm::region::OwnRegion;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The length of the packets in shared memory of a message that takes several. The target copies a packet while the next is written.
+/// The least length of the packets in shared memory of a message that takes several. The target copies a packet while the next is written.
 /// Smaller packets would overlap more, but each needs two more transfers of a cache line, which between processors without a
 /// common cache take as long as copying 8 KiB.
 const PACKET_BYTES: usize = 16 << 10;
-/// A message has at least so many packets, so that the target is about this part of it behind the sender; a longer one has longer packets.
+/// A message of more than so many of these packets has longer ones, of which each costs as much, up to a length.
 const PACKETS: usize = 16;
 const PACKET_MOST: usize = 64 << 10;
 /// The longest message that is one packet in shared memory, of which a waiting target copies a piece while the next is written. A
 /// target that does not wait copies it when all of it is written, so this is a compromise.
 pub const WHOLE_MOST: usize = 32 << 10;
+
+/// The length of the packets of a message of `len` bytes in shared memory.
+#[inline]
+fn packet_of(len: usize) -> usize {
+    (len / PACKETS).next_multiple_of(64).clamp(PACKET_BYTES, PACKET_MOST)
+}
 
 /// The sending half of one connection to a node. Not boxed, because the path of every small message uses the larger variant.
 #[allow(clippy::large_enum_variant)]
@@ -30,7 +36,7 @@ pub enum AnyLink {
 }
 
 impl AnyLink {
-    /// The most bytes of a message that one packet carries.
+    /// The bytes that one packet of several carries, or more if the message is long.
     #[inline]
     pub fn packet_bytes(&self) -> usize {
         match self {
@@ -53,9 +59,7 @@ impl AnyLink {
     #[inline]
     pub fn piece_bytes(&self, len: usize) -> usize {
         match self {
-            AnyLink::Shm(link) => {
-                (len / PACKETS).next_multiple_of(64).clamp(PACKET_BYTES, PACKET_MOST).min(link.packet_bytes())
-            }
+            AnyLink::Shm(link) => packet_of(len).min(link.packet_bytes()),
             AnyLink::Udp(link) => len.div_ceil(len.div_ceil(link.packet_bytes()).max(1)),
         }
     }
@@ -180,6 +184,20 @@ impl AnyLink {
         match self {
             AnyLink::Shm(link) => link.into_bulk(),
             AnyLink::Udp(_) => None,
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_messages_have_longer_packets_of_whole_lines() {
+        assert_eq!([1, 40_000, 256 << 10].map(packet_of), [PACKET_BYTES; 3]);
+        assert_eq!([512 << 10, 1 << 20, 1 << 40].map(packet_of), [32 << 10, 64 << 10, 64 << 10]);
+        for len in (0..2 << 20).step_by(4099) {
+            assert!(packet_of(len).is_multiple_of(64) && packet_of(len) <= packet_of(len + 4099), "{len}");
         }
     }
 }

@@ -126,7 +126,8 @@ impl Engine {
         if !accepts.accepts_source(source, incarnation) {
             return 0;
         }
-        if hot.watch(1).is_none() {
+        let waits = hot.watch(1).is_none();
+        if waits {
             if rounds > 1 && std::mem::take(&mut self.caught_up) {
                 // Each look at a cell that the sender is about to write takes the line from it.
                 (0..LEAD).for_each(|_| doorbell_fabric::sync::spin_hint());
@@ -147,8 +148,9 @@ impl Engine {
                 *bytes += len;
             };
             let taken = hot.taken() - *before;
-            // A call for one message asks for no lines ahead, because in a conversation the sender is about to write them.
-            if limit == 1 && hot.read_whole::<false>(expected, accepts, &mut read) {
+            // One message that this call waited for is part of a conversation. So no lines are asked for ahead, which the sender is about to
+            // write.
+            if waits && limit == 1 && taken == 0 && hot.read_whole::<false>(expected, accepts, &mut read) {
                 break;
             }
             let is_empty = hot.read_series(expected.wrapping_add(taken as u32), limit - taken, accepts, &mut read);

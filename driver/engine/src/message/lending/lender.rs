@@ -23,9 +23,11 @@ const SOME: usize = 4;
 const COMFORT: usize = 32 << 20;
 /// For loans from this length on, returned blocks are collected as soon as another loan was sent.
 const WARM_BYTES: usize = 256 << 10;
-/// For loans from this length on, returned blocks are collected before a loan is granted, too. A conversation then uses one block on each
-/// side and not two, because four would not fit into the cache that the processors share.
+/// For loans from this length on, the blocks of the latest loans are collected before another is granted, too. A conversation then uses one
+/// block on each side and not two, because four would not fit into the cache that the processors share.
 const REUSE_BYTES: usize = 2 << 20;
+/// How many loans of each reader are the latest. A reader may hold a thousand for long.
+const LATEST: usize = 4;
 /// The most arenas of a node.
 pub(crate) const ARENAS_MAX: usize = 256;
 
@@ -123,7 +125,7 @@ impl Lender {
         if let Some(class) = class_of(bytes) {
             let mut books = self.enter(me)?;
             if bytes >= REUSE_BYTES {
-                books.collect();
+                books.collect_latest();
             }
             if let Some(block) = books.arenas.pop(class) {
                 return Ok(books.grant(block));
@@ -299,6 +301,13 @@ impl Books {
         }
     }
 
+    /// Collects those of the latest loans that readers have returned.
+    fn collect_latest(&mut self) {
+        for reader in self.readers.iter_mut().flatten() {
+            reader.collect_latest(&mut self.arenas);
+        }
+    }
+
     /// Reserves a slot for a block at a reader. `Some(None)` if all are in use, and `None` if the reader cannot have any.
     #[inline(always)]
     fn reserve(
@@ -351,8 +360,22 @@ impl Reader {
     }
 
     fn collect(&mut self, arenas: &mut Arenas) {
+        self.collect_from(0, arenas);
+    }
+
+    fn collect_latest(&mut self, arenas: &mut Arenas) {
+        self.collect_from(self.out.len().saturating_sub(LATEST), arenas);
+    }
+
+    /// Collects returned loans, except the first `kept` ones.
+    fn collect_from(&mut self, kept: usize, arenas: &mut Arenas) {
         let Self { returns, slots, free, out, .. } = self;
+        let mut at = 0;
         out.retain(|number| {
+            at += 1;
+            if at <= kept {
+                return true;
+            }
             let Slot { generation, block } = slots[usize::from(*number)];
             let back = returns.is_back(*number, generation);
             if back {
