@@ -70,10 +70,10 @@ pub fn a_conversation_reads_one_message_at_a_time(world: &World) {
     let peer = a.peer(b.id()).unwrap();
     for number in 0..TURNS {
         peer.send(number, &pattern::bytes(LENGTHS[number as usize % 4], number)).unwrap();
-        take(a, b.id(), number);
+        take(&a, b.id(), number);
     }
     answers.join();
-    assert_eq!([a, b].map(|node| node.stats().unwrap().messages_in), [TURNS; 2]);
+    assert_eq!([&a, &b].map(|node| node.stats().unwrap().messages_in), [TURNS; 2]);
 }
 
 pub fn a_series_of_one_tag_leaves_the_others(world: &World) {
