@@ -8,7 +8,7 @@ mod cast;
 mod offers;
 mod say;
 mod script;
-mod trace;
+pub mod trace;
 
 pub use cast::{Cast, PATIENCE};
 pub use say::Say;

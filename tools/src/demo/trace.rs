@@ -159,11 +159,12 @@ impl Life {
     }
 }
 
-const FIRST: &str = "first end";
+/// The beginning of a message, as an end of it.
+pub const FIRST: &str = "first end";
 const LAST: &str = "last end";
 
 /// The name of a chunk, and the end of its message from which it comes.
-fn chunk(record: &Record) -> Option<(&'static str, &'static str)> {
+pub fn chunk(record: &Record) -> Option<(&'static str, &'static str)> {
     match record.kind {
         // Without a transfer these are messages that waited for room.
         RecordKind::MemoryFifo if record.transfer != 0 => Some(("memory FIFO", FIRST)),

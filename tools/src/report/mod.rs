@@ -1,7 +1,9 @@
 //! `doorbell report`: this machine and the figures of Doorbell on it, as one page that needs no other file.
 //!
-//! [`machine`] asks the system. The experiments of [`measure`](crate::measure) give rows, and [`page`] shows both.
+//! [`machine`] asks the system. The experiments of [`measure`](crate::measure) give rows, [`ends`] looks at one long message, and [`page`] shows
+//! all of that.
 
+mod ends;
 mod machine;
 mod page;
 
@@ -13,6 +15,7 @@ use crate::nodes::short;
 use crate::paths::{self, Output};
 use crate::processes::EndRequest;
 use crate::text::{FormArgs, bar, distinct};
+use ends::Ends;
 use machine::Machine;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -53,6 +56,7 @@ struct Report {
     latency: Part,
     rate: Part,
     bandwidth: Part,
+    ends: Ends,
 }
 
 const LATENCY_SIZES: [usize; 7] = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20];
@@ -103,7 +107,7 @@ fn is_report(path: &Path) -> std::io::Result<bool> {
 fn measure(setting: Setting, machine: Machine, quick: bool) -> Result<Report, Failure> {
     let request = EndRequest::listen()?;
     let quicker = if quick { QUICKER } else { 1 };
-    let bar = bar(3, "{pos} of {len}: {msg}");
+    let bar = bar(4, "{pos} of {len}: {msg}");
     let part = |test: Test, what: &'static str, sizes: &[usize], leg: &dyn Fn(usize) -> Leg| {
         bar.set_message(what);
         let legs = sizes.iter().map(|bytes| leg(*bytes)).collect();
@@ -123,8 +127,11 @@ fn measure(setting: Setting, machine: Machine, quick: bool) -> Result<Report, Fa
         part(Test::Latency, "latency", &LATENCY_SIZES, &|bytes| latency::leg(bytes, fewer(latency::usual(bytes)), None))?;
     let rate = part(Test::Rate, "messages a second", &RATE_SIZES, &stream(rate::MESSAGES))?;
     let bandwidth = part(Test::Bandwidth, "bandwidth", &BANDWIDTH_SIZES, &stream(bandwidth::MESSAGES))?;
+    bar.set_message("a long message");
+    let ends = ends::look(&setting);
+    request.check()?;
     bar.finish_and_clear();
-    Ok(Report { machine, quick, latency, rate, bandwidth })
+    Ok(Report { machine, quick, latency, rate, bandwidth, ends })
 }
 
 impl Report {
@@ -136,6 +143,7 @@ impl Report {
     fn warnings(&self) -> Vec<String> {
         let mut all = self.machine.warnings.clone();
         all.extend(self.parts().into_iter().flat_map(|part| doubts(&part.plan, &part.rows)));
+        all.extend(self.ends.trouble.clone());
         let words: Vec<&str> = distinct(all.iter().map(String::as_str));
         words.into_iter().map(str::to_owned).collect()
     }

@@ -1,5 +1,6 @@
 //! What the page shows.
 
+use super::ends::BYTES;
 use super::{Figure, Part, Report};
 use crate::chart::{Axis, Bar, Scale, Series, bars, lines, round_number, round_time};
 use crate::experiment::report::table;
@@ -17,6 +18,9 @@ const ONE_WAY: Axis = Axis { label: "one way", scale: Scale::Log(10.0), mark: ro
 const SAMPLES: Axis = Axis { label: "samples", scale: Scale::Log(10.0), mark: round_number };
 const MESSAGES: Axis = Axis { label: "messages a second", scale: Scale::FromZero, mark: round_number };
 const GIGABYTES: Axis = Axis { label: "GB/s", scale: Scale::FromZero, mark: round_number };
+
+const SINCE: Axis = Axis { label: "milliseconds", scale: Scale::Linear, mark: |ms| ((ms * 100.0).round() / 100.0).to_string() };
+const PLACE: Axis = Axis { label: "MiB of the message", scale: Scale::FromZero, mark: |place| ((place * 10.0).round() / 10.0).to_string() };
 
 /// Bars of the histogram for each power of ten.
 const BARS: f64 = 20.0;
@@ -48,7 +52,7 @@ pub fn whole(report: &Report) -> String {
             "A latency is half a round trip between two processes. The floor is the least that such an exchange can take on this machine, "
             "measured in turns with Doorbell: a line of shared memory that one process writes and the other polls. A bandwidth stands beside one "
             "copy by the kernel (pulled), and beside a copy into shared memory and out again (copied). A hop is the time of a cache line "
-            "between the two processors. A ratio is Doorbell by the floor, and for a bandwidth by the copy of the kernel. Pipelined is the floor of a long message that goes in chunks. Both processes write every line of a message before they send it, and read every line of a "
+            "between the two processors. The message that moves from both ends goes between two nodes of one process. A ratio is Doorbell by the floor, and for a bandwidth by the copy of the kernel. Pipelined is the floor of a long message that goes in chunks. Both processes write every line of a message before they send it, and read every line of a "
             "message that they received."
         },
     };
@@ -81,7 +85,8 @@ fn charts(report: &Report) -> Markup {
         name: name.into(),
         points: part.rows.iter().map(|row| (row.bytes as f64, value(row).unwrap_or(f64::NAN))).collect(),
     };
-    let Report { latency, rate, bandwidth, .. } = report;
+    let Report { latency, rate, bandwidth, ends, .. } = report;
+    let end = |name: &str, points: &[(f64, f64)]| Series { name: name.into(), points: points.iter().map(|(ns, place)| (ns / 1e6, place / f64::from(1 << 20))).collect() };
     html! {
         (lines("Latency by size", SIZE, ONE_WAY, &[
             line(latency, "p50", |row| Some(row.summary.p50)),
@@ -99,6 +104,10 @@ fn charts(report: &Report) -> Markup {
             line(bandwidth, "Doorbell", |row| Some(row.at_rate(row.messages_per_s))),
             line(bandwidth, "one copy by the kernel", |row| row.pulled_per_s.map(|rate| row.at_rate(rate))),
             line(bandwidth, "copied in and out", |row| row.floor.map(|floor| row.at_rate(floor.messages_per_s))),
+        ]))
+        (lines(&format!("A message of {} moves from both ends", bytes(BYTES as u64)), SINCE, PLACE, &[
+            end("packets from its beginning", &ends.first),
+            end("puts and copies from its end", &ends.last),
         ]))
     }
 }

@@ -64,6 +64,9 @@ pub fn live(seen: &Seen, interval: Duration) -> Markup {
         @if domains.is_empty() {
             p { "There are no nodes. " code { "doorbell demo" } " starts some for a moment." }
         }
+        @for (_, remark) in seen.look.iter().flat_map(|look| &look.remarks).filter(|(name, _)| !domains.contains_key(name.as_str())).take(DOMAINS) {
+            p.trouble { (remark) }
+        }
         @for (name, rows) in domains.iter().take(DOMAINS) {
             (domain(name, rows, seen, interval))
         }

@@ -73,7 +73,7 @@ fn a_quick_report_is_a_whole_page_with_what_was_measured() {
     assert_eq!(links, ["link rel=\"icon\" href=\"data:,\""]);
 
     let drawings = drawings(&page);
-    assert_eq!(drawings.len(), 4);
+    assert_eq!(drawings.len(), 5);
     for drawing in drawings {
         assert_eq!(drawing.matches("class=\"name\"").count(), 2, "each axis has its name: {drawing}");
         assert!(drawing.matches("class=\"mark\"").count() >= 4, "each axis has marks: {drawing}");

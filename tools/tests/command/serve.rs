@@ -143,7 +143,9 @@ fn is_well_formed(text: &str) {
 fn a_node_that_dies_is_shown_as_dead() {
     let name = domain("serve-dead");
     let server = Server::start(&name);
-    let [first, second] = [0, 1].map(|id| node(&name, id, 2));
+    // In this process: one of `ring` would end when the other dies.
+    let first = Node::builder(&name).id(0).join().unwrap();
+    let second = node(&name, 1, 2);
     eventually("that both live", || [0, 1].iter().all(|id| server.of(&name, "node_alive", *id) == Some(1.0)));
     kill(second);
     eventually("that one is dead", || server.of(&name, "node_alive", 1) == Some(0.0));
@@ -153,7 +155,7 @@ fn a_node_that_dies_is_shown_as_dead() {
     eventually("that the page shows it", || server.get("/live", "*/*").1.contains("<td class=\"word\">dead</td>"));
     let (_, page) = server.get("/", "text/html");
     assert!(page.starts_with("<!DOCTYPE html>") && page.contains("<svg") && !page.contains("http://"), "{page}");
-    kill(first);
+    drop(first);
     assert_eq!(server.end(libc::SIGTERM).code, Some(0));
     assert_eq!(ended(&["clean", &name]).code, Some(0));
     nothing_is_left(&name);
