@@ -2,7 +2,7 @@
 
 use crate::demo::trace::{FIRST, chunk};
 use crate::environment::space;
-use crate::exit::{Explain, Failure};
+use crate::exit::Explain;
 use crate::experiment::Setting;
 use crate::experiment::place::pin;
 use crate::guard::Guard;

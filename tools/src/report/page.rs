@@ -20,7 +20,8 @@ const MESSAGES: Axis = Axis { label: "messages a second", scale: Scale::FromZero
 const GIGABYTES: Axis = Axis { label: "GB/s", scale: Scale::FromZero, mark: round_number };
 
 const SINCE: Axis = Axis { label: "milliseconds", scale: Scale::Linear, mark: |ms| ((ms * 100.0).round() / 100.0).to_string() };
-const PLACE: Axis = Axis { label: "MiB of the message", scale: Scale::FromZero, mark: |place| ((place * 10.0).round() / 10.0).to_string() };
+const PLACE: Axis =
+    Axis { label: "MiB of the message", scale: Scale::FromZero, mark: |place| ((place * 10.0).round() / 10.0).to_string() };
 
 /// Bars of the histogram for each power of ten.
 const BARS: f64 = 20.0;
@@ -86,7 +87,10 @@ fn charts(report: &Report) -> Markup {
         points: part.rows.iter().map(|row| (row.bytes as f64, value(row).unwrap_or(f64::NAN))).collect(),
     };
     let Report { latency, rate, bandwidth, ends, .. } = report;
-    let end = |name: &str, points: &[(f64, f64)]| Series { name: name.into(), points: points.iter().map(|(ns, place)| (ns / 1e6, place / f64::from(1 << 20))).collect() };
+    let end = |name: &str, points: &[(f64, f64)]| Series {
+        name: name.into(),
+        points: points.iter().map(|(ns, place)| (ns / 1e6, place / f64::from(1 << 20))).collect(),
+    };
     html! {
         (lines("Latency by size", SIZE, ONE_WAY, &[
             line(latency, "p50", |row| Some(row.summary.p50)),

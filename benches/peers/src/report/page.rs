@@ -3,11 +3,12 @@
 use super::Spread;
 use super::chart::{Bars, Block, draw};
 
-/// The columns of each block: the heading of a table, and the size of a row.
-const BLOCKS: [(&str, [(&str, &str); 2]); 2] = [
-    ("One way", [("Messages, one way", "8 B"), ("Messages, one way", "64 KiB")]),
-    ("Where others are ahead", [("Puts, one way", "8 B"), ("Loans, one way", "4 MiB")]),
-];
+/// What a heading says of the processors. A page of a machine that has one mood says nothing.
+const MOODS: [&str; 3] = ["", ", with the processors far apart", ", with the processors near each other"];
+/// The table and the size of each column.
+type Columns = [(&'static str, &'static str); 2];
+const ONE_WAY: Columns = [("Messages, one way", "8 B"), ("Messages, one way", "64 KiB")];
+const BEHIND: Columns = [("Messages, one way", "4 MiB"), ("Puts, one way", "64 KiB")];
 
 /// Draws the chart of a page that this program wrote.
 ///
@@ -15,21 +16,11 @@ const BLOCKS: [(&str, [(&str, &str); 2]); 2] = [
 ///
 /// The page lacks a table or a row.
 pub fn chart(page: &str) -> Result<String, String> {
-    let mut blocks = Vec::new();
-    for (title, columns) in BLOCKS {
-        let mut rows: Vec<Bars> = Vec::new();
-        for (at, (table, bytes)) in columns.into_iter().enumerate() {
-            for (name, spread) in row(page, table, bytes)? {
-                let known = rows.iter().position(|bars| bars.name == name);
-                let index = known.unwrap_or_else(|| {
-                    rows.push(Bars { name, found: [None; 2] });
-                    rows.len() - 1
-                });
-                rows[index].found[at] = Some(spread);
-            }
-        }
-        blocks.push(Block { title: title.into(), columns: columns.map(|(table, bytes)| format!("{table}: {bytes}")), rows });
-    }
+    let [(first, _), _] = ONE_WAY;
+    let moods: Vec<&str> = MOODS.into_iter().filter(|mood| section(page, first, mood).is_some()).collect();
+    let last = moods.last().ok_or(format!("the page has no table '{first}'"))?;
+    let mut blocks = moods.iter().map(|mood| block(page, "One way", mood, ONE_WAY)).collect::<Result<Vec<_>, _>>()?;
+    blocks.push(block(page, "Where others are ahead", last, BEHIND)?);
     let fact = |name: &str| {
         let line = page.lines().find_map(|line| line.strip_prefix(&format!("| {name} | ")));
         line.map(|line| line.trim_end_matches([' ', '|']).replace('`', "")).ok_or(format!("the page names no {name}"))
@@ -44,14 +35,31 @@ pub fn chart(page: &str) -> Result<String, String> {
     Ok(text)
 }
 
+/// The bars of some rows, as the processors are in this mood.
+fn block(page: &str, title: &str, mood: &str, columns: Columns) -> Result<Block, String> {
+    let mut rows: Vec<Bars> = Vec::new();
+    for (at, (table, bytes)) in columns.into_iter().enumerate() {
+        for (name, spread) in row(page, table, mood, bytes)? {
+            let known = rows.iter().position(|bars| bars.name == name);
+            let index = known.unwrap_or_else(|| {
+                rows.push(Bars { name, found: [None; 2] });
+                rows.len() - 1
+            });
+            rows[index].found[at] = Some(spread);
+        }
+    }
+    Ok(Block { title: format!("{title}{mood}"), columns: columns.map(|(table, bytes)| format!("{table}: {bytes}")), rows })
+}
+
+/// A table, from behind its heading on.
+fn section<'a>(page: &'a str, table: &str, mood: &str) -> Option<&'a str> {
+    page.split_once(&format!("\n## {table}{mood}\n")).map(|(_, rest)| rest.split("\n## ").next().unwrap_or_default())
+}
+
 /// The cells of a row: each peer with its time.
-fn row(page: &str, table: &str, bytes: &str) -> Result<Vec<(String, Spread)>, String> {
-    let lacks = |what: &str| format!("the page has no {what} under '{table}'");
-    // If there are two moods, the first is the more frequent one.
-    let heads = page.match_indices("\n## ").map(|(at, start)| &page[at + start.len()..]);
-    let mut rest = heads.filter_map(|head| head.strip_prefix(table));
-    let rest = rest.find(|rest| rest.starts_with('\n') || rest.starts_with(", with the processors"));
-    let section = rest.ok_or_else(|| lacks("table"))?.split("\n## ").next().unwrap_or_default();
+fn row(page: &str, table: &str, mood: &str, bytes: &str) -> Result<Vec<(String, Spread)>, String> {
+    let lacks = |what: &str| format!("the page has no {what} under '{table}{mood}'");
+    let section = section(page, table, mood).ok_or_else(|| lacks("table"))?;
     let cells = |line: &str| -> Vec<String> { line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect() };
     let mut lines = section.lines().filter(|line| line.starts_with('|')).map(cells);
     let head = lines.next().ok_or_else(|| lacks("head"))?;
@@ -91,17 +99,29 @@ mod tests {
     }
 
     #[test]
-    fn the_first_mood_of_a_table_is_drawn_and_the_untouched_one_is_not() {
-        let table =
-            |head: &str, ns: u32| format!("\n## {head}\n\n| bytes | Doorbell |\n|---:|---:|\n| 8 B | {ns} ns (1..900) |\n");
-        let page = [
-            "Puts, one way, untouched",
-            "Puts, one way, with the processors far apart",
-            "Puts, one way, with the processors near",
-        ];
-        let page: String = page.into_iter().zip([100, 200, 300]).map(|(head, ns)| table(head, ns)).collect();
-        let found = row(&page, "Puts, one way", "8 B").expect("a row");
-        assert!(matches!(found.as_slice(), [(name, Spread { median: 200.0, .. })] if name == "Doorbell"), "{found:?}");
+    fn each_mood_of_a_table_is_drawn_and_the_untouched_one_is_not() {
+        let table = |head: &str, ns: u32| {
+            format!(
+                "\n## {head}\n\n| bytes | Doorbell |\n|---:|---:|\n| 8 B | {ns} ns (1..900) |\n| 64 KiB | 7 ns (1..9) |\n| 4 MiB | 8 ns (1..9) |\n"
+            )
+        };
+        let [one, far, near] = MOODS;
+        let heads = |moods: &[&str]| -> String {
+            let heads = moods.iter().flat_map(|mood| {
+                ["Messages, one way, untouched", "Messages, one way", "Puts, one way"].map(|head| format!("{head}{mood}"))
+            });
+            let tables = heads.zip(100..).map(|(head, ns)| table(&head, ns));
+            "| date | today |\n| machine | one |\n| kernel | another |\n| command | `this` |\n".to_owned()
+                + &tables.collect::<String>()
+        };
+        let found = chart(&heads(&[one])).expect("a chart");
+        assert!(found.contains("101 ns") && !found.contains("100 ns") && found.contains(">One way<"), "{found}");
+        let found = chart(&heads(&[far, near])).expect("a chart");
+        assert!(found.contains("101 ns") && found.contains("104 ns") && !found.contains("103 ns"), "{found}");
+        assert!(
+            found.contains(&format!(">One way{near}<")) && found.contains(&format!(">Where others are ahead{near}<")),
+            "{found}"
+        );
     }
 
     #[test]
