@@ -144,6 +144,10 @@ fn spelled(arg: &Arg) -> String {
     let short = arg.get_short().map(|short| format!("-{short}"));
     let long = arg.get_long().map(|long| format!("--{long}"));
     let flags = short.into_iter().chain(long).collect::<Vec<_>>().join(", ");
+    // Where only `=` begins a value, the next word is another argument.
+    if arg.is_require_equals_set() && !flags.is_empty() {
+        return format!("{flags}[={value}]");
+    }
     format!("{flags} {value}").trim().to_owned()
 }
 

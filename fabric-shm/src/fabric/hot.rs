@@ -7,7 +7,7 @@ use crate::region::PeerRegion;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Sink};
 use std::sync::Arc;
 
-/// How often a reader looks for the next packet of a message before it lets other work in: longer than a sender takes to write one.
+/// How often a reader looks for the next packet of a message before it lets other work in. A sender takes some microseconds to write one.
 const REST_LOOKS: u32 = 1024;
 /// How often a reader looks for the next piece of a payload, without a pause: some microseconds.
 const PIECE_LOOKS: u32 = 2048;

@@ -2,7 +2,6 @@
 
 use crate::demo::trace::{FIRST, chunk};
 use crate::environment::space;
-use crate::exit::Explain;
 use crate::experiment::Setting;
 use crate::experiment::place::pin;
 use crate::guard::Guard;
@@ -28,15 +27,19 @@ pub struct Ends {
     pub trouble: Option<String>,
 }
 
+/// No chart, and why. The reason names no path, because people send the page to each other.
+fn nothing() -> Ends {
+    let trouble = "two nodes of one process could not exchange a long message, so there is no chart of it".to_owned();
+    Ends { trouble: Some(trouble), ..Ends::default() }
+}
+
 /// Sends a message from one node of this process to another, in the domain of this setting, and reads how it moved.
 pub fn look(setting: &Setting) -> Ends {
-    let moved = Guard::start(&setting.domain).and_then(|guard| {
-        let moved = send(setting).or_failed("cannot show how a long message moves", "see `doorbell info`");
-        // Both nodes have left.
-        drop(guard);
-        moved
-    });
-    moved.unwrap_or_else(|failure| Ends { trouble: Some(failure.plain()), ..Ends::default() })
+    let Ok(guard) = Guard::start(&setting.domain) else { return nothing() };
+    let moved = send(setting).inspect_err(|error| tracing::debug!(%error, "a long message could not be sent"));
+    // Both nodes have left.
+    drop(guard);
+    moved.unwrap_or_else(|_| nothing())
 }
 
 fn send(setting: &Setting) -> Result<Ends, Error> {
@@ -63,7 +66,7 @@ fn send(setting: &Setting) -> Result<Ends, Error> {
         let boards = nodes.iter().filter(|node| node.id == id).filter_map(|node| node.board.as_ref());
         boards.flat_map(|board| board.board().records()).collect()
     };
-    Ok(ends(&records(origin), &records(target)))
+    Ok(ends(&records(origin), &records(target)).unwrap_or_else(nothing))
 }
 
 /// Sends the messages from a region. Returns the node.
@@ -88,26 +91,22 @@ fn take(node: Node, origin: NodeId) -> Result<Node, Error> {
     Ok(node)
 }
 
-/// The progress of the last message that the origin sent.
-fn ends(origin: &[Recorded], target: &[Recorded]) -> Ends {
-    let Some(last) = origin.iter().filter(|found| found.record.kind == RecordKind::Rts).max_by_key(|found| found.time_ns) else {
-        return Ends::default();
-    };
-    let mut chunks: Vec<&Recorded> =
-        origin.iter().chain(target).filter(|found| found.record.transfer == last.record.transfer).collect();
-    chunks.sort_by_key(|found| found.time_ns);
-    // The target may be faster than the origin's record of the RTS.
-    let begin = chunks.first().map_or(0, |first| first.time_ns);
+/// The progress of the message that moved last, as far as the flight recorders still have it.
+fn ends(origin: &[Recorded], target: &[Recorded]) -> Option<Ends> {
+    let all = || origin.iter().chain(target).filter_map(|found| Some((found, chunk(&found.record)?.1)));
+    let (last, _) = all().max_by_key(|(found, _)| found.time_ns)?;
+    let mut chunks: Vec<_> = all().filter(|(found, _)| found.record.transfer == last.record.transfer).collect();
+    chunks.sort_by_key(|(found, _)| found.time_ns);
+    let begin = chunks.first()?.0.time_ns;
     let mut ends = Ends { first: vec![(0.0, 0.0)], last: vec![(0.0, BYTES as f64)], trouble: None };
-    for Recorded { time_ns, record, .. } in chunks {
+    for (Recorded { time_ns, record, .. }, end) in chunks {
         let at = (time_ns - begin) as f64;
-        match chunk(record) {
-            Some((_, FIRST)) => ends.first.push((at, record.offset.saturating_add(record.bytes) as f64)),
-            Some(_) => ends.last.push((at, record.offset as f64)),
-            None => {}
+        match end {
+            FIRST => ends.first.push((at, record.offset.saturating_add(record.bytes) as f64)),
+            _ => ends.last.push((at, record.offset as f64)),
         }
     }
-    ends
+    Some(ends)
 }
 
 #[cfg(test)]
@@ -117,7 +116,7 @@ mod tests {
     use doorbell_shm::board::Record;
 
     #[test]
-    fn the_ends_of_the_last_message_are_told_apart() {
+    fn the_ends_of_the_message_that_moved_last_are_told_apart() {
         let recorded = |time_ns, kind, transfer, offset| Recorded {
             number: time_ns,
             time_ns,
@@ -127,15 +126,15 @@ mod tests {
         let origin = [
             recorded(10, RecordKind::Rts, 7, 0),
             recorded(20, RecordKind::MemoryFifo, 7, 0),
-            recorded(1000, RecordKind::Rts, 8, 0),
+            recorded(1005, RecordKind::Rts, 8, 0),
             recorded(1010, RecordKind::MemoryFifo, 8, 0),
             recorded(1030, RecordKind::DirectPut, 8, 800),
-            recorded(1040, RecordKind::MemoryFifo, 9, 0),
+            recorded(1040, RecordKind::Completed, 9, 0),
         ];
-        let target = [recorded(30, RecordKind::Pull, 7, 900), recorded(1020, RecordKind::Pull, 8, 900)];
-        let Ends { first, last, .. } = ends(&origin, &target);
+        let target = [recorded(30, RecordKind::Pull, 7, 900), recorded(1000, RecordKind::Pull, 8, 900)];
+        let Ends { first, last, .. } = ends(&origin, &target).unwrap();
         assert_eq!(first, [(0.0, 0.0), (10.0, 100.0)]);
-        assert_eq!(last, [(0.0, BYTES as f64), (20.0, 900.0), (30.0, 800.0)]);
-        assert!(ends(&[], &target).first.is_empty());
+        assert_eq!(last, [(0.0, BYTES as f64), (0.0, 900.0), (30.0, 800.0)]);
+        assert!(ends(&[], &target).is_some() && ends(&[], &[]).is_none());
     }
 }

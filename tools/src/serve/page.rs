@@ -61,7 +61,7 @@ pub fn live(seen: &Seen, interval: Duration) -> Markup {
         @if let Some(why) = &seen.trouble {
             p.trouble { "The boards cannot be read: " (why) }
         }
-        @if domains.is_empty() {
+        @if domains.is_empty() && seen.look.iter().all(|look| look.remarks.is_empty()) {
             p { "There are no nodes. " code { "doorbell demo" } " starts some for a moment." }
         }
         @for (_, remark) in seen.look.iter().flat_map(|look| &look.remarks).filter(|(name, _)| !domains.contains_key(name.as_str())).take(DOMAINS) {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Smaller packets would overlap more, but each needs two more transfers of a cache line, which between processors without a
 /// common cache take as long as copying 8 KiB.
 const PACKET_BYTES: usize = 16 << 10;
-/// A message of more than so many of these packets has longer ones, of which each costs as much, up to a length.
+/// A message that takes more than so many of these packets has longer ones: at most [`PACKET_MOST`] bytes each.
 const PACKETS: usize = 16;
 const PACKET_MOST: usize = 64 << 10;
 /// The longest message that is one packet in shared memory, of which a waiting target copies a piece while the next is written. A
