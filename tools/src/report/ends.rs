@@ -7,7 +7,7 @@ use crate::experiment::place::pin;
 use crate::guard::Guard;
 use doorbell::mode::{Fabric, ModeRequest, Protocol};
 use doorbell::{Error, Match, Node, NodeId};
-use doorbell_shm::board::{RecordKind, Recorded};
+use doorbell_shm::board::Recorded;
 use doorbell_shm::domain::list_domains;
 
 /// The length of the message: the memory FIFO gets a share of it, which it does not of a shorter one.
@@ -113,7 +113,7 @@ fn ends(origin: &[Recorded], target: &[Recorded]) -> Option<Ends> {
 mod tests {
     use super::*;
     use doorbell::Priority;
-    use doorbell_shm::board::Record;
+    use doorbell_shm::board::{Record, RecordKind};
 
     #[test]
     fn the_ends_of_the_message_that_moved_last_are_told_apart() {
