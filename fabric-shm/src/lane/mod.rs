@@ -18,9 +18,10 @@
 //! A lane begins with a small ring. When a packet finds no room there, the producer blanks a larger ring, writes a packet *moved*
 //! into the small one, and goes on in the larger ring. The consumer follows when it reads that packet. Positions go on.
 //!
-//! Where the producer uses a few KiB again and again (`ways.rs`), it writes a payload of some KiB in pieces. It *opens* the packet after the first piece: the cell's first word then has a
-//! position and a length, but no kind, so there is no packet yet. Another word counts the pieces that are written. A waiting consumer
-//! may copy them while the producer writes the next piece; the message arrives only with the packet.
+//! Where the producer uses a few KiB again and again (`ways.rs`), it writes a payload of some KiB in pieces. It *opens* the packet after
+//! the first piece: the cell's first word then has a position and a length, but no kind, so there is no packet yet. Another word counts
+//! the pieces that are written. A waiting consumer may copy them while the producer writes the next piece; the message arrives only with
+//! the packet.
 //!
 //! The producer chooses where a payload lies in the data ring (`ring.rs`), how it writes it (`ways.rs`), and in which
 //! pieces (`pieces.rs`).
