@@ -59,6 +59,12 @@ impl Mapping {
         let _ = unsafe { madvise(self.ptr.as_ptr().cast(), self.len, Advice::LinuxDoFork) };
     }
 
+    /// Makes all pages present and writable now. If the system refuses, each comes at its first use, as otherwise.
+    pub fn populate(&self) {
+        // SAFETY: the mapping's own range, which this does not change.
+        let _ = unsafe { madvise(self.ptr.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) };
+    }
+
     /// The first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.ptr

@@ -159,6 +159,11 @@ impl RegionMemory {
     pub fn is_cut(&self) -> bool {
         self.segment.is_cut()
     }
+
+    /// Makes all pages present now, so that no first use of a page waits for the system. Takes some 0.2 ms for each MiB.
+    pub fn populate(&self) {
+        self.segment.populate();
+    }
 }
 
 /// Whether a region, by its first page, is still offered.

@@ -51,6 +51,13 @@ impl Segment {
         }
     }
 
+    /// Makes all pages present and writable now.
+    pub(crate) fn populate(&self) {
+        if let Backing::Mapped { map } = &*self.backing {
+            map.populate();
+        }
+    }
+
     /// Whether another process truncated it and this process touched a missing page, which zeros have replaced. One load.
     #[inline(always)]
     pub fn is_cut(&self) -> bool {

@@ -66,7 +66,10 @@ impl BulkRings {
         }
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).ok()?;
         match membership.create_region(number(), RING_BYTES) {
-            Ok(ring) => Some(ring),
+            Ok(ring) => {
+                ring.populate();
+                Some(ring)
+            }
             Err(error) => {
                 tracing::debug!(%error, "no bulk ring could be made; messages use the lane's own ring");
                 self.left.fetch_add(1, Ordering::Relaxed);
