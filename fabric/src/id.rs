@@ -37,6 +37,33 @@ impl From<u16> for NodeId {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Incarnation(pub u32);
 
+/// A node and one of its incarnations, in one word. A receive compares both at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin(pub u64);
+
+impl Origin {
+    /// The lowest bit of the incarnation. The node is in the lowest 16 bits.
+    pub const LIFE_SHIFT: u32 = 32;
+
+    /// The word for this incarnation of this node.
+    #[inline(always)]
+    pub const fn new(node: NodeId, incarnation: Incarnation) -> Self {
+        Self(node.0 as u64 | (incarnation.0 as u64) << Self::LIFE_SHIFT)
+    }
+
+    /// The node.
+    #[inline(always)]
+    pub const fn node(self) -> NodeId {
+        NodeId(self.0 as u16)
+    }
+
+    /// The incarnation.
+    #[inline(always)]
+    pub const fn incarnation(self) -> Incarnation {
+        Incarnation((self.0 >> Self::LIFE_SHIFT) as u32)
+    }
+}
+
 impl fmt::Debug for Incarnation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "incarnation {}", self.0)

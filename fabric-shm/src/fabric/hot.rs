@@ -4,7 +4,7 @@ use crate::board::LatencyHistogram;
 use crate::domain::PeerInbox;
 use crate::lane::{Consumer, FirstWord, Opened, Peek, RawMemory, Seen, SeriesEnd, age};
 use crate::region::PeerRegion;
-use doorbell_fabric::{Envelope, Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Sink};
+use doorbell_fabric::{Envelope, Incarnation, NodeId, Origin, PacketHead, PacketKind, Payload, Priority, Sink};
 use std::sync::Arc;
 
 /// How often a reader looks for the next packet of a message before it lets other work in. A sender takes some microseconds to write one.
@@ -15,8 +15,8 @@ const PIECE_LOOKS: u32 = 2048;
 /// A lane to this node.
 pub(super) struct Lane {
     pub(super) consumer: Consumer<RawMemory>,
-    pub(super) source: NodeId,
-    pub(super) incarnation: Incarnation,
+    /// The node and the incarnation that send here.
+    pub(super) origin: Origin,
     pub(super) priority: Priority,
     /// The node that produces here.
     pub(super) producer: Option<Arc<PeerInbox>>,
@@ -38,6 +38,18 @@ pub(super) struct Lane {
 }
 
 impl Lane {
+    /// The node that sends here.
+    #[inline(always)]
+    pub(super) fn source(&self) -> NodeId {
+        self.origin.node()
+    }
+
+    /// The incarnation of that node.
+    #[inline(always)]
+    pub(super) fn incarnation(&self) -> Incarnation {
+        self.origin.incarnation()
+    }
+
     #[inline(always)]
     pub(super) fn take(&mut self, seen: &Seen) {
         if self.consumer.take(seen) {
@@ -56,7 +68,7 @@ impl Lane {
     #[cold]
     #[inline(never)]
     pub(super) fn copy_opened<S: Sink>(&mut self, first: FirstWord, sink: &mut S) -> Option<bool> {
-        let Self { source, incarnation, priority, .. } = *self;
+        let (source, incarnation, priority) = (self.source(), self.incarnation(), self.priority);
         let Some(opened) = self.consumer.opened(first) else {
             self.consumer.decline();
             return None;
@@ -108,7 +120,7 @@ impl Lane {
     /// one may have done so. Only the first packet can tell: after it the lane stays claimed until it is reset.
     #[inline(always)]
     pub(super) fn is_of_known_life(&self) -> bool {
-        self.consumer.taken() != 0 || self.consumer.owner() == self.incarnation.0 as u64
+        self.consumer.taken() != 0 || self.consumer.owner() == self.incarnation().0 as u64
     }
 }
 
@@ -127,8 +139,8 @@ impl Hot<'_> {
 
     /// The node and the incarnation that send here.
     #[inline(always)]
-    pub fn source(&self) -> (NodeId, Incarnation) {
-        (self.lane.source, self.lane.incarnation)
+    pub fn origin(&self) -> Origin {
+        self.lane.origin
     }
 
     /// Packets taken so far.
@@ -171,7 +183,8 @@ impl Hot<'_> {
         if next.rings {
             self.lane.ring_producer();
         }
-        let Lane { source, incarnation, priority, .. } = *self.lane;
+        let Lane { origin, priority, .. } = *self.lane;
+        let (source, incarnation) = (origin.node(), origin.incarnation());
         Some(Envelope { source, incarnation, tag: next.tag, len: next.len, sequence, priority })
     }
 
@@ -185,7 +198,8 @@ impl Hot<'_> {
         accepts: impl FnOnce(u64) -> bool,
         buf: &mut [u8],
     ) -> Option<Envelope> {
-        let Lane { source, incarnation, priority, ref mut consumer, .. } = *self.lane;
+        let Lane { origin, priority, ref mut consumer, .. } = *self.lane;
+        let (source, incarnation) = (origin.node(), origin.incarnation());
         let opened = consumer.opened(first)?;
         let Opened { tag, len, place, .. } = opened;
         if len > buf.len() || opened.sequence != sequence || !accepts(tag) {
@@ -208,7 +222,8 @@ impl Hot<'_> {
         accepts: impl FnOnce(u64) -> bool,
         read: impl FnOnce(&Envelope, Payload<'_>),
     ) -> bool {
-        let Lane { source, incarnation, priority, .. } = *self.lane;
+        let Lane { origin, priority, .. } = *self.lane;
+        let (source, incarnation) = (origin.node(), origin.incarnation());
         let next = self.lane.consumer.read_next::<STREAM>(sequence, usize::MAX, accepts, |tag, payload| {
             read(&Envelope { source, incarnation, tag, len: payload.len(), sequence, priority }, payload);
         });
@@ -228,7 +243,8 @@ impl Hot<'_> {
         accepts: impl Fn(u64) -> bool,
         mut read: impl FnMut(&Envelope, Payload<'_>),
     ) -> bool {
-        let Lane { source, incarnation, priority, .. } = *self.lane;
+        let Lane { origin, priority, .. } = *self.lane;
+        let (source, incarnation) = (origin.node(), origin.incarnation());
         let end = self.lane.consumer.read_series(sequence, limit, accepts, |tag, sequence, payload| {
             read(&Envelope { source, incarnation, tag, len: payload.len(), sequence, priority }, payload);
         });
@@ -273,8 +289,8 @@ impl Hot<'_> {
     #[inline(always)]
     pub fn envelope(&self, seen: &Seen) -> Envelope {
         Envelope {
-            source: self.lane.source,
-            incarnation: self.lane.incarnation,
+            source: self.lane.source(),
+            incarnation: self.lane.incarnation(),
             tag: seen.head.tag,
             len: usize::try_from(seen.head.total).unwrap_or(usize::MAX),
             sequence: seen.head.sequence,

@@ -17,7 +17,7 @@ use crate::lane::{LaneMemory, Peek, Producer, age, packet_bytes};
 use crate::layout::FLAG_FENCE;
 use callers::Blank;
 use doorbell_fabric::sync::Barriers;
-use doorbell_fabric::{Fabric, Incarnation, NodeId, PRIORITIES, Priority, Sink, Verdict};
+use doorbell_fabric::{Fabric, Incarnation, NodeId, Origin, PRIORITIES, Priority, Sink, Verdict};
 pub use hot::Hot;
 use hot::Lane;
 use link::Larger;
@@ -89,7 +89,10 @@ pub struct ShmFabric {
     open: Vec<usize>,
     next_busy: usize,
     next_idle: usize,
-    looks: u32,
+    /// The number of looks until one is due at all lanes.
+    left: u32,
+    /// The lane that [`hot`](Self::hot) returned last.
+    hottest: usize,
     generation: u32,
     closing: usize,
     /// For each node, the incarnation that also sends by another fabric.
@@ -113,11 +116,10 @@ impl ShmFabric {
         let latencies = Arc::<LatencyHistogram>::default();
         let blank = Arc::new(Blank::default());
         let lane_of = |index: usize| {
-            let (source, priority) = (NodeId((index / PRIORITIES) as u16), Priority::ALL[index % PRIORITIES]);
+            let (node, priority) = (NodeId((index / PRIORITIES) as u16), Priority::ALL[index % PRIORITIES]);
             Lane {
                 consumer: blank.consumer(),
-                source,
-                incarnation: Incarnation(0),
+                origin: Origin::new(node, Incarnation(0)),
                 priority,
                 producer: None,
                 idle_looks: 0,
@@ -144,7 +146,8 @@ impl ShmFabric {
             open: Vec::new(),
             next_busy: 0,
             next_idle: 0,
-            looks: 0,
+            left: IDLE_LOOKS - 1,
+            hottest: 0,
             generation: membership.generation().wrapping_sub(1),
             closing: 0,
             beside: vec![None; count],
@@ -227,7 +230,7 @@ impl ShmFabric {
                     let age = if seen.stamp != 0 { age(seen.stamp) } else { None };
                     // SAFETY: from the latest peek; the payload is dropped before the packet is taken.
                     let payload = unsafe { lane.consumer.payload(&seen) };
-                    match sink.packet(lane.source, lane.incarnation, lane.priority, &seen.head, payload) {
+                    match sink.packet(lane.source(), lane.incarnation(), lane.priority, &seen.head, payload) {
                         Verdict::Taken => {
                             lane.asked_before = false;
                             if age.is_some() {
@@ -261,8 +264,8 @@ impl ShmFabric {
                             return (taken, false);
                         }
                         Verdict::Later => {
-                            let is_beside = self.beside[lane.source.index()] == Some(lane.incarnation);
-                            let is_live = matches!(self.slots[lane.source.index()], Slot::Live(_));
+                            let is_beside = self.beside[lane.source().index()] == Some(lane.incarnation());
+                            let is_live = matches!(self.slots[lane.source().index()], Slot::Live(_));
                             if is_beside || (is_live && self.networked && !lane.judged) {
                                 lane.later = true;
                                 self.later.push(index);
@@ -271,21 +274,21 @@ impl ShmFabric {
                                 // it.
                                 lane.damaged = true;
                                 if is_live {
-                                    sink.damaged(lane.source, lane.priority, "a message out of sequence");
+                                    sink.damaged(lane.source(), lane.priority, "a message out of sequence");
                                 }
                             }
                             return (taken, false);
                         }
                         Verdict::Broken(reason) => {
                             lane.damaged = true;
-                            sink.damaged(lane.source, lane.priority, reason);
+                            sink.damaged(lane.source(), lane.priority, reason);
                             return (taken, false);
                         }
                     }
                 }
                 Peek::Damaged(reason) => {
                     lane.damaged = true;
-                    sink.damaged(lane.source, lane.priority, reason);
+                    sink.damaged(lane.source(), lane.priority, reason);
                     break;
                 }
             }
@@ -318,7 +321,7 @@ impl ShmFabric {
     pub fn judge_later(&mut self) {
         for &index in &self.later {
             let lane = &mut self.lanes[index];
-            if self.beside[lane.source.index()] != Some(lane.incarnation) {
+            if self.beside[lane.source().index()] != Some(lane.incarnation()) {
                 (lane.judged, lane.later) = (std::mem::replace(&mut lane.asked_before, true), false);
             }
         }
@@ -394,10 +397,11 @@ impl ShmFabric {
     pub fn hot(&mut self) -> Option<Hot<'_>> {
         let &index = self.busy.get(self.next_busy)?;
         // Return `None` whenever a look at all lanes is due, so that `poll` does it.
-        if self.looks + 1 >= IDLE_LOOKS || self.busy.len() > 1 || self.faults.is_some() || !self.changes.is_empty() {
+        if self.left == 0 || self.busy.len() > 1 || self.faults.is_some() || !self.changes.is_empty() {
             return None;
         }
-        self.looks += 1;
+        self.left -= 1;
+        self.hottest = index;
         let lane = &mut self.lanes[index];
         // The same conditions as in `is_news`; none of them changes while the caller watches the lane.
         let is_open = !lane.damaged && !lane.later && !lane.consumer.refusing() && lane.consumer.taken() != 0;
@@ -408,18 +412,15 @@ impl ShmFabric {
     /// other conditions still hold.
     #[inline(always)]
     pub fn hot_again(&mut self) -> Option<Hot<'_>> {
-        let &index = self.busy.get(self.next_busy)?;
-        if self.looks + 1 >= IDLE_LOOKS {
-            return None;
-        }
-        self.looks += 1;
-        Some(Hot { lane: &mut self.lanes[index], index })
+        self.left = self.left.checked_sub(1)?;
+        let index = self.hottest;
+        self.lanes.get_mut(index).map(|lane| Hot { lane, index })
     }
 
     /// Notes that packets were taken by one look, so that the idle lanes get their look in time.
     #[inline(always)]
     pub fn took(&mut self, packets: usize) {
-        self.looks = (self.looks + (packets / PACKETS_PER_LOOK) as u32).min(IDLE_LOOKS - 1);
+        self.left = self.left.saturating_sub((packets / PACKETS_PER_LOOK) as u32);
     }
 
     /// Looks at the recently busy lanes up to `rounds` times. Returns true as soon as one has a packet, or
@@ -492,8 +493,8 @@ impl Fabric for ShmFabric {
             // The caller must first learn which incarnation sent these packets: a new one starts its sequence numbers from 0.
             return 0;
         }
-        self.looks = (self.looks + 1) % IDLE_LOOKS;
-        let idle_first = self.looks == 0;
+        let idle_first = self.left == 0;
+        self.left = if idle_first { IDLE_LOOKS - 1 } else { self.left - 1 };
         if idle_first {
             // A lane that always has packets must not starve the idle ones.
             let (more, stop) = self.poll_idle(sink, budget);

@@ -7,7 +7,7 @@ use crate::doorbell::Bell;
 use crate::error::ShmError;
 use crate::lane::BulkMemory;
 use crate::region::PeerRegion;
-use doorbell_fabric::{Incarnation, NodeId, PRIORITIES};
+use doorbell_fabric::{Incarnation, NodeId, Origin, PRIORITIES};
 use std::sync::Arc;
 
 impl ShmFabric {
@@ -87,8 +87,8 @@ impl ShmFabric {
     pub(super) fn take_bulk_ring(&mut self, index: usize) {
         let lane = &mut self.lanes[index];
         let Some(number) = lane.consumer.offered() else { return };
-        let region = self.membership.open_region(lane.source, lane.incarnation, number, false);
-        let region = region.inspect_err(|error| tracing::debug!(node = lane.source.0, %error, "declined a bulk ring")).ok();
+        let region = self.membership.open_region(lane.source(), lane.incarnation(), number, false);
+        let region = region.inspect_err(|error| tracing::debug!(node = lane.source().0, %error, "declined a bulk ring")).ok();
         // SAFETY: the lane keeps the region until it is reset.
         let ring = region.as_ref().and_then(|region| unsafe { BulkMemory::new(region.ptr(), region.len()) });
         // SAFETY: the lane keeps the region until it is reset.
@@ -142,7 +142,7 @@ impl ShmFabric {
     fn open_slot(&mut self, index: usize, inbox: PeerInbox) {
         let inbox = Arc::new(inbox);
         for lane in &mut self.lanes[index * PRIORITIES..][..PRIORITIES] {
-            lane.incarnation = inbox.incarnation();
+            lane.origin = Origin::new(inbox.id(), inbox.incarnation());
             lane.producer = Some(inbox.clone());
         }
         self.changes.push_back(Change::Joined(inbox.id(), inbox.incarnation()));
@@ -172,7 +172,7 @@ impl ShmFabric {
     fn close_slot(&mut self, index: usize, incarnation: Incarnation, died: bool) {
         let node = NodeId(index as u16);
         for lane in &mut self.lanes[index * PRIORITIES..][..PRIORITIES] {
-            lane.incarnation = incarnation;
+            lane.origin = Origin::new(node, incarnation);
         }
         self.changes.push_back(Change::Joined(node, incarnation));
         self.changes.push_back(if died { Change::Died(node, incarnation) } else { Change::Left(node, incarnation) });

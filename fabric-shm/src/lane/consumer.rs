@@ -31,8 +31,8 @@ pub struct Consumer<M> {
     head: u64,
     /// The position that was last reported to the producer.
     head_told: u64,
-    /// The number of packets after which the next report is due: see [`report_after`].
-    report_after: u64,
+    /// The position at which the next report is due: see [`report_after`].
+    report_at: u64,
     data: Drained,
     bulk: Option<(BulkMemory, Drained)>,
     /// The offered bulk ring, until the offer is answered.
@@ -145,7 +145,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     pub fn new(memory: M, larger: Option<M>) -> Self {
         let data = Drained::new(memory.data_bytes());
         Self {
-            report_after: report_after(&memory),
+            report_at: report_after(&memory),
             memory: memory.clone(),
             rings: (memory, larger),
             head: 0,
@@ -269,7 +269,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     pub fn follow(&mut self) {
         if let (true, Some(larger)) = (self.may_move(), &self.rings.1) {
             self.memory = larger.clone();
-            self.report_after = report_after(&self.memory);
+            self.report_at = self.head_told + report_after(&self.memory);
             self.data.go_on_in(self.memory.data_bytes());
             self.head += 1;
         }
@@ -355,7 +355,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         if is_stream {
             self.memory.ask_for_cell(((position + 1 + ASK_AHEAD) & (self.memory.cell_count() as u64 - 1)) as usize);
         }
-        position + 1 - self.head_told >= self.report_after
+        position + 1 >= self.report_at
     }
 
     /// Takes the first packet and the following parts if their sender gave the message up. For an unwanted message, so that the
@@ -409,6 +409,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         self.memory.control(Control::Head).store(self.head, Ordering::Release);
         self.memory.control(Control::DataHead).store(self.data.head, Ordering::Release);
         (self.head_told, self.data.told) = (self.head, self.data.head);
+        self.report_at = self.head + report_after(&self.memory);
         if let Some((_, ring)) = &mut self.bulk {
             self.memory.control(Control::BulkHead).store(ring.head, Ordering::Release);
             ring.told = ring.head;
@@ -476,7 +477,6 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     pub fn reset(&mut self) {
         // A producer blanks the larger ring before it moves there.
         self.memory = self.rings.0.clone();
-        self.report_after = report_after(&self.memory);
         for cell in 0..self.memory.cell_count() {
             self.memory.cell_word(cell, word::CHECK).store(0, Ordering::Relaxed);
         }
@@ -516,8 +516,7 @@ impl Consumer<RawMemory> {
         accepts: impl FnOnce(u64) -> bool,
         read: impl FnOnce(u64, Payload<'_>),
     ) -> Option<Next> {
-        // Copies, which the compiler need not read again.
-        let (memory, head) = (self.memory, self.head);
+        let (memory, head) = (&self.memory, self.head);
         let cell = (head & (memory.cell_count() as u64 - 1)) as usize;
         // Acquire: pairs with PUBLISH.
         let check = memory.cell_word(cell, word::CHECK).load(Ordering::Acquire);
@@ -537,15 +536,24 @@ impl Consumer<RawMemory> {
             // back before `tell`.
             read(tag, unsafe { Payload::from_raw(memory.inline_at(cell), len) });
             self.leave_cell(head, STREAM) && self.tell()
-        } else {
-            let place = self.place(len, false)?;
-            if let Place::Data(place, _) = place
-                && STREAM
-                && len <= SERIES_BYTES
-            {
+        } else if len <= SERIES_BYTES {
+            let told = memory.cell_word(cell, word::PLACE).load(Ordering::Relaxed);
+            let place = told & !REPORTED;
+            // This also refuses a place in the bulk ring.
+            if !self.data.holds(place, len) {
+                return None;
+            }
+            if STREAM {
                 let ring = memory.data_bytes() as u64 - 1;
                 memory.ask_for_data(((place + ASK_BEFORE) & ring) as usize, len);
             }
+            // SAFETY: the payload lies in the data ring (checked); as above.
+            read(tag, unsafe { Payload::from_raw(memory.data_at(place as usize), len) });
+            self.last_len = len;
+            let is_due = self.data.take(place, len) | (told != place) | self.leave_cell(head, STREAM);
+            is_due && self.tell()
+        } else {
+            let place = self.place(len, false)?;
             // SAFETY: `place` returned this place, and nothing was taken since.
             read(tag, unsafe { self.payload_at(place, len) });
             self.leave(place, len, STREAM)
@@ -578,7 +586,7 @@ impl Consumer<RawMemory> {
         let last = self.head + limit;
         loop {
             // Up to the report that is due.
-            let end = (self.head_told + self.report_after).max(self.head + 1).min(last);
+            let end = self.report_at.max(self.head + 1).min(last);
             let mut head = Head(&mut self.head, 0);
             head.1 = *head.0;
             let (mut is_due, mut is_empty) = (false, false);
@@ -621,7 +629,7 @@ impl Consumer<RawMemory> {
                 memory.ask_for_cell(((head.1 + ASK_AHEAD) & mask) as usize);
             }
             drop(head);
-            if (is_due || self.head - self.head_told >= self.report_after) && self.tell() {
+            if (is_due || self.head >= self.report_at) && self.tell() {
                 return SeriesEnd::Rings;
             }
             if is_empty {

@@ -336,7 +336,7 @@ impl<D: Direct> Dispatch<'_, D> {
                 return Verdict::Refused;
             }
         };
-        self.inbound.assemblies[lane].active = Some(Active { envelope, received: 0, into });
+        self.inbound.assemblies[lane].active = Some(Box::new(Active { envelope, received: 0, into }));
         self.next(lane, payload)
     }
 
@@ -358,7 +358,7 @@ impl<D: Direct> Dispatch<'_, D> {
                 self.inbound.pool.release(active.envelope.len);
             }
             self.inbound.assemblies[lane].active =
-                Some(Active { envelope: active.envelope, received: active.received, into: Into::Nowhere });
+                Some(Box::new(Active { envelope: active.envelope, received: active.received, into: Into::Nowhere }));
             return self.next(lane, payload);
         }
         match &mut active.into {

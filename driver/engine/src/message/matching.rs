@@ -1,6 +1,6 @@
 //! Which messages a receive accepts.
 
-use doorbell_fabric::{Envelope, Incarnation, NodeId};
+use doorbell_fabric::{Envelope, Incarnation, NodeId, Origin};
 
 /// What a receive accepts: any message, or only messages from one node, or with one tag, or both.
 ///
@@ -13,30 +13,35 @@ use doorbell_fabric::{Envelope, Incarnation, NodeId};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Match {
-    from: Option<NodeId>,
-    incarnation: Option<Incarnation>,
+    /// The origin, as [`Origin`] has it, and which of its bits count.
+    origin: u64,
+    origin_mask: u64,
     tag: u64,
     mask: u64,
 }
+
+/// The bits of an [`Origin`] that name the node, and those that name its incarnation.
+const NODE: u64 = u16::MAX as u64;
+const LIFE: u64 = (u32::MAX as u64) << Origin::LIFE_SHIFT;
 
 impl Match {
     /// Accepts every message.
     #[inline]
     pub const fn any() -> Self {
-        Self { from: None, incarnation: None, tag: 0, mask: 0 }
+        Self { origin: 0, origin_mask: 0, tag: 0, mask: 0 }
     }
 
     /// Accepts only messages from one node.
     #[inline]
     #[allow(clippy::should_implement_trait)]
     pub const fn from(node: NodeId) -> Self {
-        Self { from: Some(node), incarnation: None, tag: 0, mask: 0 }
+        Self::any().source(node)
     }
 
     /// As this, but only from one node.
     #[inline]
     pub const fn source(self, node: NodeId) -> Self {
-        Self { from: Some(node), ..self }
+        Self { origin: self.origin & !NODE | node.0 as u64, origin_mask: self.origin_mask | NODE, ..self }
     }
 
     /// As this, but only with this tag.
@@ -54,19 +59,19 @@ impl Match {
     /// As this, but only from one incarnation of one node.
     #[inline]
     pub const fn incarnation(self, node: NodeId, incarnation: Incarnation) -> Self {
-        Self { from: Some(node), incarnation: Some(incarnation), ..self }
+        Self { origin: Origin::new(node, incarnation).0, origin_mask: NODE | LIFE, ..self }
     }
 
     /// The node to which it is bound, if it is.
     #[inline]
     pub const fn bound_to(&self) -> Option<NodeId> {
-        self.from
+        if self.origin_mask & NODE == 0 { None } else { Some(NodeId(self.origin as u16)) }
     }
 
     /// The incarnation to which it is bound, if it is.
     #[inline]
     pub const fn bound_to_life(&self) -> Option<Incarnation> {
-        self.incarnation
+        if self.origin_mask & LIFE == 0 { None } else { Some(Incarnation((self.origin >> Origin::LIFE_SHIFT) as u32)) }
     }
 
     /// Whether it accepts messages with this source and tag.
@@ -84,7 +89,13 @@ impl Match {
     /// Whether it accepts messages from this incarnation of this node.
     #[inline(always)]
     pub(crate) fn accepts_source(&self, source: NodeId, incarnation: Incarnation) -> bool {
-        self.from.is_none_or(|from| from == source) && self.incarnation.is_none_or(|wanted| wanted == incarnation)
+        self.accepts_origin(Origin::new(source, incarnation))
+    }
+
+    /// The same, by one comparison.
+    #[inline(always)]
+    pub(crate) fn accepts_origin(&self, origin: Origin) -> bool {
+        (origin.0 ^ self.origin) & self.origin_mask == 0
     }
 
     /// Whether it accepts this message.

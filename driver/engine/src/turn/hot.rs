@@ -1,12 +1,11 @@
 //! The fast path: a message that is first in the lane that was busy last, while nothing else is pending.
 
-use super::{Engine, TURN_PACKETS};
+use super::{Engine, TURN_PACKETS, count_turn};
 use crate::message::Match;
 use crate::message::inbound::{Active, Assembly, Inbound, Into};
 use crate::message::lending::{Lease, Lent};
 use crate::message::receive::RecvOp;
 use crate::sync::op::Op;
-use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::{Envelope, PacketKind, Payload};
 use doorbell_shm::fabric::Hot;
 use doorbell_shm::lane::{FirstWord, PIECES_LEAST};
@@ -35,18 +34,17 @@ impl Engine {
         let mut hot = self.fabric.hot()?;
         let assembly = &mut inbound.assemblies[hot.index()];
         // Checked before there is a message, to keep the path after it short.
-        let (source, incarnation) = hot.source();
-        if assembly.active.is_some() || !accepts.accepts_source(source, incarnation) {
+        if assembly.active.is_some() || !accepts.accepts_origin(hot.origin()) {
             return None;
         }
         let first = hot.watch_for(rounds, true)?;
         if first.is_opened() {
             let envelope = take_opened(&mut hot, first, inbound, accepts, buf)?;
-            self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+            count_turn(&self.turns);
             return Some(HotTake::Whole(envelope));
         }
         if let Some(envelope) = hot.take_whole::<false>(assembly.expected, |tag| accepts.accepts_tag(tag), buf) {
-            self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+            count_turn(&self.turns);
             inbound.took(hot.index(), envelope.len);
             return Some(HotTake::Whole(envelope));
         }
@@ -60,7 +58,7 @@ impl Engine {
             return None;
         }
         hot.take_into(&seen, buf);
-        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        count_turn(&self.turns);
         if seen.head.kind == PacketKind::First
             && let Some(op) = take_rest(&mut hot, assembly, inbound.receives, envelope, seen.len, accepts, buf)
         {
@@ -80,11 +78,12 @@ impl Engine {
     #[inline(always)]
     pub fn take_short(&mut self, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
         let mut hot = self.fabric.hot_again()?;
-        let (source, incarnation) = hot.source();
-        if !accepts.accepts_source(source, incarnation) {
+        if !accepts.accepts_origin(hot.origin()) {
             return None;
         }
-        take_whole::<true>(&mut hot, &mut self.inbound, &self.turns, accepts, buf)
+        let envelope = take_whole::<true>(&mut hot, &mut self.inbound, accepts, buf)?;
+        count_turn(&self.turns);
+        Some(envelope)
     }
 
     /// The same for a message that is not there at the first look. Looks `rounds` times, and takes a message that its sender is still
@@ -92,8 +91,7 @@ impl Engine {
     #[inline(always)]
     pub fn wait_short(&mut self, accepts: &Match, buf: &mut [u8], rounds: u32) -> Option<Envelope> {
         let mut hot = self.fabric.hot_again()?;
-        let (source, incarnation) = hot.source();
-        if !accepts.accepts_source(source, incarnation) {
+        if !accepts.accepts_origin(hot.origin()) {
             return None;
         }
         // Into a short buffer goes no message that its sender is still writing.
@@ -103,11 +101,16 @@ impl Engine {
             let first = hot.watch_for(rounds, true)?;
             if first.is_opened() {
                 let envelope = take_opened(&mut hot, first, &mut self.inbound, accepts, buf)?;
-                self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+                count_turn(&self.turns);
                 return Some(envelope);
             }
         }
-        take_whole::<false>(&mut hot, &mut self.inbound, &self.turns, accepts, buf)
+        let envelope = match take_whole::<false>(&mut hot, &mut self.inbound, accepts, buf) {
+            Some(envelope) => envelope,
+            None => take_stamped(&mut hot, &mut self.inbound, accepts, buf)?,
+        };
+        count_turn(&self.turns);
+        Some(envelope)
     }
 
     /// As [`take_short`](Self::take_short) for up to `limit` messages that `read` reads in place. Looks `rounds` times for the
@@ -122,8 +125,7 @@ impl Engine {
     ) -> usize {
         let inbound = &mut self.inbound;
         let Some(hot) = self.fabric.hot_again() else { return 0 };
-        let (source, incarnation) = hot.source();
-        if !accepts.accepts_source(source, incarnation) {
+        if !accepts.accepts_origin(hot.origin()) {
             return 0;
         }
         let waits = hot.watch(1).is_none();
@@ -166,7 +168,7 @@ impl Engine {
                 break;
             }
         }
-        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        count_turn(&self.turns);
         let taken = taking.count() as usize;
         drop(taking);
         self.fabric.took(taken);
@@ -194,8 +196,7 @@ impl Engine {
         let inbound = &mut self.inbound;
         let mut hot = self.fabric.hot()?;
         let assembly = &mut inbound.assemblies[hot.index()];
-        let (source, incarnation) = hot.source();
-        if assembly.active.is_some() || !accepts.accepts_source(source, incarnation) {
+        if assembly.active.is_some() || !accepts.accepts_origin(hot.origin()) {
             return None;
         }
         let seen = hot.watch(rounds).and_then(|first| hot.examine(first))?;
@@ -208,7 +209,7 @@ impl Engine {
         let lending = inbound.lenders.known(envelope.source, envelope.incarnation, &lease)?.ok()?;
         let lent = lending.lend(&lease);
         hot.take_into(&seen, &mut []);
-        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        count_turn(&self.turns);
         inbound.took(hot.index(), lease.len as usize);
         Some((Envelope { len: lease.len as usize, ..envelope }, lent))
     }
@@ -238,18 +239,23 @@ impl Drop for Taking<'_> {
 
 /// Takes the first message of a lane. `STREAM`: others are likely to follow.
 #[inline(always)]
-fn take_whole<const STREAM: bool>(
-    hot: &mut Hot<'_>,
-    inbound: &mut Inbound,
-    turns: &AtomicU64,
-    accepts: &Match,
-    buf: &mut [u8],
-) -> Option<Envelope> {
+fn take_whole<const STREAM: bool>(hot: &mut Hot<'_>, inbound: &mut Inbound, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
     let assembly = &mut inbound.assemblies[hot.index()];
     let envelope = hot.take_whole::<STREAM>(assembly.expected, |tag| accepts.accepts_tag(tag), buf)?;
     assembly.pass();
     inbound.tally(envelope.len);
-    turns.store(turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    Some(envelope)
+}
+
+/// The same for a message with a time stamp.
+#[cold]
+#[inline(never)]
+fn take_stamped(hot: &mut Hot<'_>, inbound: &mut Inbound, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
+    let first = hot.watch(1).filter(|first| first.payload_bytes() <= buf.len())?;
+    let copy = |_: &Envelope, payload: Payload<'_>| _ = payload.copy_to(buf);
+    let expected = inbound.assemblies[hot.index()].expected;
+    let envelope = hot.read_sampled(first, expected, |tag| accepts.accepts_tag(tag), copy)?;
+    inbound.took(hot.index(), envelope.len);
     Some(envelope)
 }
 
@@ -287,6 +293,6 @@ fn take_rest(
     // SAFETY: Shared::receive sees the op done, or withdraws it, before the caller has its buffer back.
     let receive = unsafe { RecvOp::new(*accepts, buf.as_mut_ptr(), buf.len(), op.clone()) };
     let receive = RecvOp { number, ..receive };
-    assembly.active = Some(Active { envelope, received, into: Into::Buffer(receive) });
+    assembly.active = Some(Box::new(Active { envelope, received, into: Into::Buffer(receive) }));
     Some(op)
 }

@@ -136,6 +136,13 @@ impl Default for EngineSettings {
     }
 }
 
+/// Counts a turn of the engine, or a message that took a shorter path. Only the holder of the baton counts, so a plain load and a store
+/// are enough.
+#[inline(always)]
+fn count_turn(turns: &AtomicU64) {
+    turns.store(turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+}
+
 impl Engine {
     /// An engine over the lanes of one node.
     pub(crate) fn new(
@@ -293,8 +300,7 @@ impl Engine {
         if self.parked.is_some() {
             self.wake_parked();
         }
-        // Only one thread is in here, and the exact number does not matter: a plain load and store.
-        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        count_turn(&self.turns);
         self.polls = self.polls.wrapping_add(1);
         if self.polls.is_multiple_of(POLLS_PER_CLOCK) {
             self.now_and_then();
