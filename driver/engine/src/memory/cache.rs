@@ -36,25 +36,22 @@ pub(crate) struct RegionCache {
 impl RegionCache {
     /// The address of the bytes that `place` names, if the cache has the region and the key allows the access.
     #[inline(always)]
-    pub(crate) fn find(&mut self, place: &Place, bytes: usize, act: Act) -> Option<*mut u8> {
+    pub(crate) fn find<const WRITES: bool>(&mut self, place: &Place, bytes: usize) -> Option<*mut u8> {
         let region = self.regions[place.number as usize % CACHED].as_ref()?;
         if region.number() != place.number
             || region.incarnation() != place.incarnation
-            || (act.writes && !region.is_writable())
+            || (WRITES && !region.is_writable())
             || self.credit.spend(bytes)
         {
             return None;
         }
-        locate(region, place, bytes, act).ok()
+        locate(region, place, bytes, if WRITES { PUT } else { GET }).ok()
     }
 
-    /// Called after a copy: an error if the region was truncated by then.
+    /// The region of a place that was [found](Self::find), and the way of long puts.
     #[inline(always)]
-    pub(crate) fn whole(&self, place: &Place) -> Result<()> {
-        match &self.regions[place.number as usize % CACHED] {
-            Some(region) if region.is_cut() => Err(Error::Damaged { node: place.node }),
-            _ => Ok(()),
-        }
+    pub(crate) fn known(&mut self, place: &Place) -> Option<(&PeerRegion, &mut Choice)> {
+        Some((self.regions[place.number as usize % CACHED].as_deref()?, &mut self.choice))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::sync::op::{Op, Outcome};
 use crate::turn::Engine;
 use crate::{Node, Peer, Result};
 use doorbell_fabric::sync::{Ordering, fence};
-use doorbell_shm::copies::CHOICE_LEAST;
+use doorbell_shm::copies::{CHOICE_LEAST, Choice};
 use doorbell_shm::error::ShmError;
 use doorbell_shm::far_copy::far_copy;
 use doorbell_shm::region::PeerRegion;
@@ -315,18 +315,18 @@ impl Peer {
         let bytes = size_of_val(from);
         let mut cache = self.region_cache().borrow_mut();
         // SAFETY: all bytes of a `T` are initialised, and a put does not write to its source.
-        let found = unsafe { self.find(&mut cache, &to.place, bytes, PUT, from.as_ptr().cast_mut().cast())? };
-        let Some(ptr) = found else { return Ok(()) };
+        let found = unsafe { self.find::<true>(&mut cache, &to.place, bytes, from.as_ptr().cast_mut().cast())? };
+        let Some((region, choice, ptr)) = found else { return Ok(()) };
         // SAFETY: `ptr` is the start of `bytes` writable bytes of a region that is in the cache, and so mapped; all bytes of a
         // `T` are initialised.
         unsafe {
             if bytes >= CHOICE_LEAST && !cfg!(miri) {
-                cache.choice.copy(from.as_ptr().cast(), ptr, bytes);
+                choice.copy(from.as_ptr().cast(), ptr, bytes);
             } else {
                 copy::inward(from.as_ptr().cast(), ptr, bytes);
             }
         }
-        cache.whole(&to.place)
+        whole(region)
     }
 
     /// Reads elements from where the key points, as [`Node::get`]. Once the region was used, it takes no lock and no system
@@ -358,11 +358,11 @@ impl Peer {
         let mut cache = self.region_cache().borrow_mut();
         let place = readable(from);
         // SAFETY: a slice that no other code has; any bytes are a `T`.
-        let found = unsafe { self.find(&mut cache, &place, bytes, GET, into.as_mut_ptr().cast())? };
-        let Some(ptr) = found else { return Ok(()) };
+        let found = unsafe { self.find::<false>(&mut cache, &place, bytes, into.as_mut_ptr().cast())? };
+        let Some((region, _, ptr)) = found else { return Ok(()) };
         // `ptr` is the start of `bytes` readable bytes of a region that is in the cache, and so mapped; any bytes are a `T`.
         by(ptr, into.as_mut_ptr().cast(), bytes);
-        cache.whole(&place)
+        whole(region)
     }
 
     /// Orders puts. A thread that sees a later put of this thread, by [`Region::read`](crate::Region::read) or `get`, also sees
@@ -373,52 +373,59 @@ impl Peer {
     ///
     /// # Errors
     /// [`Error::PeerDied`] or [`Error::PeerLeft`] if the peer is known to be gone; [`Error::Closed`], [`Error::Forked`].
+    #[inline]
     pub fn flush(&self) -> Result<()> {
-        let shared = self.node().shared();
-        shared.usable()?;
+        self.node().shared().usable()?;
         // A later put is a store too, so a release fence orders it; the cache lines of earlier puts need not arrive first.
         fence(Ordering::Release);
-        let (node, incarnation) = (self.id(), self.incarnation());
-        let cache = self.region_cache().borrow();
-        if cache.inbox.is_none() && shared.has_network() {
-            // Every put over the network is already in place. Within a callback the peer's state can't be asked for.
-            let engine = shared.enter(Token::current(), "flush").ok();
-            return match engine.filter(|engine| engine.has_ended(node, incarnation)) {
-                Some(engine) => Err(engine.unreachable(node, Some(incarnation))),
-                None => Ok(()),
-            };
-        }
-        if cache.inbox.as_ref().is_some_and(|inbox| inbox.is_known_dead()) {
+        let lives = self.region_cache().borrow().inbox.as_ref().is_some_and(|inbox| !inbox.is_known_dead());
+        if lives { Ok(()) } else { self.flush_apart() }
+    }
+
+    /// A flush to a peer that this thread has not put to through shared memory, or that is gone.
+    #[cold]
+    fn flush_apart(&self) -> Result<()> {
+        let (shared, node, incarnation) = (self.node().shared(), self.id(), self.incarnation());
+        if self.region_cache().borrow().inbox.is_some() {
             let ended = shared.ended(Token::current(), node, incarnation);
             return Err(ended.unwrap_or(Error::PeerDied { node, incarnation }));
         }
-        Ok(())
+        if !shared.has_network() {
+            return Ok(());
+        }
+        // Every put over the network is already in place. Within a callback the peer's state can't be asked for.
+        let engine = shared.enter(Token::current(), "flush").ok();
+        match engine.filter(|engine| engine.has_ended(node, incarnation)) {
+            Some(engine) => Err(engine.unreachable(node, Some(incarnation))),
+            None => Ok(()),
+        }
     }
 
-    /// The address of the bytes of `place`. `None` if this node can't reach them by an address; then the network has already
-    /// put them from `own`, or got them into `own`.
+    /// The address of the bytes of `place`, with their region and the way of long puts. `None` if this node can't reach them by an address;
+    /// then the network has already put them from `own`, or got them into `own`.
     ///
     /// # Safety
     /// As [`Shared::ask`].
     #[inline(always)]
-    unsafe fn find(
+    unsafe fn find<'c, const WRITES: bool>(
         &self,
-        cache: &mut RegionCache,
+        cache: &'c mut RegionCache,
         place: &Place,
         bytes: usize,
-        act: Act,
         own: *mut u8,
-    ) -> Result<Option<*mut u8>> {
-        self.node().shared().usable()?;
-        // The cache compares the incarnation of the region; only this check compares the node.
-        if bytes as u64 <= place.bytes
-            && place.node == self.id()
-            && let Some(ptr) = cache.find(place, bytes, act)
-        {
-            return Ok(Some(ptr));
+    ) -> Result<Option<(&'c PeerRegion, &'c mut Choice, *mut u8)>> {
+        // The cache compares the incarnation of the region; only this check compares the node. A forked child finds no region.
+        let is_known = !self.node().shared().is_closed() && bytes as u64 <= place.bytes && place.node == self.id();
+        let mut ptr = if is_known { cache.find::<WRITES>(place, bytes) } else { None };
+        if ptr.is_none() {
+            // SAFETY: caller.
+            ptr = unsafe { self.find_slow(cache, place, bytes, if WRITES { PUT } else { GET }, own)? };
         }
-        // SAFETY: caller.
-        unsafe { self.find_slow(cache, place, bytes, act, own) }
+        let Some(ptr) = ptr else { return Ok(None) };
+        match cache.known(place) {
+            Some((region, choice)) => Ok(Some((region, choice, ptr))),
+            None => Err(fault(if WRITES { PUT } else { GET }, place, KeyFault::Stale)),
+        }
     }
 
     /// The slow path: the region is not in the cache, the key is wrong, or it is time to check that the peer lives.
@@ -434,10 +441,11 @@ impl Peer {
         act: Act,
         own: *mut u8,
     ) -> Result<Option<*mut u8>> {
+        let shared = self.node().shared();
+        shared.usable()?;
         if place.node != self.id() {
             return Err(fault(act, place, KeyFault::OtherNode));
         }
-        let shared = self.node().shared();
         if shared.modes().steers_access() {
             // SAFETY: caller.
             unsafe { shared.access_by_mode(place, bytes, act, own, None)? };
