@@ -59,7 +59,7 @@ impl Mapping {
         let _ = unsafe { madvise(self.ptr.as_ptr().cast(), self.len, Advice::LinuxDoFork) };
     }
 
-    /// Makes all pages present and writable now. If the system refuses, each comes at its first use, as otherwise.
+    /// Makes all pages present and writable now. If the system refuses, each page comes at its first use.
     pub fn populate(&self) {
         // SAFETY: the mapping's own range, which this does not change.
         let _ = unsafe { madvise(self.ptr.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) };

@@ -160,7 +160,7 @@ impl RegionMemory {
         self.segment.is_cut()
     }
 
-    /// Makes all pages present now, so that no first use of a page waits for the system. Takes some 0.2 ms for each MiB.
+    /// Makes all pages present in this process now, so that its first use of a page does not wait for the system.
     pub fn populate(&self) {
         self.segment.populate();
     }

@@ -37,18 +37,20 @@ impl From<u16> for NodeId {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Incarnation(pub u32);
 
-/// A node and one of its incarnations, in one word. A receive compares both at once.
+/// A node and one of its incarnations, in one word: a receive compares both at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Origin(pub u64);
+pub struct PeerWord(u64);
 
-impl Origin {
-    /// The lowest bit of the incarnation. The node is in the lowest 16 bits.
-    pub const LIFE_SHIFT: u32 = 32;
+impl PeerWord {
+    /// The bits that name the node.
+    pub const NODE: u64 = u16::MAX as u64;
+    /// The bits that name its incarnation.
+    pub const INCARNATION: u64 = (u32::MAX as u64) << 32;
 
     /// The word for this incarnation of this node.
     #[inline(always)]
     pub const fn new(node: NodeId, incarnation: Incarnation) -> Self {
-        Self(node.0 as u64 | (incarnation.0 as u64) << Self::LIFE_SHIFT)
+        Self(node.0 as u64 | (incarnation.0 as u64) << 32)
     }
 
     /// The node.
@@ -60,7 +62,13 @@ impl Origin {
     /// The incarnation.
     #[inline(always)]
     pub const fn incarnation(self) -> Incarnation {
-        Incarnation((self.0 >> Self::LIFE_SHIFT) as u32)
+        Incarnation((self.0 >> 32) as u32)
+    }
+
+    /// Whether the bits in `mask` are the same.
+    #[inline(always)]
+    pub const fn agrees(self, other: Self, mask: u64) -> bool {
+        (self.0 ^ other.0) & mask == 0
     }
 }
 

@@ -27,6 +27,6 @@ pub mod world;
 
 pub use envelope::{Envelope, Message};
 pub use fabric::{Fabric, Link, LinkDown, Push, Sink, Verdict};
-pub use id::{Incarnation, NodeId, Origin, PRIORITIES, ParseIdError, Priority, Role};
+pub use id::{Incarnation, NodeId, PRIORITIES, ParseIdError, PeerWord, Priority, Role};
 pub use packet::{PacketHead, PacketKind, Payload};
 pub use transfer::{BytesIn, BytesOut, TransferId};

@@ -4,7 +4,7 @@ use crate::board::LatencyHistogram;
 use crate::domain::PeerInbox;
 use crate::lane::{Consumer, FirstWord, Opened, Peek, RawMemory, Seen, SeriesEnd, age};
 use crate::region::PeerRegion;
-use doorbell_fabric::{Envelope, Incarnation, NodeId, Origin, PacketHead, PacketKind, Payload, Priority, Sink};
+use doorbell_fabric::{Envelope, Incarnation, NodeId, PacketHead, PacketKind, Payload, PeerWord, Priority, Sink};
 use std::sync::Arc;
 
 /// How often a reader looks for the next packet of a message before it lets other work in. A sender takes some microseconds to write one.
@@ -16,7 +16,7 @@ const PIECE_LOOKS: u32 = 2048;
 pub(super) struct Lane {
     pub(super) consumer: Consumer<RawMemory>,
     /// The node and the incarnation that send here.
-    pub(super) origin: Origin,
+    pub(super) peer: PeerWord,
     pub(super) priority: Priority,
     /// The node that produces here.
     pub(super) producer: Option<Arc<PeerInbox>>,
@@ -41,13 +41,13 @@ impl Lane {
     /// The node that sends here.
     #[inline(always)]
     pub(super) fn source(&self) -> NodeId {
-        self.origin.node()
+        self.peer.node()
     }
 
     /// The incarnation of that node.
     #[inline(always)]
     pub(super) fn incarnation(&self) -> Incarnation {
-        self.origin.incarnation()
+        self.peer.incarnation()
     }
 
     #[inline(always)]
@@ -139,8 +139,8 @@ impl Hot<'_> {
 
     /// The node and the incarnation that send here.
     #[inline(always)]
-    pub fn origin(&self) -> Origin {
-        self.lane.origin
+    pub fn source(&self) -> PeerWord {
+        self.lane.peer
     }
 
     /// Packets taken so far.
@@ -183,8 +183,8 @@ impl Hot<'_> {
         if next.rings {
             self.lane.ring_producer();
         }
-        let Lane { origin, priority, .. } = *self.lane;
-        let (source, incarnation) = (origin.node(), origin.incarnation());
+        let Lane { peer, priority, .. } = *self.lane;
+        let (source, incarnation) = (peer.node(), peer.incarnation());
         Some(Envelope { source, incarnation, tag: next.tag, len: next.len, sequence, priority })
     }
 
@@ -198,8 +198,8 @@ impl Hot<'_> {
         accepts: impl FnOnce(u64) -> bool,
         buf: &mut [u8],
     ) -> Option<Envelope> {
-        let Lane { origin, priority, ref mut consumer, .. } = *self.lane;
-        let (source, incarnation) = (origin.node(), origin.incarnation());
+        let Lane { peer, priority, ref mut consumer, .. } = *self.lane;
+        let (source, incarnation) = (peer.node(), peer.incarnation());
         let opened = consumer.opened(first)?;
         let Opened { tag, len, place, .. } = opened;
         if len > buf.len() || opened.sequence != sequence || !accepts(tag) {
@@ -222,8 +222,8 @@ impl Hot<'_> {
         accepts: impl FnOnce(u64) -> bool,
         read: impl FnOnce(&Envelope, Payload<'_>),
     ) -> bool {
-        let Lane { origin, priority, .. } = *self.lane;
-        let (source, incarnation) = (origin.node(), origin.incarnation());
+        let Lane { peer, priority, .. } = *self.lane;
+        let (source, incarnation) = (peer.node(), peer.incarnation());
         let next = self.lane.consumer.read_next::<STREAM>(sequence, usize::MAX, accepts, |tag, payload| {
             read(&Envelope { source, incarnation, tag, len: payload.len(), sequence, priority }, payload);
         });
@@ -243,8 +243,8 @@ impl Hot<'_> {
         accepts: impl Fn(u64) -> bool,
         mut read: impl FnMut(&Envelope, Payload<'_>),
     ) -> bool {
-        let Lane { origin, priority, .. } = *self.lane;
-        let (source, incarnation) = (origin.node(), origin.incarnation());
+        let Lane { peer, priority, .. } = *self.lane;
+        let (source, incarnation) = (peer.node(), peer.incarnation());
         let end = self.lane.consumer.read_series(sequence, limit, accepts, |tag, sequence, payload| {
             read(&Envelope { source, incarnation, tag, len: payload.len(), sequence, priority }, payload);
         });

@@ -17,7 +17,7 @@ use crate::lane::{LaneMemory, Peek, Producer, age, packet_bytes};
 use crate::layout::FLAG_FENCE;
 use callers::Blank;
 use doorbell_fabric::sync::Barriers;
-use doorbell_fabric::{Fabric, Incarnation, NodeId, Origin, PRIORITIES, Priority, Sink, Verdict};
+use doorbell_fabric::{Fabric, Incarnation, NodeId, PRIORITIES, PeerWord, Priority, Sink, Verdict};
 pub use hot::Hot;
 use hot::Lane;
 use link::Larger;
@@ -91,7 +91,7 @@ pub struct ShmFabric {
     next_idle: usize,
     /// The number of looks until one is due at all lanes.
     left: u32,
-    /// The lane that [`hot`](Self::hot) returned last.
+    /// The lane that [`hot`](Self::hot) looked at last.
     hottest: usize,
     generation: u32,
     closing: usize,
@@ -119,7 +119,7 @@ impl ShmFabric {
             let (node, priority) = (NodeId((index / PRIORITIES) as u16), Priority::ALL[index % PRIORITIES]);
             Lane {
                 consumer: blank.consumer(),
-                origin: Origin::new(node, Incarnation(0)),
+                peer: PeerWord::new(node, Incarnation(0)),
                 priority,
                 producer: None,
                 idle_looks: 0,
@@ -414,6 +414,7 @@ impl ShmFabric {
     pub fn hot_again(&mut self) -> Option<Hot<'_>> {
         self.left = self.left.checked_sub(1)?;
         let index = self.hottest;
+        debug_assert_eq!(self.busy.get(self.next_busy), Some(&index));
         self.lanes.get_mut(index).map(|lane| Hot { lane, index })
     }
 

@@ -7,7 +7,7 @@ use crate::doorbell::Bell;
 use crate::error::ShmError;
 use crate::lane::BulkMemory;
 use crate::region::PeerRegion;
-use doorbell_fabric::{Incarnation, NodeId, Origin, PRIORITIES};
+use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, PeerWord};
 use std::sync::Arc;
 
 impl ShmFabric {
@@ -142,7 +142,7 @@ impl ShmFabric {
     fn open_slot(&mut self, index: usize, inbox: PeerInbox) {
         let inbox = Arc::new(inbox);
         for lane in &mut self.lanes[index * PRIORITIES..][..PRIORITIES] {
-            lane.origin = Origin::new(inbox.id(), inbox.incarnation());
+            lane.peer = PeerWord::new(inbox.id(), inbox.incarnation());
             lane.producer = Some(inbox.clone());
         }
         self.changes.push_back(Change::Joined(inbox.id(), inbox.incarnation()));
@@ -172,7 +172,7 @@ impl ShmFabric {
     fn close_slot(&mut self, index: usize, incarnation: Incarnation, died: bool) {
         let node = NodeId(index as u16);
         for lane in &mut self.lanes[index * PRIORITIES..][..PRIORITIES] {
-            lane.origin = Origin::new(node, incarnation);
+            lane.peer = PeerWord::new(node, incarnation);
         }
         self.changes.push_back(Change::Joined(node, incarnation));
         self.changes.push_back(if died { Change::Died(node, incarnation) } else { Change::Left(node, incarnation) });

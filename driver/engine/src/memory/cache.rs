@@ -48,7 +48,7 @@ impl RegionCache {
         locate(region, place, bytes, if WRITES { PUT } else { GET }).ok()
     }
 
-    /// The region of a place that was [found](Self::find), and the way of long puts.
+    /// The region of a place that is in the cache, and the way of long puts.
     #[inline(always)]
     pub(crate) fn known(&mut self, place: &Place) -> Option<(&PeerRegion, &mut Choice)> {
         Some((self.regions[place.number as usize % CACHED].as_deref()?, &mut self.choice))

@@ -62,8 +62,8 @@ struct PeerMemory {
     credit: Credit,
 }
 
-/// How many bytes may be copied before the peer is checked again. A check is some system calls, which take some microseconds together
-/// with what the processor then no longer has at hand. The limits keep that below a hundredth of the time of the copies.
+/// How many bytes may be copied before the peer is checked again. A check makes system calls, which also push lines out of the caches. For
+/// long copies it takes less than a hundredth of their time.
 #[derive(Default)]
 pub(crate) struct Credit(usize);
 
@@ -164,6 +164,8 @@ impl RegionTable {
         if let Entry::Occupied(peer) = self.peers().entry(node)
             && peer.get().inbox.incarnation() == incarnation
         {
+            // The caches of other threads have the same inbox, and see that it is dead.
+            peer.get().inbox.is_alive();
             peer.remove();
         }
     }

@@ -78,7 +78,8 @@ pub struct Tally {
     pub messages: u64,
     /// Of these messages, those that the poller thread handled.
     pub by_poller: u64,
-    /// The bytes of the messages. Not beside their number: the compiler would add to both at once, by more instructions.
+    /// The bytes of the messages. They stand apart from the number of the messages, because the compiler would otherwise add to both at
+    /// once, with more instructions.
     pub bytes: u64,
     /// Of these messages, those that went to the pool first because no receive had asked for them.
     pub unexpected: u64,

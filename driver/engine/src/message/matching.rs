@@ -1,6 +1,7 @@
 //! Which messages a receive accepts.
 
-use doorbell_fabric::{Envelope, Incarnation, NodeId, Origin};
+use doorbell_fabric::{Envelope, Incarnation, NodeId, PeerWord};
+use std::fmt;
 
 /// What a receive accepts: any message, or only messages from one node, or with one tag, or both.
 ///
@@ -11,24 +12,28 @@ use doorbell_fabric::{Envelope, Incarnation, NodeId, Origin};
 /// let replies = Match::any().tag_mask(0x100, 0xff00);
 /// # let _ = (any, orders, replies);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Match {
-    /// The origin, as [`Origin`] has it, and which of its bits count.
-    origin: u64,
-    origin_mask: u64,
+    /// The node and the incarnation, and which bits of them count.
+    from: PeerWord,
+    from_mask: u64,
     tag: u64,
     mask: u64,
 }
 
-/// The bits of an [`Origin`] that name the node, and those that name its incarnation.
-const NODE: u64 = u16::MAX as u64;
-const LIFE: u64 = (u32::MAX as u64) << Origin::LIFE_SHIFT;
+impl fmt::Debug for Match {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (from, incarnation) = (self.bound_to(), self.bound_to_life());
+        let mut all = f.debug_struct("Match");
+        all.field("from", &from).field("incarnation", &incarnation).field("tag", &self.tag).field("mask", &self.mask).finish()
+    }
+}
 
 impl Match {
     /// Accepts every message.
     #[inline]
     pub const fn any() -> Self {
-        Self { origin: 0, origin_mask: 0, tag: 0, mask: 0 }
+        Self { from: PeerWord::new(NodeId(0), Incarnation(0)), from_mask: 0, tag: 0, mask: 0 }
     }
 
     /// Accepts only messages from one node.
@@ -41,7 +46,7 @@ impl Match {
     /// As this, but only from one node.
     #[inline]
     pub const fn source(self, node: NodeId) -> Self {
-        Self { origin: self.origin & !NODE | node.0 as u64, origin_mask: self.origin_mask | NODE, ..self }
+        Self { from: PeerWord::new(node, self.from.incarnation()), from_mask: self.from_mask | PeerWord::NODE, ..self }
     }
 
     /// As this, but only with this tag.
@@ -59,19 +64,19 @@ impl Match {
     /// As this, but only from one incarnation of one node.
     #[inline]
     pub const fn incarnation(self, node: NodeId, incarnation: Incarnation) -> Self {
-        Self { origin: Origin::new(node, incarnation).0, origin_mask: NODE | LIFE, ..self }
+        Self { from: PeerWord::new(node, incarnation), from_mask: PeerWord::NODE | PeerWord::INCARNATION, ..self }
     }
 
     /// The node to which it is bound, if it is.
     #[inline]
     pub const fn bound_to(&self) -> Option<NodeId> {
-        if self.origin_mask & NODE == 0 { None } else { Some(NodeId(self.origin as u16)) }
+        if self.from_mask & PeerWord::NODE == 0 { None } else { Some(self.from.node()) }
     }
 
     /// The incarnation to which it is bound, if it is.
     #[inline]
     pub const fn bound_to_life(&self) -> Option<Incarnation> {
-        if self.origin_mask & LIFE == 0 { None } else { Some(Incarnation((self.origin >> Origin::LIFE_SHIFT) as u32)) }
+        if self.from_mask & PeerWord::INCARNATION == 0 { None } else { Some(self.from.incarnation()) }
     }
 
     /// Whether it accepts messages with this source and tag.
@@ -89,13 +94,13 @@ impl Match {
     /// Whether it accepts messages from this incarnation of this node.
     #[inline(always)]
     pub(crate) fn accepts_source(&self, source: NodeId, incarnation: Incarnation) -> bool {
-        self.accepts_origin(Origin::new(source, incarnation))
+        self.accepts_peer(PeerWord::new(source, incarnation))
     }
 
     /// The same, by one comparison.
     #[inline(always)]
-    pub(crate) fn accepts_origin(&self, origin: Origin) -> bool {
-        (origin.0 ^ self.origin) & self.origin_mask == 0
+    pub(crate) fn accepts_peer(&self, source: PeerWord) -> bool {
+        source.agrees(self.from, self.from_mask)
     }
 
     /// Whether it accepts this message.

@@ -34,7 +34,7 @@ impl Engine {
         let mut hot = self.fabric.hot()?;
         let assembly = &mut inbound.assemblies[hot.index()];
         // Checked before there is a message, to keep the path after it short.
-        if assembly.active.is_some() || !accepts.accepts_origin(hot.origin()) {
+        if assembly.active.is_some() || !accepts.accepts_peer(hot.source()) {
             return None;
         }
         let first = hot.watch_for(rounds, true)?;
@@ -78,7 +78,7 @@ impl Engine {
     #[inline(always)]
     pub fn take_short(&mut self, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
         let mut hot = self.fabric.hot_again()?;
-        if !accepts.accepts_origin(hot.origin()) {
+        if !accepts.accepts_peer(hot.source()) {
             return None;
         }
         let envelope = take_whole::<true>(&mut hot, &mut self.inbound, accepts, buf)?;
@@ -91,7 +91,7 @@ impl Engine {
     #[inline(always)]
     pub fn wait_short(&mut self, accepts: &Match, buf: &mut [u8], rounds: u32) -> Option<Envelope> {
         let mut hot = self.fabric.hot_again()?;
-        if !accepts.accepts_origin(hot.origin()) {
+        if !accepts.accepts_peer(hot.source()) {
             return None;
         }
         // Into a short buffer goes no message that its sender is still writing.
@@ -125,7 +125,7 @@ impl Engine {
     ) -> usize {
         let inbound = &mut self.inbound;
         let Some(hot) = self.fabric.hot_again() else { return 0 };
-        if !accepts.accepts_origin(hot.origin()) {
+        if !accepts.accepts_peer(hot.source()) {
             return 0;
         }
         let waits = hot.watch(1).is_none();
@@ -196,7 +196,7 @@ impl Engine {
         let inbound = &mut self.inbound;
         let mut hot = self.fabric.hot()?;
         let assembly = &mut inbound.assemblies[hot.index()];
-        if assembly.active.is_some() || !accepts.accepts_origin(hot.origin()) {
+        if assembly.active.is_some() || !accepts.accepts_peer(hot.source()) {
             return None;
         }
         let seen = hot.watch(rounds).and_then(|first| hot.examine(first))?;
