@@ -29,6 +29,9 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// The key of a network on which nothing is secret.
 const SECRET: [u8; 32] = [7; 32];
 
+/// The longest message of a stream through memory for which no buffer is posted.
+const LONG: usize = 1 << 20;
+
 const NO_STEPS: &str = "the order asks for no transfer in two steps";
 
 /// A node and its peer.
@@ -138,7 +141,7 @@ impl Transport for Doorbell {
 
     fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()> {
         let Self { node, peer, messages, over, .. } = self;
-        Ok(stream::run(&mut Requests { node, peer, posts: *over != Over::Memory }, flow, messages.of(bytes)?)?)
+        Ok(stream::run(&mut Requests { node, peer, posts: *over != Over::Memory || bytes > LONG }, flow, messages.of(bytes)?)?)
     }
 
     fn memory(&mut self) -> Result<&mut [u8]> {
@@ -312,8 +315,8 @@ impl Carrier for Puts<'_> {
 struct Requests<'a> {
     node: &'a Node,
     peer: &'a Peer,
-    /// Whether buffers are posted before their messages come. Through memory that is more work, and most messages wait in the lane until a
-    /// call receives them.
+    /// Whether buffers are posted before their messages come. Through memory that is more work, and messages of up to [`LONG`] bytes wait in
+    /// the lane until a call receives them. A longer message does not fit there, and goes to its buffer while this process sends.
     posts: bool,
 }
 
