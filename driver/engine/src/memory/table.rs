@@ -287,6 +287,16 @@ mod tests {
     }
 
     #[test]
+    fn a_check_is_due_after_some_hundred_short_copies_and_after_some_long_ones() {
+        for (bytes, least, most) in [(8, 200, 256), (256 << 10, 32, 64), (8 << 20, 1, 2), (usize::MAX, 0, 1)] {
+            let mut credit = Credit::default();
+            assert!(credit.spend(bytes), "the first copy");
+            let free = (0..1000).take_while(|_| !credit.spend(bytes)).count();
+            assert!((least..=most).contains(&free), "{bytes} bytes: {free} copies without a check");
+        }
+    }
+
+    #[test]
     fn regions_are_mapped_once_and_let_go() {
         let space = Space::heap();
         let join = || Membership::join(JoinOptions::new("table", space.clone())).unwrap();
@@ -313,7 +323,11 @@ mod tests {
         table.let_go(b.id(), b.incarnation());
         assert!(one.upgrade().is_none());
         drop(kept);
+        let inbox = table.inbox(&a, b.id(), b.incarnation()).unwrap();
         b.abandon();
+        assert!(!inbox.is_known_dead());
+        table.let_go(b.id(), b.incarnation());
+        assert!(inbox.is_known_dead(), "another thread's puts would go on");
         assert!(matches!(table.open(&a, b.id(), b.incarnation(), 1, true, usize::MAX), Err(Miss::Gone { left: false })));
     }
 }

@@ -124,9 +124,12 @@ mod tests {
         assert!(accepts(Match::any().source(two).tag(9), two, 9) && !accepts(Match::any().source(two).tag(9), one, 9));
         let masked = Match::any().tag_mask(0xabc, 0xf0);
         assert!(accepts(masked, one, 0xb0) && accepts(masked, one, 0x1bf) && !accepts(masked, one, 0xa0));
-        assert!(
-            accepts(Match::any().incarnation(one, incarnation), one, 0)
-                && !accepts(Match::any().incarnation(one, Incarnation(5)), one, 0)
-        );
+        let bound = Match::any().incarnation(one, incarnation);
+        assert!(accepts(bound, one, 0) && !accepts(bound, two, 0) && !accepts(Match::any().incarnation(one, Incarnation(5)), one, 0));
+        assert!(accepts(bound.source(two), two, 0) && !accepts(bound.source(two), one, 0));
+        assert_eq!((bound.bound_to(), bound.bound_to_life()), (Some(one), Some(incarnation)));
+        assert_eq!((Match::from(NodeId(0)).bound_to(), Match::any().bound_to()), (Some(NodeId(0)), None));
+        assert_eq!((Match::from(two).bound_to_life(), Match::any().source(one).source(two)), (None, Match::from(two)));
+        assert!(format!("{:?}", Match::from(two)).contains("node 2"));
     }
 }
