@@ -24,8 +24,10 @@ const PIECE_LONG: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 /// The shortest payload for which the ways differ. Streams of shorter ones lose more by reports than conversations gain.
 pub(super) const LEAST: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 
-/// The number of messages until the next comparison, for each message of the last one. Less than one message in a hundred then goes a slower
-/// way, and the producer soon finds out that a process has moved to another processor.
+/// The number of messages until the next comparison, for each message of the last one: this number at first, and four times as many after
+/// each comparison that finds the same way, up to `SETTLED`. Then less than one message in a hundred goes a slower way. A first
+/// comparison finds caches cold, and a process may move to another processor, so the producer soon looks again.
+const UNSETTLED: u32 = 4;
 const SETTLED: u32 = 100;
 
 /// The first bytes of a phase do not count, because the lines that they use are still where another way left them. Of short messages,
@@ -64,6 +66,9 @@ pub(super) struct Ways {
     /// The number of messages until something has to be done.
     left: u32,
     way: Way,
+    /// The way that the last comparison found, and the number of messages until the next one for each message of that one.
+    found: Way,
+    settled: u32,
     /// The phase of a comparison, or [`PHASES`] between two.
     phase: usize,
     /// Messages of this comparison.
@@ -86,6 +91,8 @@ impl Ways {
             due: u64::MAX,
             left: 0,
             way: Way::Whole,
+            found: Way::Whole,
+            settled: 0,
             phase: PHASES,
             compared: 0,
             sent: 0,
@@ -205,11 +212,14 @@ impl Ways {
         if self.phase < PHASES {
             return self.choose(Way::ALL[self.phase % Way::ALL.len()]);
         }
-        self.left = self.compared.saturating_mul(SETTLED);
         let least = self.times.into_iter().min().unwrap_or(0);
         // A smaller difference may be chance.
         let best = self.times.into_iter().position(|time| time <= least.saturating_add(least / 16)).unwrap_or(0);
-        self.choose(Way::ALL[best]);
+        let found = Way::ALL[best];
+        let is_same = std::mem::replace(&mut self.found, found) == found;
+        self.settled = if is_same { (4 * self.settled).clamp(UNSETTLED, SETTLED) } else { UNSETTLED };
+        self.left = self.compared.saturating_mul(self.settled);
+        self.choose(found);
     }
 
     fn choose(&mut self, way: Way) {
@@ -257,8 +267,16 @@ mod tests {
         let mut ways = Ways::of(BYTES);
         let sent = compare(&mut ways, 0, |way, _| [100, 130, 150][way as usize]);
         assert!(ways.way == Way::Short && sent <= PHASES as u32 * (WARM_MOST + COUNTED) + 1, "{sent}");
+        // The longer the same way is the fastest, the rarer are comparisons.
+        let mut before = 0;
+        for times in [UNSETTLED, 4 * UNSETTLED, 16 * UNSETTLED, SETTLED] {
+            let sent = compare(&mut ways, 0, |way, _| [100, 130, 150][way as usize]);
+            assert!(ways.way == Way::Short && sent >= times * PHASES as u32 * COUNTED && sent > before, "{sent} after {times}");
+            before = sent;
+        }
         let sent = compare(&mut ways, 0, |way, _| [130, 100, 150][way as usize]);
         assert!(ways.way == Way::Whole && sent >= SETTLED * PHASES as u32 * COUNTED, "{sent}");
+        assert!(ways.settled == UNSETTLED, "another way than before is not certain");
         assert!(
             !ways.is_due(1 << 40, 1 << 14) && ways.copying(1 << 14) == Copying::Library && ways.piece_bytes(1 << 14) == 1 << 14
         );
@@ -295,7 +313,7 @@ mod tests {
         let (mut ways, mut now) = (Ways::of(BYTES), 0);
         for len in [1 << 20, 1 << 31, 1 << 40] {
             let mut sent = 0;
-            while ways.phase != PHASES || ways.left < SETTLED {
+            while ways.phase != PHASES || ways.left < UNSETTLED {
                 now += 1000 * (1 + ways.way as u64);
                 sent += 1;
                 if ways.count(len) {

@@ -125,7 +125,9 @@ mod tests {
         let masked = Match::any().tag_mask(0xabc, 0xf0);
         assert!(accepts(masked, one, 0xb0) && accepts(masked, one, 0x1bf) && !accepts(masked, one, 0xa0));
         let bound = Match::any().incarnation(one, incarnation);
-        assert!(accepts(bound, one, 0) && !accepts(bound, two, 0) && !accepts(Match::any().incarnation(one, Incarnation(5)), one, 0));
+        assert!(
+            accepts(bound, one, 0) && !accepts(bound, two, 0) && !accepts(Match::any().incarnation(one, Incarnation(5)), one, 0)
+        );
         assert!(accepts(bound.source(two), two, 0) && !accepts(bound.source(two), one, 0));
         assert_eq!((bound.bound_to(), bound.bound_to_life()), (Some(one), Some(incarnation)));
         assert_eq!((Match::from(NodeId(0)).bound_to(), Match::any().bound_to()), (Some(NodeId(0)), None));
