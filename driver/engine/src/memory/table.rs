@@ -323,11 +323,13 @@ mod tests {
         table.let_go(b.id(), b.incarnation());
         assert!(one.upgrade().is_none());
         drop(kept);
-        let inbox = table.inbox(&a, b.id(), b.incarnation()).unwrap();
         b.abandon();
-        assert!(!inbox.is_known_dead());
-        table.let_go(b.id(), b.incarnation());
-        assert!(inbox.is_known_dead(), "another thread's puts would go on");
         assert!(matches!(table.open(&a, b.id(), b.incarnation(), 1, true, usize::MAX), Err(Miss::Gone { left: false })));
+        let c = join();
+        let inbox = table.inbox(&a, c.id(), c.incarnation()).unwrap();
+        c.abandon();
+        assert!(!inbox.is_known_dead());
+        table.let_go(c.id(), c.incarnation());
+        assert!(inbox.is_known_dead(), "another thread's flush would succeed");
     }
 }

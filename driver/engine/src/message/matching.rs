@@ -129,6 +129,7 @@ mod tests {
             accepts(bound, one, 0) && !accepts(bound, two, 0) && !accepts(Match::any().incarnation(one, Incarnation(5)), one, 0)
         );
         assert!(accepts(bound.source(two), two, 0) && !accepts(bound.source(two), one, 0));
+        assert!(!bound.source(two).accepts(two, Incarnation(5), 0));
         assert_eq!((bound.bound_to(), bound.bound_to_life()), (Some(one), Some(incarnation)));
         assert_eq!((Match::from(NodeId(0)).bound_to(), Match::any().bound_to()), (Some(NodeId(0)), None));
         assert_eq!((Match::from(two).bound_to_life(), Match::any().source(one).source(two)), (None, Match::from(two)));
