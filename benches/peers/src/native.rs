@@ -316,7 +316,8 @@ struct Requests<'a> {
     node: &'a Node,
     peer: &'a Peer,
     /// Whether buffers are posted before their messages come. Through memory that is more work, and messages of up to [`LONG`] bytes wait in
-    /// the lane until a call receives them. A longer message does not fit there, and goes to its buffer while this process sends.
+    /// the lane until a call receives them. Streams of longer ones were faster with posted buffers, which the engine fills while this
+    /// process waits for a send.
     posts: bool,
 }
 
