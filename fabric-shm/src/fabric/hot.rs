@@ -116,6 +116,12 @@ impl Lane {
         self.consumer.is_news() && !self.damaged && !self.later && self.is_of_known_life()
     }
 
+    /// Whether a packet waits in a lane that not every poll looks at.
+    #[inline(always)]
+    pub(super) fn is_ready_and_idle(&self) -> bool {
+        !self.busy && self.consumer.is_ready() && !self.damaged && self.is_of_known_life()
+    }
+
     /// Whether the packets here come from the incarnation that the reader expects. If that one never claimed the lane, a later
     /// one may have done so. Only the first packet can tell: after it the lane stays claimed until it is reset.
     #[inline(always)]

@@ -376,10 +376,10 @@ impl ShmFabric {
         }
         let mut taken = 0;
         for _ in 0..IDLE_PER_LOOK.min(self.open.len()) {
-            self.next_idle = if self.next_idle + 1 < self.open.len() { self.next_idle + 1 } else { 0 };
+            self.next_idle = self.following_idle();
             let index = self.open[self.next_idle];
             let lane = &self.lanes[index];
-            if !lane.busy && lane.consumer.is_ready() && !lane.damaged && lane.is_of_known_life() {
+            if lane.is_ready_and_idle() {
                 let (more, stop) = self.poll_lane(index, sink, BURST.min(budget - taken));
                 taken += more;
                 self.make_busy(index);
@@ -416,6 +416,35 @@ impl ShmFabric {
         let index = self.hottest;
         debug_assert_eq!(self.busy.get(self.next_busy), Some(&index));
         self.lanes.get_mut(index).map(|lane| Hot { lane, index })
+    }
+
+    /// Whether the idle lanes are due for a look.
+    #[inline(always)]
+    pub fn is_look_due(&self) -> bool {
+        self.left == 0
+    }
+
+    /// The look that is due, for a caller of [`hot_again`](Self::hot_again). False if [`poll`](Fabric::poll) has something to do in
+    /// another lane or in the directory.
+    pub fn look_around(&mut self) -> bool {
+        let is_same = !self.has_callers() && self.membership.generation() == self.generation && self.closing == 0;
+        if !is_same || self.faults.is_some() || self.lanes[self.hottest].consumer.offered().is_some() {
+            return false;
+        }
+        for _ in 0..IDLE_PER_LOOK.min(self.open.len()) {
+            let next = self.following_idle();
+            if self.lanes[self.open[next]].is_ready_and_idle() {
+                return false;
+            }
+            self.next_idle = next;
+        }
+        self.left = IDLE_LOOKS;
+        true
+    }
+
+    /// The place of the next open lane, in turn.
+    fn following_idle(&self) -> usize {
+        if self.next_idle + 1 < self.open.len() { self.next_idle + 1 } else { 0 }
     }
 
     /// Notes that packets were taken by one look, so that the idle lanes get their look in time.

@@ -13,7 +13,7 @@
 //! line is written. The consumer publishes its progress about once a quarter lap, in a small ring once half a lap, and where the producer
 //! asks for it.
 //!
-//! Every 64th packet carries the time of its publication. The consumer computes the latency for the board.
+//! Every 64th packet carries the time of its publication, though at most one a millisecond. The consumer computes the latency for the board.
 //!
 //! A lane begins with a small ring. When a packet finds no room there, the producer blanks a larger ring, writes a packet *moved*
 //! into the small one, and goes on in the larger ring. The consumer follows when it reads that packet. Positions go on.
@@ -91,18 +91,15 @@ pub const PIECES_LEAST: usize = if cfg!(loom) { 192 } else { 4 << 10 };
 /// the time.
 pub(crate) const PIECE_LEAST: usize = if cfg!(loom) { 64 } else { 1 << 10 };
 
-/// One in this many packets of a lane carries a time stamp. A power of two.
+/// One in this many packets of a lane may carry a time stamp. A power of two.
 pub(crate) const STAMP_EVERY: u64 = 64;
+
+/// The least time between two time stamps of a lane, in nanoseconds. A message with a stamp takes a longer way, and where messages
+/// follow each other quickly, one in a hundred would be noticed.
+pub(crate) const STAMP_NS: u64 = 1_000_000;
 
 /// Whether packets carry time stamps. Loom has no clock, and under Miri time has no meaning.
 pub(crate) const STAMPED: bool = cfg!(not(any(loom, miri)));
-
-/// The current time as a packet carries it. Never zero, which means no stamp.
-#[cold]
-#[inline(never)]
-pub(crate) fn stamp() -> u32 {
-    (crate::clock::now_ns() as u32).max(1)
-}
 
 /// Nanoseconds since a packet was stamped, up to two seconds. `None` for older stamps and for stamps of another clock. It cannot
 /// recognise stamps older than four seconds.

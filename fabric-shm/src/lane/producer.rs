@@ -9,7 +9,7 @@ use super::bulk::{BulkMemory, IN_BULK};
 use super::pieces::Pieces;
 use super::ring::Filled;
 use super::ways::Ways;
-use super::{Control, INLINE_BYTES, LaneMemory, OPENED, PIECES_LEAST, STAMP_EVERY, STAMPED, check_word, stamp, word};
+use super::{Control, INLINE_BYTES, LaneMemory, OPENED, PIECES_LEAST, STAMP_EVERY, STAMP_NS, STAMPED, check_word, word};
 use crate::copies::Copying;
 use doorbell_fabric::sync::{Ordering, planted_bug};
 use doorbell_fabric::{PacketHead, PacketKind, Push};
@@ -55,6 +55,9 @@ pub struct Producer<M> {
     pushed_at: u64,
     /// Whether the processor has the instruction to offer lines.
     can_offer: bool,
+    /// The position from which on a packet may get a time stamp, and the time of the last one, in nanoseconds.
+    stamp_from: u64,
+    stamped_at: u64,
 }
 
 /// A ring that was offered to the consumer.
@@ -96,6 +99,8 @@ impl<M: LaneMemory> Producer<M> {
             coming: (0, 0),
             pushed_at: 0,
             can_offer: crate::hint::can_offer(),
+            stamp_from: if STAMPED { 0 } else { u64::MAX },
+            stamped_at: 0,
         })
     }
 
@@ -139,7 +144,8 @@ impl<M: LaneMemory> Producer<M> {
             }
         }
         let cell = (self.tail & (cells - 1)) as usize;
-        let written = if self.has_pieces(len) && head.kind == PacketKind::Whole && !is_stamped(self.tail) {
+        let is_stamped = self.may_be_stamped() && self.is_stamp_due();
+        let written = if self.has_pieces(len) && head.kind == PacketKind::Whole && !is_stamped {
             // SAFETY: `len` bytes are readable (caller).
             unsafe { self.write_in_pieces(cell, head.tag, head.sequence, bytes, len) }
         } else {
@@ -152,7 +158,7 @@ impl<M: LaneMemory> Producer<M> {
         if head.kind.has_total() {
             self.memory.cell_word(cell, word::TOTAL).store(head.total, Ordering::Relaxed);
         }
-        let stamp = if is_stamped(self.tail) { stamp() } else { 0 };
+        let stamp = if is_stamped { self.stamp() } else { 0 };
         self.tail = publish(&self.memory, self.tail, stamp, head.kind, head.tag, head.sequence, len);
         match head.kind {
             PacketKind::Whole => self.count(len),
@@ -183,7 +189,7 @@ impl<M: LaneMemory> Producer<M> {
         // Copies, which the compiler need not read again after each store to the lane.
         let (memory, tail) = (self.memory, self.tail);
         let mask = memory.cell_count() as u64 - 1;
-        if is_stamped(tail) || (tail - self.head_seen >= mask && !self.has_free_cell(mask)) {
+        if (self.may_be_stamped() && self.is_stamp_due()) || (tail - self.head_seen >= mask && !self.has_free_cell(mask)) {
             return false;
         }
         let cell = (tail & mask) as usize;
@@ -307,6 +313,31 @@ impl<M: LaneMemory> Producer<M> {
         Ok(())
     }
 
+    /// Whether the next packet may get a time stamp.
+    #[inline(always)]
+    fn may_be_stamped(&self) -> bool {
+        self.tail >= self.stamp_from
+    }
+
+    /// Whether a packet that may get a time stamp gets one: the last stamp is old enough.
+    #[cold]
+    #[inline(never)]
+    fn is_stamp_due(&mut self) -> bool {
+        let is_due = crate::clock::now_ns() - self.stamped_at >= STAMP_NS;
+        if !is_due {
+            self.stamp_from = self.tail + STAMP_EVERY;
+        }
+        is_due
+    }
+
+    /// The time stamp of the next packet: never zero, which means no stamp.
+    #[cold]
+    #[inline(never)]
+    fn stamp(&mut self) -> u32 {
+        (self.stamp_from, self.stamped_at) = (self.tail + STAMP_EVERY, crate::clock::now_ns());
+        (self.stamped_at as u32).max(1)
+    }
+
     /// Counts a message for the choice of a way.
     #[inline(always)]
     fn count(&mut self, len: usize) {
@@ -346,12 +377,6 @@ impl<M: LaneMemory> Producer<M> {
         // Release: the region exists before the offer.
         self.memory.control(Control::Bulk).store(offer, Ordering::Release);
     }
-}
-
-/// Whether the packet at a position states when it was published.
-#[inline(always)]
-fn is_stamped(tail: u64) -> bool {
-    STAMPED && tail & (STAMP_EVERY - 1) == 0
 }
 
 /// Publishes the packet at position `tail`, whose payload is written. Returns the next position.

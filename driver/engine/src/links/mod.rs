@@ -143,6 +143,17 @@ impl Fabrics {
         self.shm.hot_again()
     }
 
+    /// Whether the idle lanes are due for a look.
+    #[inline(always)]
+    pub fn is_look_due(&self) -> bool {
+        self.shm.is_look_due()
+    }
+
+    /// The look that is due. False if [`poll`](Self::poll) has something to do: with a network it always has.
+    pub fn look_around(&mut self) -> bool {
+        self.net.is_none() && self.shm.look_around()
+    }
+
     /// Notes that packets were taken by one look at the lane that was busy last.
     #[inline(always)]
     pub fn took(&mut self, packets: usize) {

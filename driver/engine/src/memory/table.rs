@@ -69,7 +69,7 @@ pub(crate) struct Credit(usize);
 
 impl Credit {
     const WHOLE: usize = 16 << 20;
-    const EACH: usize = 64 << 10;
+    const EACH: usize = 4 << 10;
 
     /// Whether it is time for a check.
     #[inline(always)]

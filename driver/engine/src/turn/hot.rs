@@ -1,6 +1,6 @@
 //! The fast path: a message that is first in the lane that was busy last, while nothing else is pending.
 
-use super::{Engine, TURN_PACKETS, count_turn};
+use super::{Engine, POLLS_PER_CLOCK, TURN_PACKETS, count_turn};
 use crate::message::Match;
 use crate::message::inbound::{Active, Assembly, Inbound, Into};
 use crate::message::lending::{Lease, Lent};
@@ -77,6 +77,9 @@ impl Engine {
     /// asked. One look: if the message is there, others are likely to follow.
     #[inline(always)]
     pub fn take_short(&mut self, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
+        if !self.has_looked_around() {
+            return None;
+        }
         let mut hot = self.fabric.hot_again()?;
         if !accepts.accepts_peer(hot.source()) {
             return None;
@@ -123,6 +126,9 @@ impl Engine {
         rounds: u32,
         mut read: impl FnMut(&Envelope, Payload<'_>),
     ) -> usize {
+        if !self.has_looked_around() {
+            return 0;
+        }
         let inbound = &mut self.inbound;
         let Some(hot) = self.fabric.hot_again() else { return 0 };
         if !accepts.accepts_peer(hot.source()) {
@@ -173,6 +179,24 @@ impl Engine {
         drop(taking);
         self.fabric.took(taken);
         taken
+    }
+
+    /// Looks at the idle lanes if that is due after some looks at the busy one. False if there is something that only
+    /// [`poll`](Self::poll) does.
+    #[inline(always)]
+    fn has_looked_around(&mut self) -> bool {
+        !self.fabric.is_look_due() || self.look_around()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_around(&mut self) -> bool {
+        // A poll also looks at the clock now and then, and disarms a bell that an idle poller has armed.
+        if (self.polls.wrapping_add(1)).is_multiple_of(POLLS_PER_CLOCK) || self.fabric.bell().is_armed() || !self.fabric.look_around() {
+            return false;
+        }
+        self.polls = self.polls.wrapping_add(1);
+        true
     }
 
     /// Whether nothing is pending in this node that a message could concern.

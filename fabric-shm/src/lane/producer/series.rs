@@ -1,7 +1,7 @@
 //! Several messages of a producer at once.
 
 use super::{OWN_BEFORE, Producer, SERIES_BYTES, describe, reveal, write_inline};
-use crate::lane::{INLINE_BYTES, LaneMemory, STAMP_EVERY, STAMPED, check_word, word};
+use crate::lane::{INLINE_BYTES, LaneMemory, check_word, word};
 use doorbell_fabric::PacketKind;
 use doorbell_fabric::sync::{Ordering, planted_bug};
 
@@ -17,6 +17,9 @@ impl<M: LaneMemory> Producer<M> {
     where
         M: Copy,
     {
+        if self.may_be_stamped() && self.is_stamp_due() {
+            return (0, 0);
+        }
         // Copies, as in `push_whole`.
         let (memory, start) = (self.memory, self.tail);
         let (mut tail, mask) = (start, memory.cell_count() as u64 - 1);
@@ -24,7 +27,7 @@ impl<M: LaneMemory> Producer<M> {
             self.has_free_cell(mask);
         }
         let room = mask.saturating_sub(tail - self.head_seen);
-        let unstamped = if STAMPED { tail.wrapping_neg() & (STAMP_EVERY - 1) } else { room };
+        let unstamped = self.stamp_from - tail;
         let fill = |at: u64, place: u64, (tag, bytes): (u64, &[u8])| {
             let cell = (at & mask) as usize;
             if bytes.len() <= INLINE_BYTES {
