@@ -1,7 +1,7 @@
 //! A histogram of the delay from publishing to taking a sampled message.
 //!
-//! Each power of two has two buckets, so a quantile is accurate to a quarter or better. Every 64th packet of a lane carries a
-//! time stamp: see [`crate::lane`].
+//! Each power of two has two buckets, so a quantile is accurate to a quarter or better. One packet of a lane in 64 carries a
+//! time stamp, at most one a millisecond: see [`crate::lane`].
 
 use super::home::Words;
 use doorbell_fabric::sync::Ordering;

@@ -239,8 +239,8 @@ impl Hot<'_> {
         next.is_some()
     }
 
-    /// As [`read_whole`](Self::read_whole) for up to `limit` short messages: see [`Consumer::read_series`]. Returns true if nothing
-    /// more was published.
+    /// As [`read_whole`](Self::read_whole) for up to `limit` short messages: see [`Consumer::read_series`]. Returns their number, and
+    /// whether nothing more was published.
     #[inline(always)]
     pub fn read_series(
         &mut self,
@@ -248,28 +248,29 @@ impl Hot<'_> {
         limit: u64,
         accepts: impl Fn(u64) -> bool,
         mut read: impl FnMut(&Envelope, Payload<'_>),
-    ) -> bool {
+    ) -> (u64, bool) {
         let Lane { peer, priority, .. } = *self.lane;
         let (source, incarnation) = (peer.node(), peer.incarnation());
-        let end = self.lane.consumer.read_series(sequence, limit, accepts, |tag, sequence, payload| {
+        let (count, end) = self.lane.consumer.read_series(sequence, limit, accepts, |tag, sequence, payload| {
             read(&Envelope { source, incarnation, tag, len: payload.len(), sequence, priority }, payload);
         });
         if end == SeriesEnd::Rings {
             self.lane.ring_producer();
         }
-        end == SeriesEnd::Empty
+        (count, end == SeriesEnd::Empty)
     }
 
-    /// As [`read_whole`](Self::read_whole), for a packet that may carry a time stamp.
+    /// As [`read_whole`](Self::read_whole), for a message of at most `most` bytes that may have a time stamp, or lie in a bundle.
     #[cold]
     pub fn read_sampled(
         &mut self,
         first: FirstWord,
         sequence: u32,
+        most: usize,
         accepts: impl FnOnce(u64) -> bool,
         read: impl FnOnce(&Envelope, Payload<'_>),
     ) -> Option<Envelope> {
-        let seen = self.examine(first).filter(|seen| seen.head.kind == PacketKind::Whole)?;
+        let seen = self.examine(first).filter(|seen| seen.head.kind == PacketKind::Whole && seen.len <= most)?;
         let envelope = self.envelope(&seen);
         if envelope.sequence != sequence || !accepts(envelope.tag) {
             return None;

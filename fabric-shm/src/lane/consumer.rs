@@ -1,12 +1,15 @@
 //! The reading end of a lane.
 
+mod bundle;
 mod opened;
 
 use super::bulk::{BulkMemory, IN_BULK};
 use super::ring::Drained;
-use super::{Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, REPORTED, word};
+use super::{BUNDLE, Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, REPORTED, word};
 #[cfg(not(loom))]
 use super::{RawMemory, SERIES_BYTES, check_word};
+use bundle::Begun;
+pub use bundle::Entry;
 #[cfg(not(loom))]
 use doorbell_fabric::Payload;
 use doorbell_fabric::sync::{Ordering, light_barrier};
@@ -40,6 +43,7 @@ pub struct Consumer<M> {
     answered: bool,
     /// Length of the last payload that did not fit into its cell.
     last_len: usize,
+    begun: Begun,
     refusing: bool,
     /// The position behind an opened packet that this end copies no more until it is published, or 0.
     given_up: u64,
@@ -68,6 +72,8 @@ pub enum Place {
     Data(u64, bool),
     /// At this offset of the bulk ring.
     Bulk(u64),
+    /// In a bundle.
+    Bundle(Entry),
 }
 
 /// A message that was [read](Consumer::read_next).
@@ -155,6 +161,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             offered: 0,
             answered: false,
             last_len: usize::MAX,
+            begun: Begun::default(),
             refusing: false,
             given_up: 0,
             declined: 0,
@@ -239,6 +246,10 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             return match (check >> 32) as u8 {
                 OPENED => Peek::Opened(FirstWord(check)),
                 MOVED if self.may_move() => Peek::Moved,
+                BUNDLE => match self.examine_bundle(len) {
+                    Some(seen) => Peek::Packet(seen),
+                    None => Peek::Damaged("a bundle of messages that no sender makes"),
+                },
                 _ => Peek::Damaged("a packet of unknown kind"),
             };
         };
@@ -298,6 +309,8 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             Place::Data(place, _) => unsafe {
                 self.memory.read_data(place as usize, dst, seen.len);
             },
+            // SAFETY: as above.
+            Place::Bundle(entry) => unsafe { self.memory.read_data(entry.offset(), dst, seen.len) },
             Place::Bulk(place) => {
                 if let Some((memory, _)) = &self.bulk {
                     // SAFETY: as above.
@@ -337,6 +350,9 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     /// The same. Prefetches a cell if others are likely to follow.
     #[inline(always)]
     fn leave(&mut self, place: Place, len: usize, is_stream: bool) -> bool {
+        if let Place::Bundle(entry) = place {
+            return self.leave_entry(entry) && self.tell();
+        }
         // Report seldom: the producer reads the line with these words, and every store here costs it a cache miss.
         let mut is_due = self.leave_cell(self.head, is_stream);
         if let Place::Data(place, reported) = place {
@@ -480,7 +496,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         for cell in 0..self.memory.cell_count() {
             self.memory.cell_word(cell, word::CHECK).store(0, Ordering::Relaxed);
         }
-        (self.head, self.given_up, self.declined) = (0, 0, 0);
+        (self.head, self.given_up, self.declined, self.begun) = (0, 0, 0, Begun::default());
         self.data = Drained::new(self.memory.data_bytes());
         (self.bulk, self.offered, self.answered) = (None, 0, false);
         for control in [Control::Waiting, Control::Bulk, Control::BulkHead, Control::BulkTaken] {
@@ -563,10 +579,39 @@ impl Consumer<RawMemory> {
 
     /// Reads whole messages of at most 1 KiB, one behind the other, up to `limit`: `read` gets tag, sequence number and
     /// payload of each. The first one must have this sequence number. Stops before a message that has another, carries a time stamp,
-    /// or is not accepted, and where the producer waits for room. If `read` panics, its message stays the first one.
+    /// or is not accepted, and where the producer waits for room. Returns their number. If `read` panics, its message stays the first one.
     #[inline(always)]
     #[must_use]
     pub fn read_series(
+        &mut self,
+        sequence: u32,
+        limit: u64,
+        accepts: impl Fn(u64) -> bool,
+        mut read: impl FnMut(u64, u32, Payload<'_>),
+    ) -> (u64, SeriesEnd) {
+        let mut count = 0;
+        loop {
+            let before = self.head;
+            let end = self.read_cells(sequence.wrapping_add(count as u32), limit - count, &accepts, &mut read);
+            count += self.head - before;
+            let check = self.first_word();
+            if end != SeriesEnd::Other || count == limit || check << 24 != check_word(self.head + 1, BUNDLE, 0) << 24 {
+                return (count, end);
+            }
+            let next = sequence.wrapping_add(count as u32);
+            let (more, left) = self.read_bundle((check >> 40) as usize, next, limit - count, &accepts, &mut read);
+            count += more;
+            match left {
+                Some(is_due) if is_due && self.tell() => return (count, SeriesEnd::Rings),
+                Some(_) if count < limit => {}
+                _ => return (count, SeriesEnd::Other),
+            }
+        }
+    }
+
+    /// The same for messages in cells of their own.
+    #[inline(always)]
+    fn read_cells(
         &mut self,
         sequence: u32,
         limit: u64,
@@ -660,6 +705,7 @@ impl Consumer<RawMemory> {
         let ptr = match place {
             Place::Inline => self.memory.inline_at(self.cell()),
             Place::Data(place, _) => self.memory.data_at(place as usize),
+            Place::Bundle(entry) => self.memory.data_at(entry.offset()),
             // Without a ring there is no such place.
             Place::Bulk(place) => self.bulk.as_ref().map_or(std::ptr::null(), |(memory, _)| memory.at(place)),
         };

@@ -153,26 +153,29 @@ fn packets_of_short_laps_arrive_whole() {
     exchange(4, 256, &[64, 64, 64]);
 }
 
-/// Three messages of a batch, of which two are published together.
+/// Three messages of a series, of which two are a bundle.
 #[test]
-fn groups_arrive_whole() {
+fn bundles_arrive_whole() {
     loom::model(|| {
         let memory = Arc::new(LoomMemory::new(4, 256));
         let mut producer = Producer::claim(Leaked(Box::leak(Box::new(memory.clone()))), 1).unwrap();
         let mut consumer = Consumer::new(memory, None);
         let sender = loom::thread::spawn(move || {
             let bytes = [[1; 64], [2; 64], [3; 64]];
-            let messages = [(1, &bytes[0][..]), (2, &bytes[1]), (3, &bytes[2])];
-            assert_eq!(producer.push_series(0, &messages), (3, 192));
+            let messages = [(7, &bytes[0][..]), (7, &bytes[1]), (7, &bytes[2])];
+            assert_eq!(producer.push_series(0, &messages), (2, 128));
+            let head = PacketHead { kind: PacketKind::Whole, tag: 7, sequence: 2, total: 64 };
+            // SAFETY: an array of 64 bytes.
+            assert_eq!(unsafe { producer.push(&head, bytes[2].as_ptr(), 64) }, Push::Done);
         });
-        let mut taken = 0;
+        let mut taken = 0_u8;
         let mut take = |consumer: &mut Consumer<_>| {
             while let Peek::Packet(seen) = consumer.peek() {
                 let mut bytes = [0; 64];
                 // SAFETY: from the latest peek; 64 bytes are enough.
                 unsafe { consumer.copy_out(&seen, bytes.as_mut_ptr()) };
                 taken += 1;
-                assert_eq!((seen.len, seen.head.tag, bytes[0]), (64, taken, taken as u8));
+                assert_eq!((seen.len, seen.head.tag, seen.head.sequence, bytes[0]), (64, 7, u32::from(taken) - 1, taken));
                 let _ = consumer.take(&seen);
             }
             taken

@@ -45,8 +45,8 @@ pub trait LaneMemory {
     /// Copies into the data ring.
     ///
     /// # Safety
-    /// `len` bytes are readable at `src`; `offset` is a multiple of 64; `offset + len` is at most `data_bytes()`; no other thread writes
-    /// there.
+    /// `len` bytes are readable at `src`; `offset + len` is at most `data_bytes()`, and `offset` a multiple of 64 for a
+    /// [streamed](Copying::Streamed) copy; no other thread writes there.
     unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, way: Copying);
     /// Copies out of the data ring.
     ///
@@ -154,7 +154,7 @@ impl LaneMemory for RawMemory {
 
     #[inline(always)]
     unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, way: Copying) {
-        debug_assert!(offset.is_multiple_of(64) && offset + len <= self.data_bytes);
+        debug_assert!((way != Copying::Streamed || offset.is_multiple_of(64)) && offset + len <= self.data_bytes);
         // SAFETY: caller; the ring begins with a cache line.
         unsafe { crate::copies::copy_by(way, src, self.data.add(offset), len) }
     }

@@ -13,7 +13,7 @@
 //! line is written. The consumer publishes its progress about once a quarter lap, in a small ring once half a lap, and where the producer
 //! asks for it.
 //!
-//! Every 64th packet carries the time of its publication, though at most one a millisecond. The consumer computes the latency for the board.
+//! One packet in 64, and at most one a millisecond, carries the time of its publication. The consumer computes the latency for the board.
 //!
 //! A lane begins with a small ring. When a packet finds no room there, the producer blanks a larger ring, writes a packet *moved*
 //! into the small one, and goes on in the larger ring. The consumer follows when it reads that packet. Positions go on.
@@ -23,6 +23,8 @@
 //! the pieces that are written. A waiting consumer may copy them while the producer writes the next piece; the message arrives only with
 //! the packet.
 //!
+//! Several short messages that one call sends share a packet: a *bundle* (`bundle.rs`).
+//!
 //! The producer chooses where a payload lies in the data ring (`ring.rs`), how it writes it (`ways.rs`), and in which
 //! pieces (`pieces.rs`).
 //!
@@ -30,6 +32,7 @@
 //! trusts nothing in a lane: it copies a cell's words once, checks the copy, and uses that.
 
 mod bulk;
+mod bundle;
 mod consumer;
 mod memory;
 mod pieces;
@@ -39,13 +42,13 @@ mod ways;
 
 pub use bulk::{BULK_BYTES, BULK_LEAST, BulkMemory};
 #[cfg(not(loom))]
+pub(crate) use bundle::MESSAGE_MOST as SERIES_BYTES;
+#[cfg(not(loom))]
 pub use consumer::SeriesEnd;
 pub use consumer::{Consumer, FirstWord, Opened, Peek, Place, Seen};
 #[cfg(not(loom))]
 pub use memory::RawMemory;
 pub use memory::{Control, LaneMemory};
-#[cfg(not(loom))]
-pub(crate) use producer::SERIES_BYTES;
 pub use producer::{Outstanding, Producer, packet_bytes};
 
 /// The longest payload that fits into a cell.
@@ -62,6 +65,8 @@ pub(crate) mod word {
     pub const TOTAL: usize = 4;
     /// Of a packet in pieces, the bytes of one.
     pub const PIECE: usize = 4;
+    /// Of a bundle, the length of each message plus one. 0: each message states its own.
+    pub const LENGTH: usize = 4;
     /// The number of pieces that are written.
     pub const WRITTEN: usize = 5;
     pub const COUNT: usize = 8;
@@ -79,6 +84,10 @@ pub(crate) fn check_word(position: u64, kind: u8, len: usize) -> u64 {
 ///
 /// [`PacketKind`]: doorbell_fabric::PacketKind
 pub(crate) const MOVED: u8 = 0xff;
+
+/// The kind of a packet of several messages, likewise. Its first word has the length of all, and the upper half of its third word their
+/// number.
+pub(crate) const BUNDLE: u8 = 0xfe;
 
 /// The kind of a packet that its producer has opened: not a packet yet.
 pub(crate) const OPENED: u8 = 0;

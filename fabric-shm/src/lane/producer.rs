@@ -6,6 +6,7 @@ mod series;
 pub use room::Outstanding;
 
 use super::bulk::{BulkMemory, IN_BULK};
+use super::bundle::MESSAGE_MOST as SERIES_BYTES;
 use super::pieces::Pieces;
 use super::ring::Filled;
 use super::ways::Ways;
@@ -18,8 +19,6 @@ use doorbell_fabric::{PacketHead, PacketKind, Push};
 /// reads the first, and the offers would only cost time.
 const OFFER_BYTES: usize = 1024;
 
-/// The longest message of a series. Each needs few lines, so the next cells and their payloads come together.
-pub(crate) const SERIES_BYTES: usize = 1024;
 #[cfg(not(loom))]
 const _: () = assert!(SERIES_BYTES < PIECES_LEAST && SERIES_BYTES < super::ways::LEAST && SERIES_BYTES < super::bulk::BULK_LEAST);
 
@@ -108,6 +107,18 @@ impl<M: LaneMemory> Producer<M> {
     #[cfg(all(test, not(loom)))]
     pub(super) fn set_ways(&mut self, ways: Ways) {
         self.ways = ways;
+    }
+
+    /// Lets the next packet have a time stamp.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn forget_stamp(&mut self) {
+        (self.stamp_from, self.stamped_at) = (if STAMPED { self.tail } else { u64::MAX }, 0);
+    }
+
+    /// Lets no packet have a time stamp.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn stamp_not(&mut self) {
+        self.stamp_from = u64::MAX;
     }
 
     /// Bytes of the data ring.

@@ -83,32 +83,57 @@ fn message(sequence: u32, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn every_64th_packet_says_when_it_was_published() {
+fn one_packet_in_64_and_one_a_millisecond_says_when_it_was_published() {
     let block = Block::new(16, 16 << 10);
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
     let mut consumer = Consumer::new(block.memory(), None);
-    for sequence in 0..200 {
+    let mut last: Option<(u32, u64)> = None;
+    let mut sequence = 0;
+    let mut stamps = 0;
+    while stamps < if STAMPED { 4 } else { 1 } {
+        let before = crate::clock::now_ns();
         assert_eq!(push(&mut producer, PacketKind::Whole, sequence, b"x"), Push::Done);
+        let now = crate::clock::now_ns();
         let Peek::Packet(seen) = consumer.peek() else { panic!("nothing came") };
         assert_eq!(seen.head.sequence, sequence, "the stamp is not part of the sequence number");
-        assert_eq!(seen.stamp != 0, STAMPED && sequence % 64 == 0, "{sequence}");
         assert!(seen.stamp == 0 || age(seen.stamp).is_some());
+        if seen.stamp != 0 {
+            assert!(last.is_none_or(|(number, time)| sequence - number >= 64 && now - time >= STAMP_NS), "{sequence}");
+            (last, stamps) = (Some((sequence, before)), stamps + 1);
+        } else if !STAMPED {
+            stamps += 1;
+        } else if let Some((number, time)) = last {
+            assert!(sequence - number < 128 || before < time + 2 * STAMP_NS || now - before > STAMP_NS, "none is due");
+        }
         let _ = consumer.take(&seen);
+        sequence += 1;
     }
     // A stamp of another clock, or a forged one, gives no sample.
     assert_eq!(age((crate::clock::now_ns() as u32).wrapping_add(1 << 30)), None);
 }
 
 #[test]
-fn a_series_goes_through_the_cells_in_order_and_stops_where_it_must() {
+fn a_series_goes_through_the_lane_in_order_and_stops_where_it_must() {
+    // Messages of the same length have bundles without heads where the tag is the same, too.
+    for (lens, same) in
+        [(&[8, 0, 64, 40, 41, 1000, SERIES_BYTES][..], 1), (&[8], 40), (&[64], 1000), (&[5, 5, 5, 700], 4), (&[0], 7)]
+    {
+        series(lens, same);
+    }
+}
+
+/// A series of messages of these lengths in turn, of which so many have the same tag.
+fn series(lens: &[usize], same: u64) {
     let block = Block::new(16, 16 << 10);
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
     let mut consumer = Consumer::new(block.memory(), None);
-    let bytes: Vec<Vec<u8>> =
-        (0..300).map(|number| message(number, [8, 0, 64, 40, 41, 1000, SERIES_BYTES][number as usize % 7])).collect();
-    let all: Vec<(u64, &[u8])> = bytes.iter().zip(0..).map(|(bytes, tag)| (tag, &bytes[..])).collect();
+    let bytes: Vec<Vec<u8>> = (0..300).map(|number| message(number, lens[number as usize % lens.len()])).collect();
+    let all: Vec<(u64, &[u8])> = bytes.iter().zip(0..).map(|(bytes, number)| (number / same, &bytes[..])).collect();
     let (mut sent, mut read) = (0, 0);
     while read < all.len() {
+        if read % 100 == 99 {
+            producer.forget_stamp();
+        }
         let (count, sum) = producer.push_series(sent as u32, &all[sent..]);
         assert_eq!(sum, all[sent..][..count].iter().map(|(_, bytes)| bytes.len() as u64).sum());
         sent += count;
@@ -126,23 +151,26 @@ fn a_series_goes_through_the_cells_in_order_and_stops_where_it_must() {
             5,
             |tag| !is_choosy || tag % 7 != 0,
             |tag, sequence, payload| {
-                assert_eq!((tag, sequence as usize, payload.to_vec()), (read as u64, read, bytes[read].clone()));
+                assert_eq!((tag, sequence as usize, payload.to_vec()), (all[read].0, read, bytes[read].clone()));
                 read += 1;
             },
         );
-        assert!(read - before <= 5 && (!is_choosy || (before..read).all(|number| number % 7 != 0)));
+        assert!(read - before <= 5 && (!is_choosy || (before..read).all(|number| !all[number].0.is_multiple_of(7))));
         if read == before
             && let Some((head, payload)) = pop(&mut consumer)
         {
-            assert_eq!((head.tag, &payload), (read as u64, &bytes[read]));
+            assert_eq!((head.tag, head.sequence as usize, &payload), (all[read].0, read, &bytes[read]));
             read += 1;
         }
         // A later sequence number than the first one's is left alone.
         let _ = consumer.read_series(read as u32 + 1, 5, |_| true, |tag, _, _| panic!("{tag}"));
     }
-    // A reader that panics leaves its message, and has the ones before it.
-    sent += producer.push_series(0, &all[1..3]).0 - 2;
     assert_eq!(sent, all.len());
+    assert!(lens.len() > 1 || producer.pushed() < 150, "{} packets", producer.pushed());
+    // A reader that panics leaves its message, and has the ones before it.
+    producer.stamp_not();
+    let both = [(1, &bytes[1][..]), (2, &bytes[2][..])];
+    assert_eq!(producer.push_series(0, &both).0, 2);
     let mut seen = Vec::new();
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let _ = consumer.read_series(
@@ -171,14 +199,19 @@ fn read_one_by_one<const STREAM: bool>() {
     for sequence in 0..count {
         let bytes = message(sequence, [8, 0, 64, 40, 41, 1000, SERIES_BYTES, 3000][sequence as usize % 8]);
         assert!(consumer.read_next::<STREAM>(sequence, usize::MAX, |_| true, nothing).is_none(), "there is none");
+        if sequence % 70 == 0 {
+            producer.forget_stamp();
+        } else {
+            producer.stamp_not();
+        }
         // SAFETY: a slice.
         let is_short = unsafe { producer.push_whole(u64::from(sequence) * 3, sequence, bytes.as_ptr(), bytes.len()) };
         if !is_short {
             // It gets a time stamp, or the lane looks full.
             assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &bytes), Push::Done);
         }
-        let is_stamped = STAMPED && sequence % STAMP_EVERY as u32 == 0;
-        assert!(!(is_stamped && is_short));
+        let is_stamped = matches!(consumer.peek(), Peek::Packet(seen) if seen.stamp != 0);
+        assert!(!(is_stamped && is_short) && is_stamped == (STAMPED && sequence % 70 == 0));
         assert!(consumer.read_next::<STREAM>(sequence.wrapping_sub(1), usize::MAX, |_| true, nothing).is_none(), "out of order");
         assert!(consumer.read_next::<STREAM>(sequence, usize::MAX, |_| false, nothing).is_none(), "another tag");
         assert!(bytes.is_empty() || consumer.read_next::<STREAM>(sequence, bytes.len() - 1, |_| true, nothing).is_none());
@@ -300,6 +333,48 @@ proptest! {
                 }
             }
         }
+    }
+
+    /// The same for a bundle: however its words change while it is read, no message lies outside the lane, and it ends.
+    #[test]
+    fn forged_bundles_stay_inside(
+        words in prop::collection::vec(prop::array::uniform8(any::<u64>()), 1..40),
+        bytes in 0..3000_usize,
+        data in prop::collection::vec(0..100_u64, 400),
+    ) {
+        let block = Block::new(16, 16 << 10);
+        let memory = block.memory();
+        let mut consumer = Consumer::new(memory, None);
+        for (at, word) in data.iter().enumerate() {
+            // SAFETY: eight bytes inside the ring.
+            unsafe { memory.write_data(at * 8, word.to_ne_bytes().as_ptr(), 8, crate::copies::Copying::Library) };
+        }
+        let mut taken = 0;
+        for words in words.iter().cycle().take(100) {
+            let store = |index: usize, value| memory.cell_word(0, index).store(value, Ordering::Relaxed);
+            store(word::CHECK, check_word(1, BUNDLE, bytes));
+            store(word::TAG, words[0]);
+            store(word::SEQUENCE, words[1] & 0x3f_0000_000f);
+            store(word::PLACE, if words[2] % 16 == 0 { words[2] } else { words[2] & 0x3fc0 });
+            store(word::LENGTH, if words[3] % 16 == 0 { words[3] } else { words[3] & 0x7f });
+            let by_series = words[4] % 2 == 0;
+            let before = taken;
+            if by_series {
+                let first = words[1] as u32 & 15;
+                let sequence = first + taken as u32;
+                taken += consumer.read_series(sequence, words[4] % 5, |_| true, |_, _, payload| _ = payload.to_vec()).0;
+            } else if let Peek::Packet(seen) = consumer.peek() {
+                // SAFETY: from the latest peek.
+                prop_assert_eq!(unsafe { consumer.payload(&seen) }.to_vec().len(), seen.len);
+                let _ = consumer.take(&seen);
+                taken += 1;
+            }
+            prop_assert!(taken <= before + 5);
+            if consumer.taken() > 0 {
+                break;
+            }
+        }
+        prop_assert!(taken <= crate::lane::bundle::MESSAGES_MOST as u64);
     }
 
     /// A cell with any content is empty, holds a packet inside the lane, or is damaged. It never causes a read outside the lane

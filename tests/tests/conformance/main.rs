@@ -78,6 +78,7 @@ suite! {
         figures_agree_with_what_happened;
     series:
         a_series_arrives_whole_and_in_order
+        a_series_is_received_in_any_way
         a_series_of_one_tag_leaves_the_others
         a_series_without_room_says_how_far_it_came
         a_series_whose_reader_panics_goes_on

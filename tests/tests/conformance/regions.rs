@@ -236,7 +236,7 @@ pub fn a_node_that_is_gone_has_stale_keys(world: &World) {
         (0..3).for_each(|_| peer.put(&[1], key).unwrap());
         go(b);
         // A dead owner's region is there until somebody asks for the owner, which is not at every put.
-        let error = (0..2000).find_map(|_| peer.put(&[2], key).err()).expect("puts to the dead");
+        let error = (0..5000).find_map(|_| peer.put(&[2], key).err()).expect("puts to the dead");
         assert!(is_gone(&error, id, incarnation, died), "{error:?}");
         assert!(is_gone(&peer.flush().unwrap_err(), id, incarnation, died));
         for error in [a.put(&[3], key).unwrap_err(), a.get(key, &mut [0]).unwrap_err(), a.put(&[3], unused.key()).unwrap_err()] {

@@ -76,6 +76,52 @@ pub fn a_conversation_reads_one_message_at_a_time(world: &World) {
     assert_eq!([&a, &b].map(|node| node.stats().unwrap().messages_in), [TURNS; 2]);
 }
 
+pub fn a_series_is_received_in_any_way(world: &World) {
+    const COUNT: u64 = 400;
+    let [a, b] = world.nodes();
+    let (node, to) = (a.clone(), b.id());
+    // Runs of one tag and one length, and others.
+    let len = |number: u64| [8, 64, 24 + number as usize % 50][number as usize / 40 % 3];
+    let sending = running("a series", move || {
+        let all = messages(COUNT, len);
+        let tagged: Vec<(u64, &[u8])> = all.iter().zip(0..).map(|(bytes, number)| (number / 20, &bytes[..])).collect();
+        let peer = node.peer(to).unwrap();
+        tagged.chunks(50).for_each(|some| peer.send_many(some).unwrap());
+    });
+    let mut next = 0;
+    let mut check = |envelope: &doorbell::Envelope, bytes: &[u8]| {
+        assert_eq!((envelope.tag, envelope.sequence, bytes.len()), (next / 20, next as u32, len(next)));
+        pattern::check(bytes, next);
+        next += 1;
+        next
+    };
+    let (from, mut buf, mut last) = (Match::from(a.id()), [0; 100], 0);
+    while last < COUNT {
+        match last % 11 {
+            0 | 1 => b
+                .recv_many_until(from, 3, soon(), |envelope, payload| last = check(envelope, &payload.to_vec()))
+                .map(drop)
+                .unwrap(),
+            2 => b.recv_with_until(from, soon(), |envelope, payload| last = check(envelope, &payload.to_vec())).unwrap(),
+            3 => {
+                let received = b.start_recv(from, vec![0; 100]).unwrap().wait();
+                let envelope = received.result.unwrap();
+                last = check(&envelope, &received.buffer.unwrap()[..envelope.len]);
+            }
+            4 => {
+                let Err(Error::Truncated { message, .. }) = b.recv_until(from, &mut [0; 3], soon()) else { panic!("it fits") };
+                last = check(&message.envelope, &message.bytes);
+            }
+            _ => {
+                let envelope = b.recv_until(from, &mut buf, soon()).unwrap();
+                last = check(&envelope, &buf[..envelope.len]);
+            }
+        }
+    }
+    sending.join();
+    assert_eq!(b.stats().unwrap().messages_in, COUNT);
+}
+
 pub fn a_series_of_one_tag_leaves_the_others(world: &World) {
     let [a, b] = world.nodes();
     let all: Vec<[u8; 2]> = (0..60).map(|number| [number % 3, number]).collect();

@@ -288,7 +288,7 @@ fn latencies(to: &mut Writer<'_>, places: &[Place<'_>]) -> fmt::Result {
     });
     to.histogram(
         "latency",
-        "From publishing to taking a message, of each 64th packet of a lane. The sum is estimated.",
+        "From publishing to taking a message, of one packet of a lane in 64, at most one a millisecond. The sum is estimated.",
         Unit::Seconds,
         rows,
     )

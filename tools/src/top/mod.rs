@@ -16,7 +16,7 @@ use watch::Watch;
 /// Watch the nodes of running domains at work
 ///
 /// Reads the boards of the nodes. The nodes take no part and are not slowed down, and the command shows nodes that hang or were stopped like all
-/// others. Every 64th message has a time stamp, so latencies are those of the running program.
+/// others. One message in 64 has a time stamp, at most one a millisecond, so latencies are those of the running program.
 #[derive(Debug, clap::Args)]
 #[command(after_help = include_str!("../../help/top.txt"))]
 pub struct TopArgs {

@@ -102,7 +102,7 @@ fn messages_that_are_sent_are_counted() {
 
     let samples = read("latency_seconds_count", 1);
     let text = server.metrics();
-    assert!(samples >= 10.0, "each 64th of 1003 messages has a time stamp: {samples}");
+    assert!((1.0..=16.0).contains(&samples), "one of 1003 messages in 64 has a time stamp: {samples}");
     let all = format!("doorbell_latency_seconds_bucket{{domain=\"{name}\",node=\"1\",le=\"+Inf\"}}");
     assert_eq!(value(&text, &all), Some(samples), "{text}");
     let link = format!("doorbell_link_messages_total{{domain=\"{name}\",node=\"0\",to=\"1\",fabric=\"shm\",link=\"0\"}}");

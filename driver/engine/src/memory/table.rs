@@ -287,11 +287,11 @@ mod tests {
     }
 
     #[test]
-    fn a_check_is_due_after_some_hundred_short_copies_and_after_some_long_ones() {
-        for (bytes, least, most) in [(8, 200, 256), (256 << 10, 32, 64), (8 << 20, 1, 2), (usize::MAX, 0, 1)] {
+    fn a_check_is_due_after_some_thousand_short_copies_and_after_some_long_ones() {
+        for (bytes, least, most) in [(8, 4000, 4096), (256 << 10, 48, 64), (8 << 20, 1, 2), (usize::MAX, 0, 1)] {
             let mut credit = Credit::default();
             assert!(credit.spend(bytes), "the first copy");
-            let free = (0..1000).take_while(|_| !credit.spend(bytes)).count();
+            let free = (0..9000).take_while(|_| !credit.spend(bytes)).count();
             assert!((least..=most).contains(&free), "{bytes} bytes: {free} copies without a check");
         }
     }

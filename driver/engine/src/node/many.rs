@@ -239,8 +239,8 @@ impl Node {
 
 impl Peer {
     /// Sends messages, each a tag and its bytes, in this order. It is faster than as many calls of [`send`](Self::send) if the
-    /// messages have at most 1 KiB: up to 32 of them become visible together, when the last of them is written. Waits as
-    /// [`send`](Self::send) does.
+    /// messages have at most 1 KiB: up to 32 of them, of up to 2 KiB, share a packet, which becomes visible when the last of them is
+    /// written. Messages of one tag and one length take the least room there. Waits as [`send`](Self::send) does.
     ///
     /// # Errors
     /// As [`Node::send`]. The messages before the one that failed were sent, and those behind it were not.

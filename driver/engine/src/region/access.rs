@@ -197,7 +197,7 @@ impl Node {
     /// which [`Peer::put`](crate::Peer::put) does not.
     ///
     /// A thread that receives a later message of this thread sees the elements. A put may be lost without an error if at that
-    /// moment the region is withdrawn, or if its node has died. The system is asked whether the node lives after some 250 short puts, and
+    /// moment the region is withdrawn, or if its node has died. The system is asked whether the node lives after some 4000 short puts, and
     /// after 16 MiB.
     ///
     /// If the node shares no memory with this one, the put takes the network. The target's engine checks the key, stores the

@@ -146,36 +146,38 @@ impl Engine {
         }
         let limit = limit.min(TURN_PACKETS) as u64;
         let expected = inbound.assemblies[hot.index()].expected;
-        let mut taking = Taking { before: hot.taken(), hot, inbound, bytes: 0 };
+        let mut taking = Taking { hot, inbound, count: 0, bytes: 0 };
         let accepts = |tag| accepts.accepts_tag(tag);
         loop {
-            let Taking { hot, bytes, before, .. } = &mut taking;
+            let Taking { hot, count, bytes, .. } = &mut taking;
+            let before = *count;
             let mut read = |envelope: &Envelope, payload: Payload<'_>| {
                 let len = payload.len() as u64;
                 read(envelope, payload);
-                *bytes += len;
+                (*count, *bytes) = (*count + 1, *bytes + len);
             };
-            let taken = hot.taken() - *before;
             // One message that this call waited for is part of a conversation. So no lines are asked for ahead, which the sender is about to
             // write.
-            if waits && limit == 1 && taken == 0 && hot.read_whole::<false>(expected, accepts, &mut read) {
+            if waits && limit == 1 && before == 0 && hot.read_whole::<false>(expected, accepts, &mut read) {
                 break;
             }
-            let is_empty = hot.read_series(expected.wrapping_add(taken as u32), limit - taken, accepts, &mut read);
+            let (more, is_empty) = hot.read_series(expected.wrapping_add(before as u32), limit - before, accepts, &mut read);
+            let taken = before + more;
             if is_empty {
-                self.caught_up = hot.taken() - *before > 1;
+                self.caught_up = taken > 1;
                 break;
             }
             // It ended at a longer message, at one with a time stamp, or at another packet, if at any.
-            let taken = hot.taken() - *before;
             let next = expected.wrapping_add(taken as u32);
             let Some(first) = (taken < limit).then(|| hot.watch(1)).flatten() else { break };
-            if !hot.read_whole::<true>(next, accepts, &mut read) && hot.read_sampled(first, next, accepts, &mut read).is_none() {
+            if !hot.read_whole::<true>(next, accepts, &mut read)
+                && hot.read_sampled(first, next, usize::MAX, accepts, &mut read).is_none()
+            {
                 break;
             }
         }
         count_turn(&self.turns);
-        let taken = taking.count() as usize;
+        let taken = taking.count as usize;
         drop(taking);
         self.fabric.took(taken);
         taken
@@ -192,7 +194,10 @@ impl Engine {
     #[inline(never)]
     fn look_around(&mut self) -> bool {
         // A poll also looks at the clock now and then, and disarms a bell that an idle poller has armed.
-        if (self.polls.wrapping_add(1)).is_multiple_of(POLLS_PER_CLOCK) || self.fabric.bell().is_armed() || !self.fabric.look_around() {
+        if (self.polls.wrapping_add(1)).is_multiple_of(POLLS_PER_CLOCK)
+            || self.fabric.bell().is_armed()
+            || !self.fabric.look_around()
+        {
             return false;
         }
         self.polls = self.polls.wrapping_add(1);
@@ -243,21 +248,13 @@ impl Engine {
 struct Taking<'a> {
     hot: Hot<'a>,
     inbound: &'a mut Inbound,
-    /// The packets that were taken from the lane before.
-    before: u64,
+    count: u64,
     bytes: u64,
-}
-
-impl Taking<'_> {
-    /// Each packet was a message.
-    fn count(&self) -> u64 {
-        self.hot.taken() - self.before
-    }
 }
 
 impl Drop for Taking<'_> {
     fn drop(&mut self) {
-        self.inbound.took_many(self.hot.index(), self.count(), self.bytes);
+        self.inbound.took_many(self.hot.index(), self.count, self.bytes);
     }
 }
 
@@ -271,14 +268,14 @@ fn take_whole<const STREAM: bool>(hot: &mut Hot<'_>, inbound: &mut Inbound, acce
     Some(envelope)
 }
 
-/// The same for a message with a time stamp.
+/// The same for a message with a time stamp, or in a bundle.
 #[cold]
 #[inline(never)]
 fn take_stamped(hot: &mut Hot<'_>, inbound: &mut Inbound, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
-    let first = hot.watch(1).filter(|first| first.payload_bytes() <= buf.len())?;
+    let (first, most) = (hot.watch(1)?, buf.len());
     let copy = |_: &Envelope, payload: Payload<'_>| _ = payload.copy_to(buf);
     let expected = inbound.assemblies[hot.index()].expected;
-    let envelope = hot.read_sampled(first, expected, |tag| accepts.accepts_tag(tag), copy)?;
+    let envelope = hot.read_sampled(first, expected, most, |tag| accepts.accepts_tag(tag), copy)?;
     inbound.took(hot.index(), envelope.len);
     Some(envelope)
 }

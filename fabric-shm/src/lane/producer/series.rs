@@ -1,92 +1,135 @@
-//! Several messages of a producer at once.
+//! Several messages of a producer at once, in bundles.
 
-use super::{OWN_BEFORE, Producer, SERIES_BYTES, describe, reveal, write_inline};
-use crate::lane::{INLINE_BYTES, LaneMemory, check_word, word};
-use doorbell_fabric::PacketKind;
+use super::{OWN_BEFORE, Producer, describe, reveal};
+use crate::copies::Copying;
+use crate::lane::bundle::{BYTES_MOST, ENTRY_HEAD, MESSAGE_MOST, MESSAGES_MOST, entry_bytes};
+use crate::lane::{BUNDLE, LaneMemory, check_word, word};
 use doorbell_fabric::sync::{Ordering, planted_bug};
 
-/// The most messages of a series that are published together. The consumer then reads them while the producer writes others, and not
-/// the line that the producer writes.
-const GROUP: usize = if cfg!(loom) { 2 } else { 32 };
+/// A message: its tag and its bytes.
+type Message<'a> = (u64, &'a [u8]);
+
+/// The next bundle.
+struct Plan {
+    /// The number of its messages.
+    count: usize,
+    /// Its length in the data ring.
+    bytes: usize,
+    /// Whether all messages have one tag and one length.
+    is_uniform: bool,
+}
+
+impl Plan {
+    /// The bundle of the first of these messages, of at most `most` bytes.
+    #[inline(always)]
+    fn of(messages: &[Message<'_>], most: usize) -> Self {
+        let Some((first, rest)) = messages.split_first() else { return Self { count: 0, bytes: 0, is_uniform: true } };
+        let (most, each) = (most.min(BYTES_MOST), entry_bytes(first.1.len()));
+        let places = if first.1.len() <= MESSAGE_MOST { (most / each).min(MESSAGES_MOST) } else { 0 };
+        let is_same = |message: &&Message<'_>| message.0 == first.0 && message.1.len() == first.1.len();
+        let count = 1 + rest.iter().take(places.saturating_sub(1)).take_while(is_same).count();
+        if count > 1 {
+            return Self { count, bytes: count * each, is_uniform: true };
+        }
+        let (mut count, mut bytes) = (0, 0);
+        for (_, message) in messages.iter().take(MESSAGES_MOST) {
+            let more = ENTRY_HEAD + entry_bytes(message.len());
+            if message.len() > MESSAGE_MOST || bytes + more > most {
+                break;
+            }
+            (count, bytes) = (count + 1, bytes + more);
+        }
+        Self { count, bytes, is_uniform: false }
+    }
+}
 
 impl<M: LaneMemory> Producer<M> {
-    /// Pushes the first of these messages, each a tag and its bytes, as long as they have at most 1 KiB, there is known
-    /// room, and none gets a time stamp. Returns their number and their bytes. The first one gets this sequence number.
+    /// Pushes the first of these messages in bundles, each message a tag and its bytes, as long as at least two of them fit into a bundle,
+    /// there is room, and none gets a time stamp. Returns their number and their bytes. The first one gets this sequence number.
     #[inline(always)]
-    pub fn push_series(&mut self, sequence: u32, messages: &[(u64, &[u8])]) -> (usize, u64)
+    pub fn push_series(&mut self, sequence: u32, messages: &[Message<'_>]) -> (usize, u64)
     where
         M: Copy,
     {
-        if self.may_be_stamped() && self.is_stamp_due() {
-            return (0, 0);
-        }
-        // Copies, as in `push_whole`.
-        let (memory, start) = (self.memory, self.tail);
-        let (mut tail, mask) = (start, memory.cell_count() as u64 - 1);
-        if tail - self.head_seen + messages.len() as u64 > mask {
-            self.has_free_cell(mask);
-        }
-        let room = mask.saturating_sub(tail - self.head_seen);
-        let unstamped = self.stamp_from - tail;
-        let fill = |at: u64, place: u64, (tag, bytes): (u64, &[u8])| {
-            let cell = (at & mask) as usize;
-            if bytes.len() <= INLINE_BYTES {
-                // SAFETY: a slice.
-                unsafe { write_inline(&memory, cell, bytes.as_ptr(), bytes.len()) };
-            } else {
-                memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
-            }
-            describe(&memory, cell, 0, tag, sequence.wrapping_add(at.wrapping_sub(start) as u32));
-            check_word(at + 1, PacketKind::Whole as u8, bytes.len())
-        };
-        let (mut left, mut sum) = (&messages[..messages.len().min(room.min(unstamped) as usize)], 0);
-        while let Some((first, rest)) = left.split_first() {
-            let Some(place) = self.place_in_series(first.1) else { break };
-            let (at, mut count) = (tail, 1);
-            sum += first.1.len() as u64;
-            // Too early: the cells behind it are written later.
-            if planted_bug("group") {
-                reveal(&memory, at, fill(at, place, *first));
-            }
-            for message in rest.iter().take(GROUP - 1) {
-                let Some(place) = self.place_in_series(message.1) else { break };
-                let at = at + count as u64;
-                // The consumer looks there only after the first packet of the group.
-                memory.cell_word((at & mask) as usize, word::CHECK).store(fill(at, place, *message), Ordering::Relaxed);
-                memory.own_cell(((at + 1) & mask) as usize);
-                (count, sum) = (count + 1, sum + message.1.len() as u64);
-            }
-            // The consumer waits for the first cell of a group. That line is written last and at once: written early, it would travel to
-            // the consumer and back.
-            reveal(&memory, at, fill(at, place, *first));
-            tail += count as u64;
-            memory.own_cell((tail & mask) as usize);
-            let is_over = count < GROUP;
-            left = &left[count..];
-            if is_over {
+        let (mut left, mut count, mut sum) = (messages, 0, 0);
+        while left.len() > 1 && !(self.may_be_stamped() && self.is_stamp_due()) {
+            let plan = Plan::of(left, self.most);
+            if plan.count < 2 {
                 break;
             }
+            let (now, later) = left.split_at(plan.count);
+            let Some(bytes) = self.push_bundle(sequence.wrapping_add(count as u32), now, &plan) else { break };
+            (left, count, sum) = (later, count + plan.count, sum + bytes);
         }
-        let count = tail - std::mem::replace(&mut self.tail, tail);
-        (count as usize, sum)
+        (count, sum)
     }
 
-    /// Writes the payload of a message of a series into the data ring, unless it fits into its cell, and returns its place. `None`: it is
-    /// too long, or there is no known room.
+    /// Pushes a bundle. Returns the bytes of its messages. `None`: there is no room.
     #[inline(always)]
-    fn place_in_series(&mut self, bytes: &[u8]) -> Option<u64> {
-        let len = bytes.len();
-        if len <= INLINE_BYTES {
-            return Some(0);
-        }
-        if len > SERIES_BYTES {
+    fn push_bundle(&mut self, sequence: u32, messages: &[Message<'_>], plan: &Plan) -> Option<u64>
+    where
+        M: Copy,
+    {
+        // Copies, as in `push_whole`.
+        let (memory, tail) = (self.memory, self.tail);
+        let mask = memory.cell_count() as u64 - 1;
+        if tail - self.head_seen >= mask && !self.has_free_cell(mask) {
             return None;
         }
-        // SAFETY: a slice.
-        let place = unsafe { self.write_short(bytes.as_ptr(), len)? };
-        // The lines of a later one come meanwhile: without that a stream of 64 bytes goes at half the speed.
-        let ring = self.memory.data_bytes() as u64 - 1;
-        self.memory.own_data(((self.data.end() + OWN_BEFORE) & ring) as usize, len);
-        Some(place)
+        let place = self.data.place(plan.bytes).or_else(|| self.place_after_look(plan.bytes))?;
+        let (cell, word) = ((tail & mask) as usize, check_word(tail + 1, BUNDLE, plan.bytes));
+        // Too early: the consumer may read what is not written.
+        if planted_bug("bundle") {
+            self.tell_bundle(cell, sequence, messages, plan, place);
+            reveal(&memory, tail, word);
+        }
+        let ring = memory.data_bytes() - 1;
+        let (mut at, mut sum) = (place as usize, 0);
+        for (tag, bytes) in messages {
+            // The lines of a later bundle come meanwhile.
+            memory.own_data((at + OWN_BEFORE as usize) & ring, bytes.len());
+            // SAFETY: slices and words; the bundle's bytes lie inside the ring and are not yet given to the consumer (place).
+            unsafe {
+                if !plan.is_uniform {
+                    let head = [*tag, bytes.len() as u64];
+                    memory.write_data(at, head.as_ptr().cast(), ENTRY_HEAD, Copying::Library);
+                    at += ENTRY_HEAD;
+                }
+                if bytes.len() == 8 {
+                    memory.write_data(at, bytes.as_ptr(), 8, Copying::Library);
+                } else {
+                    memory.write_data(at, bytes.as_ptr(), bytes.len(), Copying::Library);
+                }
+            }
+            at += entry_bytes(bytes.len());
+            sum += bytes.len() as u64;
+        }
+        self.data.fill(place, plan.bytes);
+        if place == 0 {
+            self.ways.began();
+        }
+        self.tell_bundle(cell, sequence, messages, plan, place);
+        reveal(&memory, tail, word);
+        self.tail = tail + 1;
+        memory.own_cell((self.tail & mask) as usize);
+        Some(sum)
+    }
+
+    /// Writes what the consumer has to know of a bundle beside its messages.
+    #[inline(always)]
+    fn tell_bundle(&self, cell: usize, sequence: u32, messages: &[Message<'_>], plan: &Plan, place: u64) {
+        let (tag, len) = messages[0];
+        let len = if plan.is_uniform { len.len() as u64 + 1 } else { 0 };
+        self.memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
+        self.memory.cell_word(cell, word::LENGTH).store(len, Ordering::Relaxed);
+        describe(&self.memory, cell, plan.count as u32, tag, sequence);
+    }
+
+    /// The place of so many bytes, if the consumer has made room since the last look.
+    #[cold]
+    #[inline(never)]
+    fn place_after_look(&mut self, bytes: usize) -> Option<u64> {
+        self.see_head().ok()?;
+        self.data.place(bytes)
     }
 }
