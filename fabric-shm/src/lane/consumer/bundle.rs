@@ -1,7 +1,7 @@
 //! The messages of a bundle, from its reader's viewpoint.
 
 use super::{Consumer, Place, Seen};
-use crate::lane::bundle::{ENTRY_HEAD, MESSAGES_MOST, entry_bytes};
+use crate::lane::bundle::{BYTES_MOST, ENTRY_HEAD, MESSAGES_MOST, entry_bytes};
 use crate::lane::{LaneMemory, word};
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{PacketHead, PacketKind};
@@ -12,18 +12,18 @@ pub(super) struct Begun {
     /// The messages that were taken.
     pub taken: u32,
     /// Where the next one begins in the bundle.
-    pub at: u32,
+    pub at: u16,
 }
 
 /// The place of a message of a bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The bundle's offset in the data ring, and its length.
-    place: u64,
-    bytes: u32,
+    /// The bundle's offset in the data ring, and its length. The types are small, because each look at a packet returns a place.
+    place: u32,
+    bytes: u16,
     /// Where the payload begins in the bundle, and where the next message does.
-    from: u32,
-    next: u32,
+    from: u16,
+    next: u16,
     is_last: bool,
 }
 
@@ -37,8 +37,8 @@ impl Entry {
 /// The words of a bundle's cell, in private memory and checked.
 #[derive(Clone, Copy)]
 pub(super) struct Bundle {
-    place: u64,
-    bytes: u32,
+    place: u32,
+    bytes: u16,
     tag: u64,
     /// The sequence number of the first message.
     sequence: u32,
@@ -54,10 +54,13 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         let load = |index| self.memory.cell_word(self.cell(), index).load(Ordering::Relaxed);
         let (place, sequence, len) = (load(word::PLACE), load(word::SEQUENCE), load(word::LENGTH));
         let count = (sequence >> 32) as u32;
-        let is_sound = self.data.holds(place, bytes) && (1..=MESSAGES_MOST as u32).contains(&count) && len <= bytes as u64 + 1;
+        let is_sound = bytes <= BYTES_MOST
+            && self.data.holds(place, bytes)
+            && (1..=MESSAGES_MOST as u32).contains(&count)
+            && len <= bytes as u64 + 1;
         let bundle = Bundle {
-            place,
-            bytes: bytes as u32,
+            place: u32::try_from(place).ok()?,
+            bytes: bytes as u16,
             tag: load(word::TAG),
             sequence: sequence as u32,
             count,
@@ -88,8 +91,8 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         if begun.taken >= count || from > whole || len > whole - from {
             return None;
         }
-        let next = (from + entry_bytes(len)) as u32;
-        let entry = Entry { place, bytes, from: from as u32, next, is_last: begun.taken + 1 == count };
+        let next = (from + entry_bytes(len)) as u16;
+        let entry = Entry { place, bytes, from: from as u16, next, is_last: begun.taken + 1 == count };
         Some((tag, bundle.sequence.wrapping_add(begun.taken), len, entry))
     }
 
@@ -111,7 +114,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         }
         self.begun = Begun::default();
         self.last_len = usize::MAX;
-        self.data.take(entry.place, entry.bytes as usize) | self.leave_cell(self.head, true)
+        self.data.take(u64::from(entry.place), entry.bytes.into()) | self.leave_cell(self.head, true)
     }
 }
 
@@ -133,6 +136,31 @@ impl Consumer<crate::lane::RawMemory> {
         // All of it is written, so its lines come together.
         memory.ask_for_data(bundle.place as usize + self.begun.at as usize, bytes.saturating_sub(self.begun.at as usize));
         let mut count = 0;
+        if let Some(len) = bundle.len {
+            let each = entry_bytes(len);
+            let end = bundle.count.min(self.begun.taken.saturating_add(u32::try_from(limit).unwrap_or(u32::MAX)));
+            let first = self.begun.taken;
+            let fits = (end as usize * each).saturating_sub(each) + len <= bytes;
+            if !fits || !accepts(bundle.tag) || sequence != bundle.sequence.wrapping_add(first) {
+                return (0, None);
+            }
+            let mut begun = Progress(&mut self.begun, first, each);
+            while begun.1 < end {
+                let offset = bundle.place as usize + begun.1 as usize * each;
+                // SAFETY: all messages of the bundle up to `end` lie in it (checked), and it in the data ring (`bundle`), which is mapped as
+                // long as the memory (RawMemory::new). The producer does not get it back before `tell`.
+                let payload = unsafe { doorbell_fabric::Payload::from_raw(memory.data_at(offset), len) };
+                read(bundle.tag, bundle.sequence.wrapping_add(begun.1), payload);
+                begun.1 += 1;
+            }
+            drop(begun);
+            count = u64::from(end.saturating_sub(first));
+            if end < bundle.count {
+                return (count, None);
+            }
+            let last = Entry { place: bundle.place, bytes: bundle.bytes, from: 0, next: 0, is_last: true };
+            return (count, Some(self.leave_entry(last)));
+        }
         while count < limit {
             let Some((tag, number, len, entry)) = self.next_in(&bundle, self.begun) else { return (count, None) };
             if number != sequence.wrapping_add(count as u32) || !accepts(tag) {
@@ -148,5 +176,16 @@ impl Consumer<crate::lane::RawMemory> {
             }
         }
         (count, None)
+    }
+}
+
+/// Writes the progress within a bundle of equal messages back, also when their reader panics: their number, and the bytes of each.
+#[cfg(not(loom))]
+struct Progress<'a>(&'a mut Begun, u32, usize);
+
+#[cfg(not(loom))]
+impl Drop for Progress<'_> {
+    fn drop(&mut self) {
+        *self.0 = Begun { taken: self.1, at: (self.1 as usize * self.2) as u16 };
     }
 }

@@ -85,24 +85,32 @@ impl<M: LaneMemory> Producer<M> {
         }
         let ring = memory.data_bytes() - 1;
         let (mut at, mut sum) = (place as usize, 0);
-        for (tag, bytes) in messages {
-            // The lines of a later bundle come meanwhile.
-            memory.own_data((at + OWN_BEFORE as usize) & ring, bytes.len());
-            // SAFETY: slices and words; the bundle's bytes lie inside the ring and are not yet given to the consumer (place).
-            unsafe {
-                if !plan.is_uniform {
-                    let head = [*tag, bytes.len() as u64];
-                    memory.write_data(at, head.as_ptr().cast(), ENTRY_HEAD, Copying::Library);
-                    at += ENTRY_HEAD;
+        if plan.is_uniform && messages[0].1.len() == 8 {
+            for (_, bytes) in messages {
+                if at.is_multiple_of(64) {
+                    // The lines of a later bundle come meanwhile.
+                    memory.own_data((at + OWN_BEFORE as usize) & ring, 64);
                 }
-                if bytes.len() == 8 {
-                    memory.write_data(at, bytes.as_ptr(), 8, Copying::Library);
-                } else {
+                // SAFETY: a slice of eight bytes; the bundle's bytes lie inside the ring and are not yet given to the consumer (place).
+                unsafe { memory.write_data(at, bytes.as_ptr(), 8, Copying::Library) };
+                at += 8;
+            }
+            sum = 8 * messages.len() as u64;
+        } else {
+            for (tag, bytes) in messages {
+                memory.own_data((at + OWN_BEFORE as usize) & ring, bytes.len());
+                // SAFETY: slices and words; as above.
+                unsafe {
+                    if !plan.is_uniform {
+                        let head = [*tag, bytes.len() as u64];
+                        memory.write_data(at, head.as_ptr().cast(), ENTRY_HEAD, Copying::Library);
+                        at += ENTRY_HEAD;
+                    }
                     memory.write_data(at, bytes.as_ptr(), bytes.len(), Copying::Library);
                 }
+                at += entry_bytes(bytes.len());
+                sum += bytes.len() as u64;
             }
-            at += entry_bytes(bytes.len());
-            sum += bytes.len() as u64;
         }
         self.data.fill(place, plan.bytes);
         if place == 0 {
