@@ -14,8 +14,8 @@
 use super::{PIECE_LEAST, PIECES_LEAST, data_room};
 use crate::copies::Copying;
 
-/// The bytes that a short lap uses: a quarter of a small first-level cache, which also holds both sides' own buffers.
-pub(super) const SHORT: u64 = if cfg!(loom) { 64 } else { 8 << 10 };
+/// The bytes that a short lap uses: an eighth of a small first-level cache, which also holds both sides' own buffers.
+pub(super) const SHORT: u64 = if cfg!(loom) { 64 } else { 4 << 10 };
 
 /// In short laps, a payload of this length has pieces of [`PIECE_LONG`] bytes. A shorter one has shorter pieces.
 const LONG: usize = if cfg!(loom) { PIECES_LEAST } else { 8 << 10 };
