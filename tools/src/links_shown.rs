@@ -229,8 +229,9 @@ mod tests {
     fn nodes_are_told_in_lines_and_fields() {
         let grid = Grid::new();
         let (a, b) = (grid.join().unwrap(), grid.join().unwrap());
-        for _ in 0..3 {
-            a.send_as(b.id(), 1, b"unread", ModeRequest::fabric(Fabric::Shm)).unwrap();
+        // Of several tags, because messages of one tag share packets.
+        for tag in 1..=3 {
+            a.send_as(b.id(), tag, b"unread", ModeRequest::fabric(Fabric::Shm)).unwrap();
         }
         assert!(a.send_as(b.id(), 1, b"no", ModeRequest::fabric(Fabric::Udp)).is_err());
         let (seen, quiet) = (a.monitor().unwrap(), b.monitor().unwrap());

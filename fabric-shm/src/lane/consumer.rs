@@ -5,14 +5,15 @@ mod opened;
 
 use super::bulk::{BulkMemory, IN_BULK};
 use super::ring::Drained;
-use super::{BUNDLE, Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, REPORTED, word};
+use super::run::{CONTINUED_AT, CONTINUED_MOST, Run};
+use super::{APPENDED, BUNDLE, CONTINUED, Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, REPORTED, check_word, word};
 #[cfg(not(loom))]
-use super::{RawMemory, SERIES_BYTES, check_word};
+use super::{RawMemory, SERIES_BYTES};
 use bundle::Begun;
 pub use bundle::Entry;
 #[cfg(not(loom))]
 use doorbell_fabric::Payload;
-use doorbell_fabric::sync::{Ordering, light_barrier};
+use doorbell_fabric::sync::{Ordering, light_barrier, planted_bug};
 use doorbell_fabric::{PacketHead, PacketKind};
 pub use opened::Opened;
 
@@ -44,6 +45,8 @@ pub struct Consumer<M> {
     /// Length of the last payload that did not fit into its cell.
     last_len: usize,
     begun: Begun,
+    /// The run that the next message may belong to.
+    run: Run,
     refusing: bool,
     /// The position behind an opened packet that this end copies no more until it is published, or 0.
     given_up: u64,
@@ -60,7 +63,18 @@ pub struct Seen {
     pub len: usize,
     /// The publishing time that the producer states, if the packet was sampled; else 0.
     pub stamp: u32,
-    place: Place,
+    pub(super) place: Place,
+}
+
+/// A message of a run: its payload lies in this cell from the word `at` on.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(loom, allow(dead_code))]
+pub(super) struct OfRun {
+    cell: usize,
+    at: usize,
+    /// The position behind its cell.
+    pub(super) position: u64,
+    len: usize,
 }
 
 /// The place of the first packet's payload.
@@ -74,6 +88,10 @@ pub enum Place {
     Bulk(u64),
     /// In a bundle.
     Bundle(Entry),
+    /// In the cell before, behind another message of its run.
+    Appended,
+    /// In its cell, which continues a run.
+    Continued,
 }
 
 /// A message that was [read](Consumer::read_next).
@@ -105,12 +123,6 @@ pub enum SeriesEnd {
 pub struct FirstWord(u64);
 
 impl FirstWord {
-    /// Whether the packet is a whole message.
-    #[inline(always)]
-    pub fn is_whole(self) -> bool {
-        (self.0 >> 32) as u8 == PacketKind::Whole as u8
-    }
-
     /// Whether the packet is not published yet, while its producer writes the payload.
     #[inline(always)]
     pub fn is_opened(self) -> bool {
@@ -162,6 +174,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             answered: false,
             last_len: usize::MAX,
             begun: Begun::default(),
+            run: Run::NONE,
             refusing: false,
             given_up: 0,
             declined: 0,
@@ -173,7 +186,51 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     pub fn is_ready(&self) -> bool {
         // A word without a kind is not a packet, whichever process wrote it.
         let check = self.first_word();
-        check as u32 == (self.head + 1) as u32 && (check >> 32) as u8 != OPENED
+        (check as u32 == (self.head + 1) as u32 && (check >> 32) as u8 != OPENED) || self.appended().is_some()
+    }
+
+    /// The first word of an appended message, if there is one.
+    #[inline(always)]
+    fn appended(&self) -> Option<u64> {
+        if self.run.position != self.head {
+            return None;
+        }
+        // Acquire: pairs with PUBLISH.
+        let check = self.memory.cell_word(self.cell_before(), self.run.room()?).load(Ordering::Acquire);
+        (check << 24 == self.run.check(0) << 24).then_some(check)
+    }
+
+    /// The next message of the run, if it is there.
+    #[inline(always)]
+    #[cfg_attr(loom, allow(dead_code))]
+    pub(super) fn next_of_run(&self) -> Option<OfRun> {
+        if self.run.position != self.head {
+            return None;
+        }
+        if let Some(check) = self.appended() {
+            return self.appended_of(check);
+        }
+        // Acquire: pairs with PUBLISH.
+        let check = self.first_word();
+        if check << 24 != check_word(self.head + 1, CONTINUED, 0) << 24 {
+            return None;
+        }
+        // After that load: before the producer continued the run, it may have appended a message.
+        if !planted_bug("run")
+            && let Some(check) = self.appended()
+        {
+            return self.appended_of(check);
+        }
+        let len = (check >> 40) as usize;
+        (len <= CONTINUED_MOST).then(|| OfRun { cell: self.cell(), at: CONTINUED_AT, position: self.head + 1, len })
+    }
+
+    /// The appended message with this first word.
+    #[inline(always)]
+    #[cfg_attr(loom, allow(dead_code))]
+    fn appended_of(&self, check: u64) -> Option<OfRun> {
+        let (at, len) = (self.run.room()?, (check >> 40) as usize);
+        (len <= Run::most(at)).then(|| OfRun { cell: self.cell_before(), at: at + 1, position: self.head, len })
     }
 
     /// Whether a packet waits that was not refused.
@@ -185,6 +242,12 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     #[inline(always)]
     fn cell(&self) -> usize {
         (self.head & (self.memory.cell_count() as u64 - 1)) as usize
+    }
+
+    /// The cell of the packet that was taken last.
+    #[inline(always)]
+    fn cell_before(&self) -> usize {
+        (self.head.wrapping_sub(1) & (self.memory.cell_count() as u64 - 1)) as usize
     }
 
     #[inline(always)]
@@ -202,7 +265,13 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         // Acquire: pairs with PUBLISH.
         let (word, position) = (self.memory.cell_word(self.cell(), word::CHECK), (self.head + 1) as u32);
         for _ in 0..rounds {
+            // Too early: the producer may append a message, and write the next packet, before the load of that.
+            let early = if planted_bug("append") { Some(self.appended()) } else { None };
             let check = word.load(Ordering::Acquire);
+            // After the load of the next packet, before which the producer has appended the message.
+            if let Some(check) = early.unwrap_or_else(|| self.appended()) {
+                return Some(FirstWord(check));
+            }
             if check as u32 == position && check & enough != 0 {
                 let first = FirstWord(check);
                 if !also_opened || !first.is_opened() || self.given_up != self.head + 1 {
@@ -245,6 +314,10 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         let Some(kind) = PacketKind::from_number((check >> 32) as u8) else {
             return match (check >> 32) as u8 {
                 OPENED => Peek::Opened(FirstWord(check)),
+                kind @ (APPENDED | CONTINUED) => match self.examine_of_run(kind, len) {
+                    Some(seen) => Peek::Packet(seen),
+                    None => Peek::Damaged("a message of a run that no sender makes"),
+                },
                 MOVED if self.may_move() => Peek::Moved,
                 BUNDLE => match self.examine_bundle(len) {
                     Some(seen) => Peek::Packet(seen),
@@ -263,6 +336,27 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         let sequence = load(word::SEQUENCE);
         let head = PacketHead { kind, tag: load(word::TAG), sequence: sequence as u32, total };
         Peek::Packet(Seen { head, len, stamp: (sequence >> 32) as u32, place })
+    }
+
+    /// The next message of the run, whose first word has this kind and this length.
+    fn examine_of_run(&self, kind: u8, len: usize) -> Option<Seen> {
+        let Run { position, tag, sequence, .. } = self.run;
+        let (place, most) = match kind {
+            APPENDED => (Place::Appended, Run::most(self.run.room()?)),
+            _ => (Place::Continued, CONTINUED_MOST),
+        };
+        let head = PacketHead { kind: PacketKind::Whole, tag, sequence, total: len as u64 };
+        (position == self.head && len <= most).then_some(Seen { head, len, stamp: 0, place })
+    }
+
+    /// The cell and the word where a payload begins that does not lie in a ring.
+    #[inline(always)]
+    fn in_cells(&self, place: Place) -> (usize, usize) {
+        match place {
+            Place::Appended => (self.cell_before(), self.run.room().unwrap_or(0) + 1),
+            Place::Continued => (self.cell(), CONTINUED_AT),
+            _ => (self.cell(), word::PAYLOAD),
+        }
     }
 
     /// Whether the producer can still move: a lane moves once.
@@ -297,12 +391,13 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     /// `seen` comes from the latest `peek`, nothing was taken since, and `seen.len` bytes are writable at `dst`.
     pub unsafe fn copy_out(&self, seen: &Seen, dst: *mut u8) {
         match seen.place {
-            Place::Inline => {
-                let mut words = [0_u64; INLINE_BYTES / 8];
+            Place::Inline | Place::Appended | Place::Continued => {
+                let (cell, at) = self.in_cells(seen.place);
+                let mut words = [0_u64; CONTINUED_MOST / 8];
                 for (index, value) in words.iter_mut().enumerate().take(seen.len.div_ceil(8)) {
-                    *value = self.memory.cell_word(self.cell(), word::PAYLOAD + index).load(Ordering::Relaxed);
+                    *value = self.memory.cell_word(cell, at + index).load(Ordering::Relaxed);
                 }
-                // SAFETY: peek checked that an inline packet has at most INLINE_BYTES.
+                // SAFETY: peek checked that the payload lies in the cell.
                 unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast(), dst, seen.len) };
             }
             // SAFETY: peek checked that the place lies in the ring in one piece.
@@ -337,7 +432,16 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     #[inline(always)]
     #[must_use]
     pub fn take(&mut self, seen: &Seen) -> bool {
-        self.take_from(seen.place, seen.len)
+        let rings = self.take_from(seen.place, seen.len);
+        let (tag, sequence) = (seen.head.tag, seen.head.sequence);
+        match seen.place {
+            // Others begin no run.
+            _ if seen.head.kind != PacketKind::Whole || seen.stamp != 0 || seen.len > CONTINUED_MOST => {}
+            Place::Inline => self.run = Run::behind(self.head, tag, sequence, word::PAYLOAD, seen.len),
+            Place::Data(..) => self.run = Run::begun_by(self.head, tag, sequence),
+            _ => {}
+        }
+        rings
     }
 
     /// Like [`take`](Self::take), for `len` bytes that lie at `place`.
@@ -353,6 +457,11 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         if let Place::Bundle(entry) = place {
             return self.leave_entry(entry) && self.tell();
         }
+        if let Place::Appended | Place::Continued = place {
+            let (_, at) = self.in_cells(place);
+            let position = self.head + u64::from(place == Place::Continued);
+            return self.leave_of_run(position, self.run.sequence, at, len, is_stream) && self.tell();
+        }
         // Report seldom: the producer reads the line with these words, and every store here costs it a cache miss.
         let mut is_due = self.leave_cell(self.head, is_stream);
         if let Place::Data(place, reported) = place {
@@ -362,6 +471,13 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             is_due |= ring.take(place, len);
         }
         is_due && self.tell()
+    }
+
+    /// Goes on behind a message of the run. Returns true if a report is due.
+    #[inline(always)]
+    fn leave_of_run(&mut self, position: u64, sequence: u32, at: usize, len: usize, is_stream: bool) -> bool {
+        self.run = Run::behind(position, self.run.tag, sequence, at, len);
+        position != self.head && self.leave_cell(self.head, is_stream)
     }
 
     /// Goes on behind the cell at this position, the first one. Returns true if a report is due.
@@ -496,7 +612,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         for cell in 0..self.memory.cell_count() {
             self.memory.cell_word(cell, word::CHECK).store(0, Ordering::Relaxed);
         }
-        (self.head, self.given_up, self.declined, self.begun) = (0, 0, 0, Begun::default());
+        (self.head, self.given_up, self.declined, self.begun, self.run) = (0, 0, 0, Begun::default(), Run::NONE);
         self.data = Drained::new(self.memory.data_bytes());
         (self.bulk, self.offered, self.answered) = (None, 0, false);
         for control in [Control::Waiting, Control::Bulk, Control::BulkHead, Control::BulkTaken] {
@@ -532,13 +648,25 @@ impl Consumer<RawMemory> {
         accepts: impl FnOnce(u64) -> bool,
         read: impl FnOnce(u64, Payload<'_>),
     ) -> Option<Next> {
-        let (memory, head) = (&self.memory, self.head);
-        let cell = (head & (memory.cell_count() as u64 - 1)) as usize;
+        let (memory, head) = (self.memory, self.head);
+        if let Some(OfRun { cell, at, position, len }) = self.next_of_run() {
+            let tag = self.run.tag;
+            if len > most || self.run.sequence != sequence || !accepts(tag) {
+                return None;
+            }
+            // SAFETY: the payload lies in its cell (checked), which is mapped as long as the memory (RawMemory::new). The producer does
+            // not get it back before `tell`, nor before this end has left the next cell (SPARE).
+            read(tag, unsafe { Payload::from_raw(memory.word_at(cell, at), len) });
+            let rings = self.leave_of_run(position, sequence, at, len, STREAM) && self.tell();
+            return Some(Next { tag, len, rings });
+        }
+        let cell = self.cell();
         // Acquire: pairs with PUBLISH.
         let check = memory.cell_word(cell, word::CHECK).load(Ordering::Acquire);
         // Its length above 40 zeros, if position and kind are right.
         let rest = check ^ check_word(head + 1, PacketKind::Whole as u8, 0);
         let len = (rest >> 40) as usize;
+        // Another sequence number has a message behind one that was appended after the look.
         if rest << 24 != 0 || len > most || memory.cell_word(cell, word::SEQUENCE).load(Ordering::Relaxed) != u64::from(sequence)
         {
             return None;
@@ -548,9 +676,9 @@ impl Consumer<RawMemory> {
             return None;
         }
         let rings = if len <= INLINE_BYTES {
-            // SAFETY: the payload lies in its cell, which is mapped as long as the memory (RawMemory::new). The producer does not get it
-            // back before `tell`.
-            read(tag, unsafe { Payload::from_raw(memory.inline_at(cell), len) });
+            // SAFETY: as above.
+            read(tag, unsafe { Payload::from_raw(memory.word_at(cell, word::PAYLOAD), len) });
+            self.run = Run::behind(head + 1, tag, sequence, word::PAYLOAD, len);
             self.leave_cell(head, STREAM) && self.tell()
         } else if len <= SERIES_BYTES {
             let told = memory.cell_word(cell, word::PLACE).load(Ordering::Relaxed);
@@ -566,6 +694,9 @@ impl Consumer<RawMemory> {
             // SAFETY: the payload lies in the data ring (checked); as above.
             read(tag, unsafe { Payload::from_raw(memory.data_at(place as usize), len) });
             self.last_len = len;
+            if len <= CONTINUED_MOST {
+                self.run = Run::begun_by(head + 1, tag, sequence);
+            }
             let is_due = self.data.take(place, len) | (told != place) | self.leave_cell(head, STREAM);
             is_due && self.tell()
         } else {
@@ -591,9 +722,8 @@ impl Consumer<RawMemory> {
     ) -> (u64, SeriesEnd) {
         let mut count = 0;
         loop {
-            let before = self.head;
-            let end = self.read_cells(sequence.wrapping_add(count as u32), limit - count, &accepts, &mut read);
-            count += self.head - before;
+            let (more, end) = self.read_cells(sequence.wrapping_add(count as u32), limit - count, &accepts, &mut read);
+            count += more;
             let check = self.first_word();
             if end != SeriesEnd::Other || count == limit || check << 24 != check_word(self.head + 1, BUNDLE, 0) << 24 {
                 return (count, end);
@@ -609,7 +739,7 @@ impl Consumer<RawMemory> {
         }
     }
 
-    /// The same for messages in cells of their own.
+    /// The same for messages in cells.
     #[inline(always)]
     fn read_cells(
         &mut self,
@@ -617,73 +747,71 @@ impl Consumer<RawMemory> {
         limit: u64,
         accepts: impl Fn(u64) -> bool,
         mut read: impl FnMut(u64, u32, Payload<'_>),
-    ) -> SeriesEnd {
-        /// Writes the position back, also when `read` panics.
-        struct Head<'a>(&'a mut u64, u64);
-        impl Drop for Head<'_> {
-            fn drop(&mut self) {
-                *self.0 = self.1;
-            }
-        }
+    ) -> (u64, SeriesEnd) {
         // Copies, which the compiler need not read again after each call.
         let (memory, mask) = (self.memory, self.memory.cell_count() as u64 - 1);
-        let lag = sequence.wrapping_sub(self.head as u32);
-        let last = self.head + limit;
-        loop {
-            // Up to the report that is due.
-            let end = self.report_at.max(self.head + 1).min(last);
-            let mut head = Head(&mut self.head, 0);
-            head.1 = *head.0;
-            let (mut is_due, mut is_empty) = (false, false);
-            while head.1 < end && !is_due {
-                let (cell, expected) = ((head.1 & mask) as usize, lag.wrapping_add(head.1 as u32));
+        let mut count = 0;
+        while count < limit {
+            let expected = sequence.wrapping_add(count as u32);
+            let is_due = if let Some(OfRun { cell, at, position, len }) = self.next_of_run() {
+                let tag = self.run.tag;
+                if self.run.sequence != expected || !accepts(tag) {
+                    return (count, SeriesEnd::Other);
+                }
+                // SAFETY: as in `read_next`.
+                read(tag, expected, unsafe { Payload::from_raw(memory.word_at(cell, at), len) });
+                self.leave_of_run(position, expected, at, len, true)
+            } else {
+                let cell = (self.head & mask) as usize;
                 // Acquire: pairs with PUBLISH.
                 let check = memory.cell_word(cell, word::CHECK).load(Ordering::Acquire);
                 let len = (check >> 40) as usize;
-                is_empty = check as u32 != (head.1 + 1) as u32;
-                let is_whole = check << 24 == check_word(head.1 + 1, PacketKind::Whole as u8, 0) << 24;
+                if check as u32 != (self.head + 1) as u32 {
+                    return (count, SeriesEnd::Empty);
+                }
+                let is_whole = check << 24 == check_word(self.head + 1, PacketKind::Whole as u8, 0) << 24;
+                // Another sequence number has a message behind one that was appended after the look.
                 if !is_whole
                     || len > SERIES_BYTES
                     || memory.cell_word(cell, word::SEQUENCE).load(Ordering::Relaxed) != u64::from(expected)
                 {
-                    break;
+                    return (count, SeriesEnd::Other);
                 }
                 let tag = memory.cell_word(cell, word::TAG).load(Ordering::Relaxed);
                 if !accepts(tag) {
-                    break;
+                    return (count, SeriesEnd::Other);
                 }
+                let mut is_due = false;
                 if len <= INLINE_BYTES {
                     // SAFETY: the payload lies in its cell (checked), which is mapped as long as the memory (RawMemory::new). The
                     // producer does not get it back before `tell`.
-                    read(tag, expected, unsafe { Payload::from_raw(memory.inline_at(cell), len) });
+                    read(tag, expected, unsafe { Payload::from_raw(memory.word_at(cell, word::PAYLOAD), len) });
+                    self.run = Run::behind(self.head + 1, tag, expected, word::PAYLOAD, len);
                 } else {
                     let place = memory.cell_word(cell, word::PLACE).load(Ordering::Relaxed);
                     let (place, reported) = (place & !REPORTED, place & REPORTED != 0);
                     // This also refuses a place in the bulk ring.
                     if !self.data.holds(place, len) {
-                        break;
+                        return (count, SeriesEnd::Other);
                     }
                     let ring = memory.data_bytes() as u64 - 1;
                     memory.ask_for_data(((place + ASK_BEFORE) & ring) as usize, len);
                     // SAFETY: the payload lies in the data ring (checked); as above.
                     read(tag, expected, unsafe { Payload::from_raw(memory.data_at(place as usize), len) });
                     self.last_len = len;
+                    if len <= CONTINUED_MOST {
+                        self.run = Run::begun_by(self.head + 1, tag, expected);
+                    }
                     is_due = self.data.take(place, len) | reported;
                 }
-                head.1 += 1;
-                memory.ask_for_cell(((head.1 + ASK_AHEAD) & mask) as usize);
-            }
-            drop(head);
-            if (is_due || self.head >= self.report_at) && self.tell() {
-                return SeriesEnd::Rings;
-            }
-            if is_empty {
-                return SeriesEnd::Empty;
-            }
-            if (self.head < end && !is_due) || self.head == last {
-                return SeriesEnd::Other;
+                is_due | self.leave_cell(self.head, true)
+            };
+            count += 1;
+            if is_due && self.tell() {
+                return (count, SeriesEnd::Rings);
             }
         }
+        (count, SeriesEnd::Other)
     }
 
     /// The payload of the first packet, in place.
@@ -703,7 +831,10 @@ impl Consumer<RawMemory> {
     #[inline(always)]
     pub unsafe fn payload_at(&self, place: Place, len: usize) -> Payload<'_> {
         let ptr = match place {
-            Place::Inline => self.memory.inline_at(self.cell()),
+            Place::Inline | Place::Appended | Place::Continued => {
+                let (cell, at) = self.in_cells(place);
+                self.memory.word_at(cell, at)
+            }
             Place::Data(place, _) => self.memory.data_at(place as usize),
             Place::Bundle(entry) => self.memory.data_at(entry.offset()),
             // Without a ring there is no such place.

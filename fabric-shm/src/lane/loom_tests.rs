@@ -135,16 +135,16 @@ fn exchange(cells: usize, data_bytes: usize, lens: &'static [usize]) {
     });
 }
 
-/// Small packets, one and a half laps of two cells.
+/// Small packets. Two of four cells may be full.
 #[test]
 fn small_packets_arrive_whole() {
-    exchange(2, 128, &[8, 8, 8]);
+    exchange(4, 128, &[8, 8, 8]);
 }
 
 /// Packets through the data ring, which is overwritten once.
 #[test]
 fn data_packets_arrive_whole() {
-    exchange(2, 128, &[64, 64, 64]);
+    exchange(4, 128, &[64, 64, 64]);
 }
 
 /// The same in short laps: where a packet was read in time, the next one lies there, too.
@@ -186,11 +186,67 @@ fn bundles_arrive_whole() {
     });
 }
 
+/// Takes what is there of messages of these tags and lengths.
+fn take_run(consumer: &mut Consumer<Arc<LoomMemory>>, messages: &[(u64, usize)], taken: &mut u32) {
+    loop {
+        // Both ways to look.
+        let of_run = consumer.next_of_run();
+        let Peek::Packet(seen) = consumer.peek() else { return assert!(of_run.is_none()) };
+        if let Some(of_run) = of_run {
+            assert_eq!(of_run.position, consumer.taken() + u64::from(seen.place == Place::Continued));
+        }
+        let mut words = [0_u64; 2];
+        // SAFETY: from the latest peek; 16 bytes are enough.
+        unsafe { consumer.copy_out(&seen, words.as_mut_ptr().cast()) };
+        let (tag, len) = messages[*taken as usize];
+        assert_eq!((seen.len, seen.head.tag, seen.head.sequence), (len, tag, *taken));
+        *taken += 1;
+        assert_eq!((words[0], words[1]), (u64::from(*taken), if len == 16 { u64::from(*taken) } else { 0 }));
+        let _ = consumer.take(&seen);
+    }
+}
+
+/// Messages of these tags and lengths, which take so many cells.
+fn run(messages: &'static [(u64, usize)], cells: u64) {
+    loom::model(move || {
+        let memory = Arc::new(LoomMemory::new(4, 64));
+        // Left there by an earlier producer: the same message as the one that is appended.
+        memory.cell_word(0, word::PAYLOAD + 1).store(check_word(1, APPENDED, 8), Ordering::Relaxed);
+        let mut producer = Producer::claim(Leaked(Box::leak(Box::new(memory.clone()))), 1).unwrap();
+        let mut consumer = Consumer::new(memory, None);
+        let sender = loom::thread::spawn(move || {
+            for (sequence, (tag, len)) in messages.iter().enumerate() {
+                let words = [sequence as u64 + 1; 2];
+                // SAFETY: an array of 16 bytes.
+                assert!(unsafe { producer.push_whole(*tag, sequence as u32, words.as_ptr().cast(), *len) });
+            }
+            assert_eq!(producer.pushed(), cells);
+        });
+        let mut taken = 0;
+        take_run(&mut consumer, messages, &mut taken);
+        sender.join().unwrap();
+        take_run(&mut consumer, messages, &mut taken);
+        assert_eq!(taken, messages.len() as u32);
+    });
+}
+
+/// Two messages in one cell, and one of another tag in the next.
+#[test]
+fn a_run_that_ends_arrives_whole() {
+    run(&[(7, 8), (7, 8), (8, 8)], 2);
+}
+
+/// Two messages in one cell, where there is no room for the third.
+#[test]
+fn a_run_that_is_continued_arrives_whole() {
+    run(&[(7, 8), (7, 8), (7, 16)], 2);
+}
+
 /// A payload in three pieces, which the consumer copies while they are written.
 #[test]
 fn pieces_arrive_whole() {
     loom::model(|| {
-        let memory = Arc::new(LoomMemory::new(2, 256));
+        let memory = Arc::new(LoomMemory::new(4, 256));
         let mut producer = Producer::claim(memory.clone(), 1).unwrap();
         let mut consumer = Consumer::new(memory, None);
         let sender = loom::thread::spawn(move || {
@@ -218,12 +274,12 @@ fn pieces_arrive_whole() {
     });
 }
 
-/// A lane of two cells moves to one of four, with packets before and behind that.
+/// A lane whose data ring is full moves to a larger one, with packets before and behind that.
 #[test]
 fn packets_arrive_whole_over_a_move() {
     loom::model(|| {
-        let memory = Arc::new(LoomMemory::new(2, 64));
-        let larger = Arc::new(memory.larger(4, 256));
+        let memory = Arc::new(LoomMemory::new(4, 64));
+        let larger = Arc::new(memory.larger(8, 256));
         // Left there by an earlier producer: the cell of the packet behind the move.
         larger.cell_word(2, word::CHECK).store(check_word(3, PacketKind::Whole as u8, 8), Ordering::Relaxed);
         let mut producer = Producer::claim(memory.clone(), 1).unwrap();

@@ -118,12 +118,13 @@ impl RawMemory {
         for_lines(len, |line| hint::prefetch(self.data.wrapping_add((offset + line) & (self.data_bytes - 1))));
     }
 
-    /// The address of an inline packet's payload.
+    /// The address of a word of a cell.
     #[inline(always)]
-    pub(crate) fn inline_at(&self, cell: usize) -> *const u8 {
-        debug_assert!(cell < self.cell_count);
-        // SAFETY: the caller's mask keeps it in range.
-        unsafe { self.cells.add(cell * CELL_BYTES + word::PAYLOAD * 8) }
+    pub(crate) fn word_at(&self, cell: usize, word: usize) -> *const u8 {
+        // An empty payload may lie at the end.
+        debug_assert!(cell < self.cell_count && word <= word::COUNT);
+        // SAFETY: the caller keeps it in range.
+        unsafe { self.cells.add(cell * CELL_BYTES + word * 8) }
     }
 }
 

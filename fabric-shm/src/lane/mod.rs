@@ -3,7 +3,7 @@
 //! A lane has **cells** of one cache line and a **data ring**. A packet takes one cell. A payload that does not fit into the cell
 //! goes to the data ring, in one piece. The producer publishes a packet by the cell's first word, with release. That word carries the
 //! position of the packet, so the consumer never mistakes leftovers of an earlier lap for a new packet. Payload bytes never lie
-//! where the consumer expects a first word.
+//! where the consumer expects a first word, unless the producer has written zero there since.
 //!
 //! ```text
 //! cell   | 0 position, kind, length | 8 tag | 16 sequence, time stamp | 24 payload (40 bytes), or place and total |
@@ -23,7 +23,8 @@
 //! the pieces that are written. A waiting consumer may copy them while the producer writes the next piece; the message arrives only with
 //! the packet.
 //!
-//! Several short messages that one call sends share a packet: a *bundle* (`bundle.rs`).
+//! Several short messages that one call sends share a packet: a *bundle* (`bundle.rs`). Short messages of one
+//! tag that follow each other share cells: a *run* (`run.rs`).
 //!
 //! The producer chooses where a payload lies in the data ring (`ring.rs`), how it writes it (`ways.rs`), and in which
 //! pieces (`pieces.rs`).
@@ -38,6 +39,7 @@ mod memory;
 mod pieces;
 mod producer;
 mod ring;
+mod run;
 mod ways;
 
 pub use bulk::{BULK_BYTES, BULK_LEAST, BulkMemory};
@@ -88,6 +90,12 @@ pub(crate) const MOVED: u8 = 0xff;
 /// The kind of a packet of several messages, likewise. Its first word has the length of all, and the upper half of its third word their
 /// number.
 pub(crate) const BUNDLE: u8 = 0xfe;
+
+/// The kind of a message that lies behind another in its cell: see `run.rs`. Its first word is not the cell's.
+pub(crate) const APPENDED: u8 = 0xfd;
+
+/// The kind of a message that continues a run in the next cell.
+pub(crate) const CONTINUED: u8 = 0xfc;
 
 /// The kind of a packet that its producer has opened: not a packet yet.
 pub(crate) const OPENED: u8 = 0;

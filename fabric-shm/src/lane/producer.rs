@@ -9,8 +9,11 @@ use super::bulk::{BulkMemory, IN_BULK};
 use super::bundle::MESSAGE_MOST as SERIES_BYTES;
 use super::pieces::Pieces;
 use super::ring::Filled;
+use super::run::{CONTINUED_AT, CONTINUED_MOST, Run};
 use super::ways::Ways;
-use super::{Control, INLINE_BYTES, LaneMemory, OPENED, PIECES_LEAST, STAMP_EVERY, STAMP_NS, STAMPED, check_word, word};
+use super::{
+    CONTINUED, Control, INLINE_BYTES, LaneMemory, OPENED, PIECES_LEAST, STAMP_EVERY, STAMP_NS, STAMPED, check_word, word,
+};
 use crate::copies::Copying;
 use doorbell_fabric::sync::{Ordering, planted_bug};
 use doorbell_fabric::{PacketHead, PacketKind, Push};
@@ -26,6 +29,10 @@ const _: () = assert!(SERIES_BYTES < PIECES_LEAST && SERIES_BYTES < super::ways:
 /// on their way at once. If a producer owned only the next line, its stores would wait for that line in each message.
 const OWN_AHEAD: u64 = 8;
 const OWN_BEFORE: u64 = 64 * OWN_AHEAD;
+
+/// The cells that stay free: one for giving up a message, and the one that the consumer has reported but not left, because messages may be
+/// appended there.
+const SPARE: u64 = 2;
 
 /// The number of ticks between two packets from which the consumer is likely to be waiting for the next one.
 const SELDOM_TICKS: u64 = 768;
@@ -54,6 +61,8 @@ pub struct Producer<M> {
     pushed_at: u64,
     /// Whether the processor has the instruction to offer lines.
     can_offer: bool,
+    /// The run that the next message may belong to.
+    run: Run,
     /// The position from which on a packet may get a time stamp, and the time of the last one, in nanoseconds.
     stamp_from: u64,
     stamped_at: u64,
@@ -98,6 +107,7 @@ impl<M: LaneMemory> Producer<M> {
             coming: (0, 0),
             pushed_at: 0,
             can_offer: crate::hint::can_offer(),
+            run: Run::NONE,
             stamp_from: if STAMPED { 0 } else { u64::MAX },
             stamped_at: 0,
         })
@@ -146,7 +156,7 @@ impl<M: LaneMemory> Producer<M> {
     pub unsafe fn push(&mut self, head: &PacketHead, bytes: *const u8, len: usize) -> Push {
         let cells = self.memory.cell_count() as u64;
         // One cell is reserved for giving up a message that was begun.
-        let room = if head.kind == PacketKind::GivenUp { cells } else { cells - 1 };
+        let room = if head.kind == PacketKind::GivenUp { cells - 1 } else { cells - SPARE };
         if self.tail - self.head_seen >= room {
             match self.see_head() {
                 Ok(()) if self.tail - self.head_seen < room => {}
@@ -200,13 +210,35 @@ impl<M: LaneMemory> Producer<M> {
         // Copies, which the compiler need not read again after each store to the lane.
         let (memory, tail) = (self.memory, self.tail);
         let mask = memory.cell_count() as u64 - 1;
-        if (self.may_be_stamped() && self.is_stamp_due()) || (tail - self.head_seen >= mask && !self.has_free_cell(mask)) {
+        let is_next = self.run.position == tail && self.run.tag == tag && self.run.sequence == sequence;
+        if let (true, Some(at)) = (is_next, self.run.room())
+            && len <= Run::most(at)
+        {
+            let cell = (tail.wrapping_sub(1) & mask) as usize;
+            // SAFETY: `len` bytes are readable (caller); they have room.
+            unsafe { write_words(&memory, cell, at + 1, bytes, len) };
+            reveal(&memory, cell, at, self.run.check(len));
+            self.run = Run::behind(tail, tag, sequence, at + 1, len);
+            return true;
+        }
+        let room = mask + 1 - SPARE;
+        if (self.may_be_stamped() && self.is_stamp_due()) || (tail - self.head_seen >= room && !self.has_free_cell(room)) {
             return false;
         }
         let cell = (tail & mask) as usize;
+        if is_next && len <= CONTINUED_MOST {
+            // SAFETY: `len` bytes are readable (caller); they have room.
+            unsafe { write_words(&memory, cell, CONTINUED_AT, bytes, len) };
+            reveal(&memory, cell, word::CHECK, check_word(tail + 1, CONTINUED, len));
+            memory.own_cell(((tail + OWN_AHEAD) & mask) as usize);
+            self.tail = tail + 1;
+            self.run = Run::behind(tail + 1, tag, sequence, CONTINUED_AT, len);
+            return true;
+        }
         if len <= INLINE_BYTES {
             // SAFETY: `len` bytes are readable (caller).
-            unsafe { write_inline(&memory, cell, bytes, len) };
+            unsafe { write_words(&memory, cell, word::PAYLOAD, bytes, len) };
+            self.run = Run::behind(tail + 1, tag, sequence, word::PAYLOAD, len);
         } else if len <= SERIES_BYTES {
             // SAFETY: as above.
             let Some(place) = (unsafe { self.write_short(bytes, len) }) else { return false };
@@ -214,6 +246,9 @@ impl<M: LaneMemory> Producer<M> {
                 memory.offer_data(place as usize, len);
             }
             memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
+            if len <= CONTINUED_MOST {
+                self.run = Run::begun_by(tail + 1, tag, sequence);
+            }
         } else if self.has_pieces(len) {
             // SAFETY: as above.
             if unsafe { self.write_in_pieces(cell, tag, sequence, bytes, len) }.is_err() {
@@ -253,7 +288,7 @@ impl<M: LaneMemory> Producer<M> {
     unsafe fn write(&mut self, cell: usize, bytes: *const u8, len: usize, kind: PacketKind) -> Result<(), Push> {
         if len <= INLINE_BYTES && !kind.has_total() {
             // SAFETY: `len` bytes are readable (caller).
-            unsafe { write_inline(&self.memory, cell, bytes, len) };
+            unsafe { write_words(&self.memory, cell, word::PAYLOAD, bytes, len) };
             return Ok(());
         }
         // Chunks of a transfer should keep the target busy until it sees the next RTS. A long ring of chunks would delay that
@@ -395,7 +430,7 @@ impl<M: LaneMemory> Producer<M> {
 fn publish<M: LaneMemory>(memory: &M, tail: u64, stamp: u32, kind: PacketKind, tag: u64, sequence: u32, len: usize) -> u64 {
     let mask = memory.cell_count() as u64 - 1;
     describe(memory, (tail & mask) as usize, stamp, tag, sequence);
-    reveal(memory, tail, check_word(tail + 1, kind as u8, len));
+    reveal(memory, (tail & mask) as usize, word::CHECK, check_word(tail + 1, kind as u8, len));
     memory.own_cell(((tail + OWN_AHEAD) & mask) as usize);
     tail + 1
 }
@@ -408,13 +443,12 @@ fn describe<M: LaneMemory>(memory: &M, cell: usize, stamp: u32, tag: u64, sequen
     fault_point!("lane.written");
 }
 
-/// Writes the first word of the cell at a position. This publishes its packet, and the packets behind it whose first words are written.
+/// Writes the first word of a packet or of an appended message. This publishes it, and the packets behind it whose first words are written.
 #[inline(always)]
-fn reveal<M: LaneMemory>(memory: &M, position: u64, check: u64) {
-    let cell = (position & (memory.cell_count() as u64 - 1)) as usize;
+fn reveal<M: LaneMemory>(memory: &M, cell: usize, at: usize, check: u64) {
     // PUBLISH: release, so that a consumer that sees this word sees the rest of the cell and the data.
     let order = if planted_bug("publish") { Ordering::Relaxed } else { Ordering::Release };
-    memory.cell_word(cell, word::CHECK).store(check, order);
+    memory.cell_word(cell, at).store(check, order);
     fault_point!("lane.published");
 }
 
@@ -433,13 +467,16 @@ unsafe fn store<M: LaneMemory>(memory: &M, bulk: Option<BulkMemory>, place: usiz
     }
 }
 
-/// Writes whole words, then the rest without reading beyond the end of the source.
+/// Writes whole words, then the rest without reading beyond the end of the source, then zero where a message may be appended.
 ///
 /// # Safety
-/// `len` bytes are readable at `bytes`, at most [`INLINE_BYTES`].
+/// `len` bytes are readable at `bytes`, and the cell has room for them from the word `at` on.
 #[inline(always)]
-unsafe fn write_inline<M: LaneMemory>(memory: &M, cell: usize, bytes: *const u8, len: usize) {
-    let store = |index: usize, value: u64| memory.cell_word(cell, word::PAYLOAD + index).store(value, Ordering::Relaxed);
+unsafe fn write_words<M: LaneMemory>(memory: &M, cell: usize, at: usize, bytes: *const u8, len: usize) {
+    let store = |index: usize, value: u64| memory.cell_word(cell, at + index).store(value, Ordering::Relaxed);
+    if let Some(blank) = Run::blank(at, len) {
+        memory.cell_word(cell, blank).store(0, Ordering::Relaxed);
+    }
     if len == 8 {
         // The most common length by far, and a loop takes longer than the rest.
         // SAFETY: `len` bytes are readable.

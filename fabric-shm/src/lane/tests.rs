@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 mod pieces;
+mod run;
 mod short_laps;
 
 /// A block in the heap. The tests use one lane of it.
@@ -405,15 +406,15 @@ fn a_full_lane_says_so_and_loses_nothing() {
     let block = Block::new(16, 16 << 10);
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
     let mut consumer = Consumer::new(block.memory(), None);
-    for sequence in 0..15 {
+    for sequence in 0..14 {
         assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &[sequence as u8]), Push::Done);
     }
-    assert_eq!(push(&mut producer, PacketKind::Whole, 15, &[]), Push::Full);
-    for sequence in 0..15 {
+    assert_eq!(push(&mut producer, PacketKind::Whole, 14, &[]), Push::Full);
+    for sequence in 0..14 {
         assert_eq!(pop(&mut consumer).unwrap().1, [sequence as u8]);
     }
     assert!(pop(&mut consumer).is_none());
-    assert_eq!(push(&mut producer, PacketKind::Whole, 15, &[]), Push::Done);
+    assert_eq!(push(&mut producer, PacketKind::Whole, 14, &[]), Push::Done);
 }
 
 #[test]
@@ -427,7 +428,8 @@ fn giving_up_always_finds_room() {
         assert_eq!(push(&mut producer, PacketKind::GivenUp, 0, &[]), Push::Done);
         assert_eq!(push(&mut producer, PacketKind::First, 0, b"part"), Push::Full);
         let kinds: Vec<_> = std::iter::from_fn(|| pop(&mut consumer)).map(|(head, _)| head.kind).collect();
-        assert_eq!((kinds.len(), kinds[0], kinds[15]), (16, PacketKind::First, PacketKind::GivenUp));
+        consumer.tell();
+        assert_eq!((kinds.len(), kinds[0], kinds[14]), (15, PacketKind::First, PacketKind::GivenUp));
     }
 }
 
@@ -470,7 +472,7 @@ fn the_largest_packet_always_fits_a_lane_that_was_read() {
 fn a_forged_head_is_found_out() {
     let block = Block::new(16, 16 << 10);
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
-    for sequence in 0..15 {
+    for sequence in 0..14 {
         assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &[]), Push::Done);
     }
     for forged in [17, u64::MAX, 1 << 63] {

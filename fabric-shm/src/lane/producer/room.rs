@@ -1,6 +1,6 @@
 //! Room for the next packet: what the consumer has read, where the next payload goes, and which lines it will fill.
 
-use super::{Bulk, OWN_BEFORE, Producer};
+use super::{Bulk, OWN_BEFORE, Producer, SPARE};
 use crate::copies::Copying;
 use crate::lane::bulk::IN_BULK;
 use crate::lane::ring::Filled;
@@ -35,7 +35,7 @@ impl<M: LaneMemory> Producer<M> {
     pub fn has_room(&mut self, len: usize, packet: usize) -> bool {
         let packets = len.div_ceil(packet) as u64;
         let fits = |lane: &Self| {
-            lane.tail - lane.head_seen + packets < lane.memory.cell_count() as u64
+            lane.tail - lane.head_seen + packets <= lane.memory.cell_count() as u64 - SPARE
                 && match &lane.bulk {
                     // The last packet may be a short one.
                     Some(bulk) if bulk.taken && bulk.memory.takes(packet) => {
@@ -58,7 +58,7 @@ impl<M: LaneMemory> Producer<M> {
     #[cold]
     pub fn move_to(&mut self, larger: M) -> bool {
         let cells = self.memory.cell_count() as u64;
-        if self.tail - self.head_seen >= cells && !self.has_free_cell(cells) {
+        if self.tail - self.head_seen >= cells - 1 && !self.has_free_cell(cells - 1) {
             return false;
         }
         for cell in 0..larger.cell_count() {

@@ -1,6 +1,6 @@
 //! Several messages of a producer at once, in bundles.
 
-use super::{OWN_BEFORE, Producer, describe, reveal};
+use super::{OWN_BEFORE, Producer, SPARE, describe, reveal};
 use crate::copies::Copying;
 use crate::lane::bundle::{BYTES_MOST, ENTRY_HEAD, MESSAGE_MOST, MESSAGES_MOST, entry_bytes};
 use crate::lane::{BUNDLE, LaneMemory, check_word, word};
@@ -73,15 +73,16 @@ impl<M: LaneMemory> Producer<M> {
         // Copies, as in `push_whole`.
         let (memory, tail) = (self.memory, self.tail);
         let mask = memory.cell_count() as u64 - 1;
-        if tail - self.head_seen >= mask && !self.has_free_cell(mask) {
+        let room = mask + 1 - SPARE;
+        if tail - self.head_seen >= room && !self.has_free_cell(room) {
             return None;
         }
         let place = self.data.place(plan.bytes).or_else(|| self.place_after_look(plan.bytes))?;
-        let (cell, word) = ((tail & mask) as usize, check_word(tail + 1, BUNDLE, plan.bytes));
+        let (cell, check) = ((tail & mask) as usize, check_word(tail + 1, BUNDLE, plan.bytes));
         // Too early: the consumer may read what is not written.
         if planted_bug("bundle") {
             self.tell_bundle(cell, sequence, messages, plan, place);
-            reveal(&memory, tail, word);
+            reveal(&memory, cell, word::CHECK, check);
         }
         let ring = memory.data_bytes() - 1;
         let (mut at, mut sum) = (place as usize, 0);
@@ -117,7 +118,7 @@ impl<M: LaneMemory> Producer<M> {
             self.ways.began();
         }
         self.tell_bundle(cell, sequence, messages, plan, place);
-        reveal(&memory, tail, word);
+        reveal(&memory, cell, word::CHECK, check);
         self.tail = tail + 1;
         memory.own_cell((self.tail & mask) as usize);
         Some(sum)

@@ -1,0 +1,79 @@
+//! Runs: short messages of one tag that follow each other, several in a cell.
+//!
+//! A run begins with a message of at most 56 bytes in a cell of its own. The producer *appends* the next one in the same cell, if it has the same tag and
+//! the next sequence number, and there is room: a word like the cell's first one, then the payload. Otherwise, the producer *continues* the
+//! run in the next cell, where the payload follows the cell's first word at once, because both ends know tag and sequence number. Any other
+//! packet ends the run.
+//!
+//! So several messages that follow each other quickly share the journey of one line, and none is held back.
+//!
+//! The producer writes zero behind each message for which another has room, so the consumer finds no leftovers there. The consumer goes on
+//! behind a cell as soon as it has the first message, and also looks at the word behind the last one. The producer appends only while it has
+//! written no later packet, so what is appended comes before that packet.
+
+use super::{APPENDED, check_word, word};
+
+/// The last word at which an appended message may begin: it has a payload of one word at least.
+const LAST: usize = word::COUNT - 2;
+
+/// The word where the payload begins in a cell that continues a run.
+pub(super) const CONTINUED_AT: usize = 1;
+
+/// The longest message that continues a run.
+pub(super) const CONTINUED_MOST: usize = (word::COUNT - CONTINUED_AT) * 8;
+
+/// A run, from either end's viewpoint.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    /// The position behind its last cell. If another packet is there, the run has ended.
+    pub position: u64,
+    /// The tag of its messages.
+    pub tag: u64,
+    /// The sequence number of the next message.
+    pub sequence: u32,
+    /// The word behind the last message in its cell.
+    at: u32,
+}
+
+impl Run {
+    /// No run.
+    pub const NONE: Self = Self { position: u64::MAX, tag: 0, sequence: 0, at: 0 };
+
+    /// A run whose last message has this sequence number. Its payload of `len` bytes begins at the word `at` of the cell before the
+    /// position.
+    #[inline(always)]
+    pub fn behind(position: u64, tag: u64, sequence: u32, at: usize, len: usize) -> Self {
+        Self { position, tag, sequence: sequence.wrapping_add(1), at: (at + len.div_ceil(8)) as u32 }
+    }
+
+    /// A run whose only message has its payload in the data ring. No message is appended to it.
+    #[inline(always)]
+    pub fn begun_by(position: u64, tag: u64, sequence: u32) -> Self {
+        Self::behind(position, tag, sequence, word::COUNT, 0)
+    }
+
+    /// The index of the word that the producer sets to zero behind such a payload: there the next message may be appended.
+    #[inline(always)]
+    pub fn blank(at: usize, len: usize) -> Option<usize> {
+        let behind = at + len.div_ceil(8);
+        (behind <= LAST).then_some(behind)
+    }
+
+    /// The index of the word where the next message begins if it is appended. Its payload is behind that word.
+    #[inline(always)]
+    pub fn room(&self) -> Option<usize> {
+        (self.at as usize <= LAST).then_some(self.at as usize)
+    }
+
+    /// The length of the longest message that has room behind the word `at`.
+    #[inline(always)]
+    pub fn most(at: usize) -> usize {
+        (word::COUNT - 1 - at) * 8
+    }
+
+    /// The first word of an appended message of `len` bytes.
+    #[inline(always)]
+    pub fn check(&self, len: usize) -> u64 {
+        check_word(self.position, APPENDED, len)
+    }
+}

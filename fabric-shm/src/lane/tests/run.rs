@@ -1,0 +1,235 @@
+//! Messages that share cells.
+
+use super::*;
+
+/// Pushes a message by the way of most messages.
+fn push_whole(producer: &mut Producer<RawMemory>, tag: u64, sequence: u32, bytes: &[u8]) -> bool {
+    // SAFETY: a slice.
+    unsafe { producer.push_whole(tag, sequence, bytes.as_ptr(), bytes.len()) }
+}
+
+fn ends(block: &Block) -> (Producer<RawMemory>, Consumer<RawMemory>) {
+    let mut producer = Producer::claim(block.memory(), 1).unwrap();
+    producer.stamp_not();
+    (producer, Consumer::new(block.memory(), None))
+}
+
+#[test]
+fn messages_share_a_cell_if_they_follow_each_other_and_have_room() {
+    let block = Block::new(16, 16 << 10);
+    // The lengths, tags and sequence numbers of messages, and the cells that they take.
+    let same = |lens: &[usize]| lens.iter().enumerate().map(|(at, len)| (*len, 7, at as u32)).collect::<Vec<_>>();
+    for (messages, cells) in [
+        (same(&[8, 8, 8]), 1),
+        (same(&[8; 7]), 2),
+        (same(&[8; 8]), 3),
+        (same(&[0, 0, 0, 0, 8]), 1),
+        (same(&[0, 0, 0, 0, 0, 8]), 2),
+        (same(&[3, 16]), 1),
+        (same(&[16, 16]), 1),
+        (same(&[16, 8, 1]), 2),
+        (same(&[17, 1]), 1),
+        (same(&[8, 24]), 1),
+        (same(&[8, 25]), 2),
+        (same(&[25, 0]), 2),
+        (same(&[8, 56]), 2),
+        (same(&[8, 40, 8]), 2),
+        (same(&[56, 56, 8]), 3),
+        (same(&[48, 16, 16, 16]), 3),
+        (same(&[57, 56, 8]), 3),
+        (same(&[8, 100, 8]), 3),
+        (vec![(8, 7, 0), (8, 8, 1)], 2),
+        (vec![(8, 7, 0), (8, 7, 2)], 2),
+    ] {
+        let (mut producer, mut consumer) = ends(&block);
+        for (len, tag, sequence) in &messages {
+            assert!(push_whole(&mut producer, *tag, *sequence, &message(*sequence, *len)));
+        }
+        assert_eq!(producer.pushed(), cells, "{messages:?}");
+        for (len, tag, sequence) in &messages {
+            assert!(consumer.is_ready());
+            let (head, bytes) = pop(&mut consumer).unwrap();
+            assert_eq!((head.tag, head.sequence, bytes), (*tag, *sequence, message(*sequence, *len)), "{messages:?}");
+        }
+        assert!(!consumer.is_ready() && pop(&mut consumer).is_none());
+        consumer.reset();
+    }
+}
+
+#[test]
+fn a_message_is_appended_behind_one_that_was_read_and_not_behind_a_later_packet() {
+    let block = Block::new(16, 16 << 10);
+    let (mut producer, mut consumer) = ends(&block);
+    assert!(push_whole(&mut producer, 7, 0, &[1; 8]));
+    assert_eq!(pop(&mut consumer).unwrap().1, [1; 8]);
+    assert!(push_whole(&mut producer, 7, 1, &[2; 8]));
+    assert_eq!(producer.pushed(), 1);
+    assert!(consumer.is_ready() && consumer.has_packet());
+    assert_eq!(pop(&mut consumer).unwrap().1, [2; 8]);
+    assert_eq!(push(&mut producer, PacketKind::GivenUp, 0, &[]), Push::Done);
+    assert!(push_whole(&mut producer, 7, 2, &[3; 8]));
+    assert_eq!(producer.pushed(), 3);
+    assert_eq!(pop(&mut consumer).unwrap().0.kind, PacketKind::GivenUp);
+    assert_eq!(pop(&mut consumer).unwrap().1, [3; 8]);
+}
+
+/// A payload may look like the first word of an appended message, and lie where one is expected in the next lap.
+#[test]
+fn leftovers_are_no_messages() {
+    for same_tag in [false, true] {
+        let block = Block::new(16, 16 << 10);
+        let (mut producer, mut consumer) = ends(&block);
+        for sequence in 0..300 {
+            // Of a message in the same cell in the next lap.
+            let words = [crate::lane::check_word(producer.pushed() + 17, crate::lane::APPENDED, 8); 7];
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let is_long = sequence > 0 && producer.pushed() / 16 % 2 == 0;
+            let len = if !is_long {
+                8
+            } else if same_tag {
+                56
+            } else {
+                40
+            };
+            let tag = if same_tag { 7 } else { u64::from(sequence) };
+            assert!(push_whole(&mut producer, tag, sequence, &bytes[..len]));
+            assert_eq!(pop(&mut consumer).unwrap().1, bytes[..len]);
+            assert!(!consumer.is_ready() && pop(&mut consumer).is_none(), "{sequence}");
+            consumer.tell();
+        }
+        assert!(producer.pushed() > 100);
+    }
+}
+
+/// The consumer has reported a cell in which a message is still unread. The producer fills the lane, and uses even the place that is kept for
+/// giving up a message.
+#[test]
+fn a_full_lane_leaves_the_cell_of_an_unread_message_alone() {
+    let block = Block::new(16, 16 << 10);
+    let (mut producer, mut consumer) = ends(&block);
+    // It has no bytes, so the next one begins where each other packet writes something.
+    assert!(push_whole(&mut producer, 7, 0, &[]));
+    pop(&mut consumer).unwrap();
+    consumer.tell();
+    assert!(push_whole(&mut producer, 7, 1, &[2; 8]));
+    assert_eq!(push_of(&mut producer, PacketKind::First, 2, b"part", 1000), Push::Done);
+    while push_of(&mut producer, PacketKind::Next, 2, b"part", 1000) == Push::Done {}
+    assert_eq!(push(&mut producer, PacketKind::GivenUp, 2, &[]), Push::Done);
+    assert_eq!(pop(&mut consumer).unwrap().1, [2; 8]);
+    assert_eq!(pop(&mut consumer).unwrap().0.kind, PacketKind::First);
+}
+
+#[test]
+fn a_reader_that_panics_leaves_an_appended_message() {
+    for by_series in [false, true] {
+        let block = Block::new(16, 16 << 10);
+        let (mut producer, mut consumer) = ends(&block);
+        for sequence in 0..3 {
+            assert!(push_whole(&mut producer, 7, sequence, &message(sequence, 8)));
+        }
+        pop(&mut consumer).unwrap();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let read = |sequence, payload: Payload<'_>| {
+                assert_eq!(payload.to_vec(), message(sequence, 8));
+                if sequence == u32::from(by_series) + 1 {
+                    std::panic::resume_unwind(Box::new(()));
+                }
+            };
+            if by_series {
+                _ = consumer.read_series(1, 9, |_| true, |_, sequence, payload| read(sequence, payload));
+            } else {
+                consumer.read_next::<false>(1, 9, |_| true, |_, payload| read(1, payload));
+            }
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(pop(&mut consumer).unwrap().0.sequence, u32::from(by_series) + 1);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..Default::default() })]
+
+    /// Compares a lane with a plain queue, in all ways to read.
+    #[test]
+    fn a_lane_of_short_messages_is_a_queue(
+        steps in prop::collection::vec((0..6_u8, 0..7_usize, 0..20_u64), 1..if cfg!(miri) { 60 } else { 1000 }),
+    ) {
+        let block = Block::new(16, 16 << 10);
+        let (mut producer, mut consumer) = ends(&block);
+        let mut model = std::collections::VecDeque::new();
+        let (mut sent, mut read) = (0, 0);
+        for (what, len, tag) in steps {
+            let (len, tag) = ([8, 8, 8, 0, 13, 50, 64][len], tag / 19);
+            let mut got = Vec::new();
+            let first = model.front().map(|(tag, _)| *tag);
+            match what {
+                0..=2 => {
+                    let bytes = message(sent, len);
+                    let head = PacketHead { kind: PacketKind::Whole, tag, sequence: sent, total: len as u64 };
+                    // SAFETY: slices.
+                    let pushed = push_whole(&mut producer, tag, sent, &bytes)
+                        || unsafe { producer.push(&head, bytes.as_ptr(), len) } == Push::Done;
+                    prop_assert!(pushed || !model.is_empty(), "full while empty");
+                    if pushed {
+                        model.push_back((tag, bytes));
+                        sent += 1;
+                    }
+                }
+                3 => got.extend(pop(&mut consumer).map(|(head, bytes)| (head.tag, head.sequence, bytes))),
+                4 => _ = consumer.read_next::<true>(read, 64, |_| true, |tag, payload| got.push((tag, read, payload.to_vec()))),
+                _ => {
+                    let wanted = |tag| Some(tag) == first;
+                    let (count, _) = consumer.read_series(read, 1 + tag + len as u64 / 8, wanted, |tag, sequence, payload| {
+                        got.push((tag, sequence, payload.to_vec()));
+                    });
+                    prop_assert_eq!(count, got.len() as u64);
+                    prop_assert!(count > 0 || model.is_empty());
+                }
+            }
+            prop_assert!(what < 3 || !got.is_empty() || model.is_empty());
+            for got in got {
+                let (tag, bytes) = model.pop_front().unwrap();
+                prop_assert_eq!(got, (tag, read, bytes));
+                read += 1;
+            }
+        }
+    }
+
+    /// However the words of cells change while a run is read, no message lies outside them.
+    #[test]
+    fn forged_runs_stay_inside(
+        words in prop::collection::vec((prop::array::uniform8(any::<u64>()), 0..70_usize), 1..12),
+        first in 0..20_usize,
+        by_series in any::<bool>(),
+    ) {
+        let block = Block::new(16, 16 << 10);
+        let (mut producer, mut consumer) = ends(&block);
+        prop_assert!(push_whole(&mut producer, 7, 0, &vec![1; first]));
+        pop(&mut consumer).unwrap();
+        let mut sequence = 1;
+        for (words, len) in words {
+            for (index, value) in words.into_iter().enumerate() {
+                let value = match index {
+                    word::CHECK => crate::lane::check_word(consumer.taken() + 1, crate::lane::CONTINUED - (value % 2) as u8, len),
+                    _ if value % 4 == 0 => value,
+                    _ => crate::lane::check_word(consumer.taken(), crate::lane::APPENDED, len),
+                };
+                for cell in 0..16 {
+                    block.memory().cell_word(cell, index).store(value, Ordering::Relaxed);
+                }
+            }
+            let mut lens = Vec::new();
+            if by_series {
+                let count = consumer.read_series(sequence, 9, |_| true, |_, _, payload| lens.push(payload.to_vec().len())).0;
+                prop_assert_eq!(count, lens.len() as u64);
+            } else if let Peek::Packet(seen) = consumer.peek() {
+                prop_assert_eq!(seen.head.sequence, sequence);
+                // SAFETY: from the latest peek.
+                lens.push(unsafe { consumer.payload(&seen) }.to_vec().len());
+                let _ = consumer.take(&seen);
+            }
+            prop_assert!(lens.len() <= 9 && lens.iter().all(|len| *len <= 56));
+            sequence += lens.len() as u32;
+        }
+    }
+}
