@@ -119,9 +119,10 @@ impl Membership {
         member.is_some_and(|member| self.is_heir(&member))
     }
 
-    /// Whether another living node could become the coordinator.
-    pub fn has_other_heir(&self) -> bool {
-        self.members().iter().any(|member| member.id != self.id() && self.is_heir(member))
+    /// Another living node that could become the coordinator.
+    pub fn other_heir(&self) -> Option<(NodeId, Incarnation)> {
+        let heir = self.members().into_iter().find(|member| member.id != self.id() && self.is_heir(member));
+        heir.map(|member| (member.id, member.incarnation))
     }
 
     /// Whether a node lives and could become the coordinator.

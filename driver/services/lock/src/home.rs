@@ -49,8 +49,8 @@ pub struct Registry {
     /// greater.
     pub last: Option<Home>,
     before: Option<Home>,
-    /// The last report of the former coordinator: the locks that were held, damaged or frozen, and whether that is all.
-    farewell: Option<(Home, Vec<Entry>, bool)>,
+    /// The last report of a leaving coordinator: the locks that were held, damaged or frozen, and whether that is all.
+    farewell: Option<(PeerId, Vec<Entry>, bool)>,
     /// Nodes that wait here for a lock, over the network.
     waiting: Vec<Waiting>,
     /// The locks that nodes say they hold, while their reports are incomplete.
@@ -224,6 +224,12 @@ impl Registry {
             }
             Tell::Holding { names, more } => self.hear_holding(from, names, more),
             Tell::Farewell { left, more } => self.hear_farewell(from, left, more),
+            Tell::Heir { at } => {
+                // If the heir dies before it announces itself, it is the one from which others inherit.
+                if let Some(last) = self.last.as_mut().filter(|last| last.at == from) {
+                    last.at = at;
+                }
+            }
             Tell::Here { term } => self.hear_herald(Home { term, at: from }, mail),
             Tell::Abandon { term } => {
                 let home = Home { term, at: from };
@@ -245,10 +251,17 @@ impl Registry {
         }
     }
 
+    /// Keeps a part of a last report. It may be that of a node that has announced itself, while a thread of this node still asks the
+    /// others whether it is coordinator.
     fn hear_farewell(&mut self, who: PeerId, left: Vec<Entry>, more: bool) {
-        let Some(home) = self.last.filter(|home| home.at == who) else { return };
-        let farewell = self.farewell.take().filter(|(of, ..)| *of == home);
-        let (_, all, is_whole) = self.farewell.insert(farewell.unwrap_or((home, Vec::new(), false)));
+        let is_last = |at: PeerId| self.last.is_some_and(|last| last.at == at);
+        let is_announced = self.heralds.iter().any(|(herald, _)| herald.at == who);
+        // No other node displaces the last coordinator's report.
+        if !is_last(who) && (!is_announced || self.farewell.as_ref().is_some_and(|(of, ..)| is_last(*of))) {
+            return;
+        }
+        let farewell = self.farewell.take().filter(|(of, ..)| *of == who);
+        let (_, all, is_whole) = self.farewell.insert(farewell.unwrap_or((who, Vec::new(), false)));
         if all.len() < KEYS_MAX {
             all.extend(left);
             *is_whole = !more;
@@ -257,13 +270,17 @@ impl Registry {
 
     /// The former coordinator's last report, if it left and the report is complete.
     pub fn left_by(&self, home: Home) -> Option<Vec<Entry>> {
-        self.farewell.as_ref().filter(|(of, _, is_whole)| *of == home && *is_whole).map(|(_, left, _)| left.clone())
+        self.farewell.as_ref().filter(|(of, _, is_whole)| *of == home.at && *is_whole).map(|(_, left, _)| left.clone())
     }
 
-    /// The notices to send when this node leaves, if it is coordinator and the last node of its group.
+    /// The notices to send when this node leaves, if it is coordinator: its heir, or what it leaves if it is the last node of its
+    /// group.
     pub fn farewell(&self) -> Vec<Tell> {
-        if !self.is_home() || self.membership.has_other_heir() {
+        if !self.is_home() {
             return Vec::new();
+        }
+        if let Some(heir) = self.membership.other_heir() {
+            return vec![Tell::Heir { at: heir.into() }];
         }
         let entry = |facts: LockFacts| Entry {
             name: facts.name,

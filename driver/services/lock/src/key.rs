@@ -364,10 +364,16 @@ impl Lock {
                 TryLock::Busy(value) => value,
             };
             let owner = if let Value::Owner(owner) = value { Some(owner) } else { None };
-            if owner == Some(self.my_id()) {
+            let (me, place) = (self.my_id(), self.reach("lock")?);
+            let is_noted = match place {
+                Locality::Near(_) => true,
+                // Without the note, a wait of this owner that is over may be about to give the lock back.
+                Locality::Far(far) => self.has_far(far, me)?,
+            };
+            if owner == Some(me) && is_noted {
                 return Err(fault("lock", &self.name, LockError::AlreadyYours));
             }
-            if let Locality::Near(key) = self.reach("lock")? {
+            if let Locality::Near(key) = place {
                 let seen = key.words().get();
                 if seen.owner().is_some_and(|owner| !lives(self.shared(), owner)) {
                     key.bury(seen);

@@ -118,12 +118,15 @@ impl Service for Locks {
 
     fn farewell(&mut self, out: &mut Outbox<'_>) {
         let letters = self.registry.farewell();
+        if letters.is_empty() {
+            return;
+        }
+        // A node that has just taken over announces itself first: without that, nobody keeps its report.
+        self.progress(out);
         for peer in out.networked() {
             letters.iter().for_each(|letter| self.mail.tell(peer, letter));
         }
-        if !letters.is_empty() {
-            self.progress(out);
-        }
+        self.progress(out);
     }
 
     fn close(&mut self, why: CloseReason) {

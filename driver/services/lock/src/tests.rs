@@ -183,6 +183,44 @@ fn a_new_home_is_told_what_this_node_has_once_the_former_one_is_gone() {
     assert_eq!(books.registry.may_be_home(), [home(OTHER, 1)]);
 }
 
+/// A coordinator may leave while a thread here still asks the others whether it is one.
+#[test]
+fn the_report_of_a_home_that_leaves_before_it_is_believed_counts_once_it_is() {
+    let mut books = Books::new("early");
+    books.registry.adopt(home(PEER, 3), &mut books.mail);
+    let farewell = Tell::Farewell { left: Vec::new(), more: false };
+    books.say(OTHER, &farewell);
+    books.registry.gone(PEER, &mut books.mail);
+    books.registry.adopt(home(OTHER, 3), &mut books.mail);
+    assert_eq!(books.registry.left_by(home(OTHER, 3)), None, "it has not announced itself");
+    let mut books = Books::new("early");
+    books.registry.adopt(home(PEER, 3), &mut books.mail);
+    books.say(OTHER, &Tell::Here { term: 3 });
+    books.say(OTHER, &farewell);
+    assert_eq!(books.registry.left_by(home(PEER, 3)), None, "only the coordinator's own report counts");
+    books.registry.gone(PEER, &mut books.mail);
+    books.registry.adopt(home(OTHER, 3), &mut books.mail);
+    assert_eq!(books.registry.left_by(home(OTHER, 3)), Some(Vec::new()));
+    // A node that announces itself does not displace that.
+    books.say(PEER, &Tell::Here { term: 3 });
+    books.say(PEER, &farewell);
+    assert_eq!(books.registry.left_by(home(OTHER, 3)), Some(Vec::new()));
+}
+
+/// A coordinator that leaves names its heir. If that one dies before it announces itself, it is the one that died with its locks.
+#[test]
+fn a_home_that_leaves_names_the_node_that_follows_it() {
+    let mut books = Books::new("heir");
+    books.registry.adopt(home(PEER, 3), &mut books.mail);
+    books.say(OTHER, &Tell::Heir { at: OTHER });
+    assert_eq!(books.registry.last, Some(home(PEER, 3)), "only the coordinator itself names its heir");
+    books.say(PEER, &Tell::Heir { at: OTHER });
+    assert_eq!((books.registry.known, books.registry.last), (Some(home(PEER, 3)), Some(home(OTHER, 3))));
+    books.registry.gone(PEER, &mut books.mail);
+    books.say(OTHER, &Tell::Farewell { left: Vec::new(), more: false });
+    assert_eq!(books.registry.left_by(home(OTHER, 3)), Some(Vec::new()), "the heir may be the next to leave");
+}
+
 #[test]
 fn the_home_is_where_most_say_that_live_and_do_not_deny_it() {
     let at = |node: u16| PeerId::from((node, 1));

@@ -112,6 +112,8 @@ pub enum Tell {
     Farewell { left: Vec<Entry>, more: bool },
     /// The sender is coordinator now.
     Here { term: u64 },
+    /// From a leaving coordinator: this node of its group lives, and can follow it.
+    Heir { at: PeerId },
 }
 
 /// What a node knows of a lock when the registry moves.
