@@ -434,6 +434,8 @@ proptest! {
     ) {
         // All members together: what the machine holds, and what the network carries in a second or two.
         let most = if shape.boxes == 1 { 8 * LONGEST } else { LONGEST } / shape.members;
-        with_team(shape, |team| long(team, operation, bytes.min(most), root));
+        // Each part that passes through a slot may wake every member.
+        let parts = shape.slot * (16_384 / shape.members);
+        with_team(shape, |team| long(team, operation, bytes.min(most).min(parts), root));
     }
 }
