@@ -5,7 +5,7 @@ mod opened;
 
 use super::bulk::{BulkMemory, IN_BULK};
 use super::ring::Drained;
-use super::run::{CONTINUED_AT, CONTINUED_MOST, Run};
+use super::run::{Ahead, CONTINUED_AT, CONTINUED_MOST, Run};
 use super::{APPENDED, BUNDLE, CONTINUED, Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, REPORTED, check_word, word};
 #[cfg(not(loom))]
 use super::{RawMemory, SERIES_BYTES};
@@ -45,8 +45,8 @@ pub struct Consumer<M> {
     /// Length of the last payload that did not fit into its cell.
     last_len: usize,
     begun: Begun,
-    /// The run that the next message may belong to.
-    run: Run,
+    /// The run that the next message may belong to. Behind a packet that begins none there is none.
+    ahead: Ahead,
     refusing: bool,
     /// The position behind an opened packet that this end copies no more until it is published, or 0.
     given_up: u64,
@@ -66,15 +66,16 @@ pub struct Seen {
     pub(super) place: Place,
 }
 
-/// A message of a run: its payload lies in this cell from the word `at` on.
+/// What lies behind the last message.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(loom, allow(dead_code))]
-pub(super) struct OfRun {
-    cell: usize,
-    at: usize,
-    /// The position behind its cell.
-    pub(super) position: u64,
-    len: usize,
+pub(super) enum Behind {
+    /// An appended message of this length.
+    Appended(usize),
+    /// A message of this length that continues the run.
+    Continued(usize),
+    /// Something else: the first word of the first cell, without the position if that is the one of the next packet.
+    Other(u64),
 }
 
 /// The place of the first packet's payload.
@@ -174,7 +175,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             answered: false,
             last_len: usize::MAX,
             begun: Begun::default(),
-            run: Run::NONE,
+            ahead: Ahead::of(Run::NONE, 0),
             refusing: false,
             given_up: 0,
             declined: 0,
@@ -189,48 +190,47 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         (check as u32 == (self.head + 1) as u32 && (check >> 32) as u8 != OPENED) || self.appended().is_some()
     }
 
+    /// The word where the next message of the run may be appended.
+    #[inline(always)]
+    fn word_ahead(&self) -> u64 {
+        // Acquire: pairs with PUBLISH.
+        self.memory.nth_word(self.ahead.place()).load(Ordering::Acquire)
+    }
+
     /// The first word of an appended message, if there is one.
     #[inline(always)]
     fn appended(&self) -> Option<u64> {
-        if self.run.position != self.head {
-            return None;
-        }
-        // Acquire: pairs with PUBLISH.
-        let check = self.memory.cell_word(self.cell_before(), self.run.room()?).load(Ordering::Acquire);
-        (check << 24 == self.run.check(0) << 24).then_some(check)
+        let check = self.word_ahead();
+        self.ahead.appended(check).map(|_| check)
     }
 
-    /// The next message of the run, if it is there.
-    #[inline(always)]
-    #[cfg_attr(loom, allow(dead_code))]
-    pub(super) fn next_of_run(&self) -> Option<OfRun> {
-        if self.run.position != self.head {
-            return None;
-        }
-        if let Some(check) = self.appended() {
-            return self.appended_of(check);
-        }
-        // Acquire: pairs with PUBLISH.
-        let check = self.first_word();
-        if check << 24 != check_word(self.head + 1, CONTINUED, 0) << 24 {
-            return None;
-        }
-        // After that load: before the producer continued the run, it may have appended a message.
-        if !planted_bug("run")
-            && let Some(check) = self.appended()
-        {
-            return self.appended_of(check);
-        }
-        let len = (check >> 40) as usize;
-        (len <= CONTINUED_MOST).then(|| OfRun { cell: self.cell(), at: CONTINUED_AT, position: self.head + 1, len })
-    }
+    /// The first word of no packet, as [`Behind::Other`] has it.
+    const NOTHING: u64 = 1;
 
-    /// The appended message with this first word.
+    /// Looks for the next message of the run.
     #[inline(always)]
     #[cfg_attr(loom, allow(dead_code))]
-    fn appended_of(&self, check: u64) -> Option<OfRun> {
-        let (at, len) = (self.run.room()?, (check >> 40) as usize);
-        (len <= Run::most(at)).then(|| OfRun { cell: self.cell_before(), at: at + 1, position: self.head, len })
+    pub(super) fn look_behind(&self) -> Behind {
+        let mut appended = self.ahead.appended(self.word_ahead());
+        if appended.is_none() {
+            let rest = self.first_word() ^ check_word(self.head + 1, 0, 0);
+            if rest << 24 != check_word(0, CONTINUED, 0) << 24 || self.ahead.position != self.head {
+                return Behind::Other(rest);
+            }
+            // After that load: before the producer continued the run, it may have appended a message.
+            if !planted_bug("run") {
+                appended = self.ahead.appended(self.word_ahead());
+            }
+            let len = (rest >> 40) as usize;
+            if appended.is_none() {
+                return if len <= CONTINUED_MOST { Behind::Continued(len) } else { Behind::Other(Self::NOTHING) };
+            }
+        }
+        match appended {
+            Some(len) if self.ahead.behind(len).is_some() => Behind::Appended(len),
+            // No producer writes that. `examine` says so.
+            _ => Behind::Other(Self::NOTHING),
+        }
     }
 
     /// Whether a packet waits that was not refused.
@@ -242,12 +242,6 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     #[inline(always)]
     fn cell(&self) -> usize {
         (self.head & (self.memory.cell_count() as u64 - 1)) as usize
-    }
-
-    /// The cell of the packet that was taken last.
-    #[inline(always)]
-    fn cell_before(&self) -> usize {
-        (self.head.wrapping_sub(1) & (self.memory.cell_count() as u64 - 1)) as usize
     }
 
     #[inline(always)]
@@ -340,20 +334,23 @@ impl<M: LaneMemory + Clone> Consumer<M> {
 
     /// The next message of the run, whose first word has this kind and this length.
     fn examine_of_run(&self, kind: u8, len: usize) -> Option<Seen> {
-        let Run { position, tag, sequence, .. } = self.run;
-        let (place, most) = match kind {
-            APPENDED => (Place::Appended, Run::most(self.run.room()?)),
-            _ => (Place::Continued, CONTINUED_MOST),
+        let Ahead { position, tag, sequence, .. } = self.ahead;
+        let (place, has_room) = match kind {
+            APPENDED => (Place::Appended, self.ahead.behind(len).is_some()),
+            _ => (Place::Continued, len <= CONTINUED_MOST),
         };
         let head = PacketHead { kind: PacketKind::Whole, tag, sequence, total: len as u64 };
-        (position == self.head && len <= most).then_some(Seen { head, len, stamp: 0, place })
+        (position == self.head && has_room).then_some(Seen { head, len, stamp: 0, place })
     }
 
     /// The cell and the word where a payload begins that does not lie in a ring.
     #[inline(always)]
     fn in_cells(&self, place: Place) -> (usize, usize) {
         match place {
-            Place::Appended => (self.cell_before(), self.run.room().unwrap_or(0) + 1),
+            Place::Appended => {
+                let at = self.ahead.place() + 1;
+                (at / word::COUNT, at % word::COUNT)
+            }
             Place::Continued => (self.cell(), CONTINUED_AT),
             _ => (self.cell(), word::PAYLOAD),
         }
@@ -377,6 +374,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             self.report_at = self.head_told + report_after(&self.memory);
             self.data.go_on_in(self.memory.data_bytes());
             self.head += 1;
+            self.ahead = Ahead::of(Run::NONE, 0);
         }
     }
 
@@ -432,38 +430,38 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     #[inline(always)]
     #[must_use]
     pub fn take(&mut self, seen: &Seen) -> bool {
-        let rings = self.take_from(seen.place, seen.len);
-        let (tag, sequence) = (seen.head.tag, seen.head.sequence);
-        match seen.place {
+        let PacketHead { kind, tag, sequence, .. } = seen.head;
+        let run = match seen.place {
             // Others begin no run.
-            _ if seen.head.kind != PacketKind::Whole || seen.stamp != 0 || seen.len > CONTINUED_MOST => {}
-            Place::Inline => self.run = Run::behind(self.head, tag, sequence, word::PAYLOAD, seen.len),
-            Place::Data(..) => self.run = Run::begun_by(self.head, tag, sequence),
-            _ => {}
-        }
-        rings
+            _ if kind != PacketKind::Whole || seen.stamp != 0 => Run::NONE,
+            Place::Inline => Run::behind(self.head + 1, tag, sequence, word::PAYLOAD, seen.len),
+            Place::Data(..) => Run::begun_by(self.head + 1, tag, sequence),
+            _ => Run::NONE,
+        };
+        self.leave(seen.place, seen.len, run, true)
     }
 
-    /// Like [`take`](Self::take), for `len` bytes that lie at `place`.
+    /// Like [`take`](Self::take), for `len` bytes that lie at `place`, of a packet that begins no run.
     #[inline(always)]
     #[must_use]
     pub fn take_from(&mut self, place: Place, len: usize) -> bool {
-        self.leave(place, len, true)
+        self.leave(place, len, Run::NONE, true)
     }
 
-    /// The same. Prefetches a cell if others are likely to follow.
+    /// The same for a packet that begins this run. Prefetches a cell if others are likely to follow.
     #[inline(always)]
-    fn leave(&mut self, place: Place, len: usize, is_stream: bool) -> bool {
-        if let Place::Bundle(entry) = place {
-            return self.leave_entry(entry) && self.tell();
-        }
-        if let Place::Appended | Place::Continued = place {
-            let (_, at) = self.in_cells(place);
-            let position = self.head + u64::from(place == Place::Continued);
-            return self.leave_of_run(position, self.run.sequence, at, len, is_stream) && self.tell();
+    fn leave(&mut self, place: Place, len: usize, run: Run, is_stream: bool) -> bool {
+        match place {
+            Place::Bundle(entry) => return self.leave_entry(entry) && self.tell(),
+            Place::Appended => {
+                self.ahead.pass(len);
+                return false;
+            }
+            Place::Continued => return self.leave_cell(self.continued(len), is_stream) && self.tell(),
+            _ => {}
         }
         // Report seldom: the producer reads the line with these words, and every store here costs it a cache miss.
-        let mut is_due = self.leave_cell(self.head, is_stream);
+        let mut is_due = self.leave_cell(run, is_stream);
         if let Place::Data(place, reported) = place {
             self.last_len = len;
             is_due |= self.data.take(place, len) | reported;
@@ -473,21 +471,21 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         is_due && self.tell()
     }
 
-    /// Goes on behind a message of the run. Returns true if a report is due.
+    /// The run behind a message of `len` bytes that continues it.
     #[inline(always)]
-    fn leave_of_run(&mut self, position: u64, sequence: u32, at: usize, len: usize, is_stream: bool) -> bool {
-        self.run = Run::behind(position, self.run.tag, sequence, at, len);
-        position != self.head && self.leave_cell(self.head, is_stream)
+    fn continued(&self, len: usize) -> Run {
+        Run::behind(self.head + 1, self.ahead.tag, self.ahead.sequence, CONTINUED_AT, len)
     }
 
-    /// Goes on behind the cell at this position, the first one. Returns true if a report is due.
+    /// Goes on behind the first cell. The next message may belong to this run. Returns true if a report is due.
     #[inline(always)]
-    fn leave_cell(&mut self, position: u64, is_stream: bool) -> bool {
-        self.head = position + 1;
+    fn leave_cell(&mut self, run: Run, is_stream: bool) -> bool {
+        self.ahead = Ahead::of(run, self.cell());
+        self.head += 1;
         if is_stream {
-            self.memory.ask_for_cell(((position + 1 + ASK_AHEAD) & (self.memory.cell_count() as u64 - 1)) as usize);
+            self.memory.ask_for_cell(((self.head + ASK_AHEAD) & (self.memory.cell_count() as u64 - 1)) as usize);
         }
-        position + 1 >= self.report_at
+        self.head >= self.report_at
     }
 
     /// Takes the first packet and the following parts if their sender gave the message up. For an unwanted message, so that the
@@ -612,7 +610,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         for cell in 0..self.memory.cell_count() {
             self.memory.cell_word(cell, word::CHECK).store(0, Ordering::Relaxed);
         }
-        (self.head, self.given_up, self.declined, self.begun, self.run) = (0, 0, 0, Begun::default(), Run::NONE);
+        (self.head, self.given_up, self.declined, self.begun, self.ahead) = (0, 0, 0, Begun::default(), Ahead::of(Run::NONE, 0));
         self.data = Drained::new(self.memory.data_bytes());
         (self.bulk, self.offered, self.answered) = (None, 0, false);
         for control in [Control::Waiting, Control::Bulk, Control::BulkHead, Control::BulkTaken] {
@@ -648,26 +646,38 @@ impl Consumer<RawMemory> {
         accepts: impl FnOnce(u64) -> bool,
         read: impl FnOnce(u64, Payload<'_>),
     ) -> Option<Next> {
-        let (memory, head) = (self.memory, self.head);
-        if let Some(OfRun { cell, at, position, len }) = self.next_of_run() {
-            let tag = self.run.tag;
-            if len > most || self.run.sequence != sequence || !accepts(tag) {
-                return None;
+        let rest = match self.look_behind() {
+            Behind::Other(rest) => rest,
+            Behind::Appended(len) => {
+                let tag = self.ahead.tag;
+                if len > most || self.ahead.sequence != sequence || !accepts(tag) {
+                    return None;
+                }
+                // SAFETY: `look_behind` checked that the payload lies in its cell, which is mapped as long as the memory (RawMemory::new).
+                // The producer does not get it back before `tell`, nor before this end has left the next cell (SPARE).
+                read(tag, unsafe { self.payload_at(Place::Appended, len) });
+                self.ahead.pass(len);
+                return Some(Next { tag, len, rings: false });
             }
-            // SAFETY: the payload lies in its cell (checked), which is mapped as long as the memory (RawMemory::new). The producer does
-            // not get it back before `tell`, nor before this end has left the next cell (SPARE).
-            read(tag, unsafe { Payload::from_raw(memory.word_at(cell, at), len) });
-            let rings = self.leave_of_run(position, sequence, at, len, STREAM) && self.tell();
-            return Some(Next { tag, len, rings });
-        }
+            Behind::Continued(len) => {
+                let tag = self.ahead.tag;
+                if len > most || self.ahead.sequence != sequence || !accepts(tag) {
+                    return None;
+                }
+                // SAFETY: as above.
+                read(tag, unsafe { self.payload_at(Place::Continued, len) });
+                let rings = self.leave_cell(self.continued(len), STREAM) && self.tell();
+                return Some(Next { tag, len, rings });
+            }
+        };
+        // Copies, which the compiler need not read again after the call.
+        let (memory, head) = (self.memory, self.head);
         let cell = self.cell();
-        // Acquire: pairs with PUBLISH.
-        let check = memory.cell_word(cell, word::CHECK).load(Ordering::Acquire);
-        // Its length above 40 zeros, if position and kind are right.
-        let rest = check ^ check_word(head + 1, PacketKind::Whole as u8, 0);
         let len = (rest >> 40) as usize;
         // Another sequence number has a message behind one that was appended after the look.
-        if rest << 24 != 0 || len > most || memory.cell_word(cell, word::SEQUENCE).load(Ordering::Relaxed) != u64::from(sequence)
+        if rest << 24 != check_word(0, PacketKind::Whole as u8, 0) << 24
+            || len > most
+            || memory.cell_word(cell, word::SEQUENCE).load(Ordering::Relaxed) != u64::from(sequence)
         {
             return None;
         }
@@ -678,8 +688,7 @@ impl Consumer<RawMemory> {
         let rings = if len <= INLINE_BYTES {
             // SAFETY: as above.
             read(tag, unsafe { Payload::from_raw(memory.word_at(cell, word::PAYLOAD), len) });
-            self.run = Run::behind(head + 1, tag, sequence, word::PAYLOAD, len);
-            self.leave_cell(head, STREAM) && self.tell()
+            self.leave_cell(Run::behind(head + 1, tag, sequence, word::PAYLOAD, len), STREAM) && self.tell()
         } else if len <= SERIES_BYTES {
             let told = memory.cell_word(cell, word::PLACE).load(Ordering::Relaxed);
             let place = told & !REPORTED;
@@ -694,16 +703,14 @@ impl Consumer<RawMemory> {
             // SAFETY: the payload lies in the data ring (checked); as above.
             read(tag, unsafe { Payload::from_raw(memory.data_at(place as usize), len) });
             self.last_len = len;
-            if len <= CONTINUED_MOST {
-                self.run = Run::begun_by(head + 1, tag, sequence);
-            }
-            let is_due = self.data.take(place, len) | (told != place) | self.leave_cell(head, STREAM);
+            let run = Run::begun_by(head + 1, tag, sequence);
+            let is_due = self.data.take(place, len) | (told != place) | self.leave_cell(run, STREAM);
             is_due && self.tell()
         } else {
             let place = self.place(len, false)?;
             // SAFETY: `place` returned this place, and nothing was taken since.
             read(tag, unsafe { self.payload_at(place, len) });
-            self.leave(place, len, STREAM)
+            self.leave(place, len, Run::NONE, STREAM)
         };
         Some(Next { tag, len, rings })
     }
@@ -753,58 +760,62 @@ impl Consumer<RawMemory> {
         let mut count = 0;
         while count < limit {
             let expected = sequence.wrapping_add(count as u32);
-            let is_due = if let Some(OfRun { cell, at, position, len }) = self.next_of_run() {
-                let tag = self.run.tag;
-                if self.run.sequence != expected || !accepts(tag) {
-                    return (count, SeriesEnd::Other);
-                }
-                // SAFETY: as in `read_next`.
-                read(tag, expected, unsafe { Payload::from_raw(memory.word_at(cell, at), len) });
-                self.leave_of_run(position, expected, at, len, true)
-            } else {
-                let cell = (self.head & mask) as usize;
-                // Acquire: pairs with PUBLISH.
-                let check = memory.cell_word(cell, word::CHECK).load(Ordering::Acquire);
-                let len = (check >> 40) as usize;
-                if check as u32 != (self.head + 1) as u32 {
-                    return (count, SeriesEnd::Empty);
-                }
-                let is_whole = check << 24 == check_word(self.head + 1, PacketKind::Whole as u8, 0) << 24;
-                // Another sequence number has a message behind one that was appended after the look.
-                if !is_whole
-                    || len > SERIES_BYTES
-                    || memory.cell_word(cell, word::SEQUENCE).load(Ordering::Relaxed) != u64::from(expected)
-                {
-                    return (count, SeriesEnd::Other);
-                }
-                let tag = memory.cell_word(cell, word::TAG).load(Ordering::Relaxed);
-                if !accepts(tag) {
-                    return (count, SeriesEnd::Other);
-                }
-                let mut is_due = false;
-                if len <= INLINE_BYTES {
-                    // SAFETY: the payload lies in its cell (checked), which is mapped as long as the memory (RawMemory::new). The
-                    // producer does not get it back before `tell`.
-                    read(tag, expected, unsafe { Payload::from_raw(memory.word_at(cell, word::PAYLOAD), len) });
-                    self.run = Run::behind(self.head + 1, tag, expected, word::PAYLOAD, len);
-                } else {
-                    let place = memory.cell_word(cell, word::PLACE).load(Ordering::Relaxed);
-                    let (place, reported) = (place & !REPORTED, place & REPORTED != 0);
-                    // This also refuses a place in the bulk ring.
-                    if !self.data.holds(place, len) {
+            let is_due = match self.look_behind() {
+                behind @ (Behind::Appended(len) | Behind::Continued(len)) => {
+                    let Ahead { tag, sequence: next, .. } = self.ahead;
+                    if next != expected || !accepts(tag) {
                         return (count, SeriesEnd::Other);
                     }
-                    let ring = memory.data_bytes() as u64 - 1;
-                    memory.ask_for_data(((place + ASK_BEFORE) & ring) as usize, len);
-                    // SAFETY: the payload lies in the data ring (checked); as above.
-                    read(tag, expected, unsafe { Payload::from_raw(memory.data_at(place as usize), len) });
-                    self.last_len = len;
-                    if len <= CONTINUED_MOST {
-                        self.run = Run::begun_by(self.head + 1, tag, expected);
+                    let is_appended = matches!(behind, Behind::Appended(_));
+                    let place = if is_appended { Place::Appended } else { Place::Continued };
+                    // SAFETY: as in `read_next`.
+                    read(tag, expected, unsafe { self.payload_at(place, len) });
+                    if is_appended {
+                        self.ahead.pass(len);
+                        false
+                    } else {
+                        self.leave_cell(self.continued(len), true)
                     }
-                    is_due = self.data.take(place, len) | reported;
                 }
-                is_due | self.leave_cell(self.head, true)
+                Behind::Other(rest) => {
+                    let cell = (self.head & mask) as usize;
+                    let len = (rest >> 40) as usize;
+                    if rest as u32 != 0 {
+                        return (count, SeriesEnd::Empty);
+                    }
+                    let is_whole = rest << 24 == check_word(0, PacketKind::Whole as u8, 0) << 24;
+                    // Another sequence number has a message behind one that was appended after the look.
+                    if !is_whole
+                        || len > SERIES_BYTES
+                        || memory.cell_word(cell, word::SEQUENCE).load(Ordering::Relaxed) != u64::from(expected)
+                    {
+                        return (count, SeriesEnd::Other);
+                    }
+                    let tag = memory.cell_word(cell, word::TAG).load(Ordering::Relaxed);
+                    if !accepts(tag) {
+                        return (count, SeriesEnd::Other);
+                    }
+                    let (run, is_due) = if len <= INLINE_BYTES {
+                        // SAFETY: the payload lies in its cell (checked), which is mapped as long as the memory (RawMemory::new). The
+                        // producer does not get it back before `tell`.
+                        read(tag, expected, unsafe { Payload::from_raw(memory.word_at(cell, word::PAYLOAD), len) });
+                        (Run::behind(self.head + 1, tag, expected, word::PAYLOAD, len), false)
+                    } else {
+                        let place = memory.cell_word(cell, word::PLACE).load(Ordering::Relaxed);
+                        let (place, reported) = (place & !REPORTED, place & REPORTED != 0);
+                        // This also refuses a place in the bulk ring.
+                        if !self.data.holds(place, len) {
+                            return (count, SeriesEnd::Other);
+                        }
+                        let ring = memory.data_bytes() as u64 - 1;
+                        memory.ask_for_data(((place + ASK_BEFORE) & ring) as usize, len);
+                        // SAFETY: the payload lies in the data ring (checked); as above.
+                        read(tag, expected, unsafe { Payload::from_raw(memory.data_at(place as usize), len) });
+                        self.last_len = len;
+                        (Run::begun_by(self.head + 1, tag, expected), self.data.take(place, len) | reported)
+                    };
+                    is_due | self.leave_cell(run, true)
+                }
             };
             count += 1;
             if is_due && self.tell() {
@@ -831,7 +842,8 @@ impl Consumer<RawMemory> {
     #[inline(always)]
     pub unsafe fn payload_at(&self, place: Place, len: usize) -> Payload<'_> {
         let ptr = match place {
-            Place::Inline | Place::Appended | Place::Continued => {
+            Place::Appended => self.memory.nth_word_at(self.ahead.place() + 1),
+            Place::Inline | Place::Continued => {
                 let (cell, at) = self.in_cells(place);
                 self.memory.word_at(cell, at)
             }

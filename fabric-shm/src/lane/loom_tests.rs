@@ -1,5 +1,6 @@
 //! The lane under loom: every interleaving and every allowed reordering of a few packets.
 
+use super::consumer::Behind;
 use super::*;
 use crate::copies::Copying;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
@@ -190,10 +191,12 @@ fn bundles_arrive_whole() {
 fn take_run(consumer: &mut Consumer<Arc<LoomMemory>>, messages: &[(u64, usize)], taken: &mut u32) {
     loop {
         // Both ways to look.
-        let of_run = consumer.next_of_run();
-        let Peek::Packet(seen) = consumer.peek() else { return assert!(of_run.is_none()) };
-        if let Some(of_run) = of_run {
-            assert_eq!(of_run.position, consumer.taken() + u64::from(seen.place == Place::Continued));
+        let behind = consumer.look_behind();
+        let Peek::Packet(seen) = consumer.peek() else { return assert!(matches!(behind, Behind::Other(_))) };
+        match behind {
+            Behind::Appended(len) => assert_eq!((seen.place, seen.len), (Place::Appended, len)),
+            Behind::Continued(len) => assert_eq!((seen.place, seen.len), (Place::Continued, len)),
+            Behind::Other(_) => {}
         }
         let mut words = [0_u64; 2];
         // SAFETY: from the latest peek; 16 bytes are enough.

@@ -1,6 +1,5 @@
 //! The interface by which lane code accesses shared words and bytes.
 
-#[cfg(not(loom))]
 use super::word;
 use crate::copies::Copying;
 #[cfg(not(loom))]
@@ -36,6 +35,11 @@ pub enum Control {
 pub trait LaneMemory {
     /// A word of a cell. The caller's masks keep both indices in range.
     fn cell_word(&self, cell: usize, word: usize) -> &AtomicU64;
+    /// The same word by its index among those of all cells.
+    #[inline(always)]
+    fn nth_word(&self, index: usize) -> &AtomicU64 {
+        self.cell_word(index / word::COUNT, index % word::COUNT)
+    }
     /// A control word.
     fn control(&self, control: Control) -> &AtomicU64;
     /// The number of cells, a power of two.
@@ -118,6 +122,15 @@ impl RawMemory {
         for_lines(len, |line| hint::prefetch(self.data.wrapping_add((offset + line) & (self.data_bytes - 1))));
     }
 
+    /// The address of a word by its index among those of all cells.
+    #[inline(always)]
+    pub(crate) fn nth_word_at(&self, index: usize) -> *const u8 {
+        // An empty payload may lie at the end.
+        debug_assert!(index <= self.cell_count * word::COUNT);
+        // SAFETY: the caller keeps it in range.
+        unsafe { self.cells.add(index * 8) }
+    }
+
     /// The address of a word of a cell.
     #[inline(always)]
     pub(crate) fn word_at(&self, cell: usize, word: usize) -> *const u8 {
@@ -135,6 +148,13 @@ impl LaneMemory for RawMemory {
         debug_assert!(cell < self.cell_count && word < word::COUNT);
         // SAFETY: the caller's mask keeps it in range, `new` aligned it, and all sides access it atomically.
         unsafe { &*self.cells.add(cell * CELL_BYTES + word * 8).cast() }
+    }
+
+    #[inline(always)]
+    fn nth_word(&self, index: usize) -> &AtomicU64 {
+        debug_assert!(index / word::COUNT < self.cell_count);
+        // SAFETY: as above; a cell is `word::COUNT` words of eight bytes.
+        unsafe { &*self.cells.cast::<AtomicU64>().add(index) }
     }
 
     #[inline(always)]

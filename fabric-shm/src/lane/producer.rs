@@ -207,11 +207,27 @@ impl<M: LaneMemory> Producer<M> {
     where
         M: Copy,
     {
+        // SAFETY: caller.
+        unsafe { self.push_next(tag, sequence, bytes, len) || self.push_packet(tag, sequence, bytes, len) }
+    }
+
+    /// Pushes the next message of the run. Returns false if the message does not belong to it, or needs more steps. Without a call, so that
+    /// the caller saves no registers.
+    ///
+    /// # Safety
+    /// The same as for [`push`](Self::push).
+    #[inline(always)]
+    unsafe fn push_next(&mut self, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> bool
+    where
+        M: Copy,
+    {
         // Copies, which the compiler need not read again after each store to the lane.
         let (memory, tail) = (self.memory, self.tail);
         let mask = memory.cell_count() as u64 - 1;
-        let is_next = self.run.position == tail && self.run.tag == tag && self.run.sequence == sequence;
-        if let (true, Some(at)) = (is_next, self.run.room())
+        if self.run.position != tail || self.run.tag != tag || self.run.sequence != sequence {
+            return false;
+        }
+        if let Some(at) = self.run.room()
             && len <= Run::most(at)
         {
             let cell = (tail.wrapping_sub(1) & mask) as usize;
@@ -221,20 +237,35 @@ impl<M: LaneMemory> Producer<M> {
             self.run = Run::behind(tail, tag, sequence, at + 1, len);
             return true;
         }
+        if len > CONTINUED_MOST || self.may_be_stamped() || tail - self.head_seen >= mask + 1 - SPARE {
+            return false;
+        }
+        let cell = (tail & mask) as usize;
+        // SAFETY: `len` bytes are readable (caller); they have room.
+        unsafe { write_words(&memory, cell, CONTINUED_AT, bytes, len) };
+        reveal(&memory, cell, word::CHECK, check_word(tail + 1, CONTINUED, len));
+        memory.own_cell(((tail + OWN_AHEAD) & mask) as usize);
+        self.tail = tail + 1;
+        self.run = Run::behind(tail + 1, tag, sequence, CONTINUED_AT, len);
+        true
+    }
+
+    /// Pushes a whole message in a packet of its own, which may begin a run. Returns false as [`push_whole`](Self::push_whole) does.
+    ///
+    /// # Safety
+    /// The same as for [`push`](Self::push).
+    #[inline(never)]
+    unsafe fn push_packet(&mut self, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> bool
+    where
+        M: Copy,
+    {
+        let (memory, tail) = (self.memory, self.tail);
+        let mask = memory.cell_count() as u64 - 1;
         let room = mask + 1 - SPARE;
         if (self.may_be_stamped() && self.is_stamp_due()) || (tail - self.head_seen >= room && !self.has_free_cell(room)) {
             return false;
         }
         let cell = (tail & mask) as usize;
-        if is_next && len <= CONTINUED_MOST {
-            // SAFETY: `len` bytes are readable (caller); they have room.
-            unsafe { write_words(&memory, cell, CONTINUED_AT, bytes, len) };
-            reveal(&memory, cell, word::CHECK, check_word(tail + 1, CONTINUED, len));
-            memory.own_cell(((tail + OWN_AHEAD) & mask) as usize);
-            self.tail = tail + 1;
-            self.run = Run::behind(tail + 1, tag, sequence, CONTINUED_AT, len);
-            return true;
-        }
         if len <= INLINE_BYTES {
             // SAFETY: `len` bytes are readable (caller).
             unsafe { write_words(&memory, cell, word::PAYLOAD, bytes, len) };
@@ -489,9 +520,29 @@ unsafe fn write_words<M: LaneMemory>(memory: &M, cell: usize, at: usize, bytes: 
     }
     let rest = len % 8;
     if rest != 0 {
-        let mut last = [0; 8];
         // SAFETY: the last `rest` of `len` bytes.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.add(words * 8), last.as_mut_ptr(), rest) };
-        store(words, u64::from_ne_bytes(last));
+        store(words, unsafe { last_word(bytes, len, rest) });
     }
+}
+
+/// The last `rest` of `len` bytes, one to seven, and zeros behind them. By loads of what the source has there, as a copy of so few bytes
+/// would be a call.
+///
+/// # Safety
+/// `len` bytes are readable at `bytes`, and `rest` is `len` modulo eight, not zero.
+#[inline(always)]
+unsafe fn last_word(bytes: *const u8, len: usize, rest: usize) -> u64 {
+    // SAFETY: each load is of bytes before `len` (caller).
+    let word = unsafe {
+        if len > 8 {
+            u64::from_le(bytes.add(len - 8).cast::<u64>().read_unaligned()) >> (64 - rest * 8)
+        } else if len >= 4 {
+            let half = |at: usize| u64::from(u32::from_le(bytes.add(at).cast::<u32>().read_unaligned())) << (at * 8);
+            half(0) | half(len - 4)
+        } else {
+            let byte = |at: usize| u64::from(*bytes.add(at)) << (at * 8);
+            byte(0) | byte(len / 2) | byte(len - 1)
+        }
+    };
+    word.to_le()
 }

@@ -23,6 +23,8 @@ pub(super) struct Filled {
     before: Lap,
     /// `tail` when this lap began.
     began: u64,
+    /// The lap may go on up to this offset, as far as the consumer's report tells. So most payloads need one comparison.
+    free: u64,
 }
 
 /// One way through a ring, from its start on. It has one gap at most: where it met the lap before.
@@ -46,7 +48,8 @@ impl Lap {
 
 impl Filled {
     pub fn new(bytes: usize) -> Self {
-        Self { bytes: bytes as u64, tail: 0, head_seen: 0, lap: Lap::default(), before: Lap::default(), began: 0 }
+        let bytes = bytes as u64;
+        Self { bytes, tail: 0, head_seen: 0, lap: Lap::default(), before: Lap::default(), began: 0, free: bytes }
     }
 
     /// Goes on in another ring, of that many bytes, which nobody uses.
@@ -65,8 +68,13 @@ impl Filled {
     #[inline(always)]
     pub fn place(&self, len: usize) -> Option<u64> {
         let end = self.lap.end;
-        // The lap before is read, nearly always.
-        if self.began <= self.head_seen && end + data_room(len) <= self.bytes { Some(end) } else { self.other_place(len) }
+        if end + data_room(len) <= self.free { Some(end) } else { self.other_place(len) }
+    }
+
+    /// The offset up to which the lap may go on: see `free`.
+    fn limit(&self) -> u64 {
+        let unread = self.began.saturating_sub(self.head_seen);
+        if unread == 0 || self.lap.end >= self.before.end { self.bytes } else { self.before.unread_from(unread) }
     }
 
     #[cold]
@@ -115,6 +123,8 @@ impl Filled {
         } else {
             self.lap = Lap { gap: self.lap.end, ..Lap::default() };
         }
+        self.lap.end = place;
+        self.free = self.limit();
     }
 
     /// Whether `len` bytes surely fit, in packets of `packet` bytes.
@@ -143,6 +153,7 @@ impl Filled {
             return Err(LinkDown::Damaged);
         }
         self.head_seen = head;
+        self.free = self.limit();
         Ok(())
     }
 }

@@ -22,6 +22,12 @@ pub(super) const CONTINUED_AT: usize = 1;
 /// The longest message that continues a run.
 pub(super) const CONTINUED_MOST: usize = (word::COUNT - CONTINUED_AT) * 8;
 
+/// The words of a payload. A sum that does not overflow takes two instructions fewer than `div_ceil`.
+#[inline(always)]
+fn words(len: usize) -> usize {
+    (len + 7) >> 3
+}
+
 /// A run, from either end's viewpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
@@ -36,17 +42,18 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// No run.
-    pub const NONE: Self = Self { position: u64::MAX, tag: 0, sequence: 0, at: 0 };
+    /// No run. It has no room.
+    pub const NONE: Self = Self { position: u64::MAX, tag: 0, sequence: 0, at: word::COUNT as u32 };
 
     /// A run whose last message has this sequence number. Its payload of `len` bytes begins at the word `at` of the cell before the
     /// position.
     #[inline(always)]
     pub fn behind(position: u64, tag: u64, sequence: u32, at: usize, len: usize) -> Self {
-        Self { position, tag, sequence: sequence.wrapping_add(1), at: (at + len.div_ceil(8)) as u32 }
+        Self { position, tag, sequence: sequence.wrapping_add(1), at: (at + words(len)) as u32 }
     }
 
-    /// A run whose only message has its payload in the data ring. No message is appended to it.
+    /// A run whose only message has its payload in the data ring. No message is appended to it. The producer continues only behind one that
+    /// is short enough; the consumer need not know that.
     #[inline(always)]
     pub fn begun_by(position: u64, tag: u64, sequence: u32) -> Self {
         Self::behind(position, tag, sequence, word::COUNT, 0)
@@ -55,7 +62,7 @@ impl Run {
     /// The index of the word that the producer sets to zero behind such a payload: there the next message may be appended.
     #[inline(always)]
     pub fn blank(at: usize, len: usize) -> Option<usize> {
-        let behind = at + len.div_ceil(8);
+        let behind = at + words(len);
         (behind <= LAST).then_some(behind)
     }
 
@@ -75,5 +82,65 @@ impl Run {
     #[inline(always)]
     pub fn check(&self, len: usize) -> u64 {
         check_word(self.position, APPENDED, len)
+    }
+}
+
+/// A run from the consumer's viewpoint. The word where the next message may be appended is worked out when the consumer goes on, so that a
+/// look is one load and one comparison.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(loom, allow(dead_code))]
+pub(super) struct Ahead {
+    /// The index of that word, among those of all cells.
+    place: usize,
+    /// Its value without the length, if a message is appended.
+    expected: u64,
+    /// The position behind the last cell of the run.
+    pub position: u64,
+    /// The tag of the run's messages.
+    pub tag: u64,
+    /// The sequence number of the next message.
+    pub sequence: u32,
+}
+
+impl Ahead {
+    /// No word has this value when its length is shifted out: the shift leaves zeros below.
+    const NEVER: u64 = 1;
+
+    /// What follows a run whose last cell is this one.
+    #[inline(always)]
+    pub fn of(run: Run, cell: usize) -> Self {
+        let Run { position, tag, sequence, .. } = run;
+        // A look always reads a word, so without room that is one of the same line.
+        let (at, expected) = run.room().map_or((word::CHECK, Self::NEVER), |at| (at, run.check(0) << 24));
+        Self { place: cell * word::COUNT + at, expected, position, tag, sequence }
+    }
+
+    /// The index of that word.
+    #[inline(always)]
+    pub fn place(&self) -> usize {
+        self.place
+    }
+
+    /// The length of the appended message that has this first word, if there is one. It may have no room in the cell.
+    #[inline(always)]
+    pub fn appended(&self, check: u64) -> Option<usize> {
+        (check << 24 == self.expected).then_some((check >> 40) as usize)
+    }
+
+    /// The index of the word behind an appended message of this length. `None` if the message has no room.
+    #[inline(always)]
+    pub fn behind(&self, len: usize) -> Option<usize> {
+        let behind = self.place % word::COUNT + 1 + words(len);
+        (behind <= word::COUNT).then_some(behind)
+    }
+
+    /// Goes on behind an appended message of this length, which has room.
+    #[inline(always)]
+    pub fn pass(&mut self, len: usize) {
+        let words = 1 + words(len);
+        let has_room = self.place % word::COUNT + words <= LAST;
+        self.place = if has_room { self.place + words } else { self.place };
+        self.expected = if has_room { self.expected } else { Self::NEVER };
+        self.sequence = self.sequence.wrapping_add(1);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Consumer, Place, Seen};
 use crate::lane::bundle::{BYTES_MOST, ENTRY_HEAD, MESSAGES_MOST, entry_bytes};
+use crate::lane::run::Run;
 use crate::lane::{LaneMemory, word};
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{PacketHead, PacketKind};
@@ -114,7 +115,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         }
         self.begun = Begun::default();
         self.last_len = usize::MAX;
-        self.data.take(u64::from(entry.place), entry.bytes.into()) | self.leave_cell(self.head, true)
+        self.data.take(u64::from(entry.place), entry.bytes.into()) | self.leave_cell(Run::NONE, true)
     }
 }
 
