@@ -25,7 +25,7 @@ pub unsafe fn copy_by(way: Copying, src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: caller.
     unsafe {
         match way {
-            // Two halves, which may overlap: for a line, a call takes longer than the copy.
+            // The two halves may overlap. For a line, a call takes longer than the copy.
             Copying::Library if (32..=64).contains(&len) => {
                 std::ptr::copy_nonoverlapping(src, dst, 32);
                 std::ptr::copy_nonoverlapping(src.add(len - 32), dst.add(len - 32), 32);

@@ -45,7 +45,7 @@ pub struct Consumer<M> {
     /// Length of the last payload that did not fit into its cell.
     last_len: usize,
     begun: Begun,
-    /// The run that the next message may belong to. Behind a packet that begins none there is none.
+    /// The run that the next message may belong to. If the last packet began no run, there is no run.
     ahead: Ahead,
     refusing: bool,
     /// The position behind an opened packet that this end copies no more until it is published, or 0.
@@ -74,7 +74,8 @@ pub(super) enum Behind {
     Appended(usize),
     /// A message of this length that continues the run.
     Continued(usize),
-    /// Something else: the first word of the first cell, without the position if that is the one of the next packet.
+    /// Something else: the first word of the first cell, XORed with the position that the next packet has. Or [`NOTHING`](Consumer::NOTHING),
+    /// if a message of the run has a length that no producer writes.
     Other(u64),
 }
 
@@ -204,8 +205,8 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         self.ahead.appended(check).map(|_| check)
     }
 
-    /// The first word of no packet, as [`Behind::Other`] has it.
-    const NOTHING: u64 = 1;
+    /// The first word of a packet at this position that nobody takes. `examine` then says what is wrong with it.
+    const NOTHING: u64 = 0xff << 32;
 
     /// Looks for the next message of the run.
     #[inline(always)]
@@ -227,8 +228,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             }
         }
         match appended {
-            Some(len) if self.ahead.behind(len).is_some() => Behind::Appended(len),
-            // No producer writes that. `examine` says so.
+            Some(len) if self.ahead.has_room_for(len) => Behind::Appended(len),
             _ => Behind::Other(Self::NOTHING),
         }
     }
@@ -308,7 +308,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         let Some(kind) = PacketKind::from_number((check >> 32) as u8) else {
             return match (check >> 32) as u8 {
                 OPENED => Peek::Opened(FirstWord(check)),
-                kind @ (APPENDED | CONTINUED) => match self.examine_of_run(kind, len) {
+                kind @ (APPENDED | CONTINUED) => match self.examine_of_run(kind, check) {
                     Some(seen) => Peek::Packet(seen),
                     None => Peek::Damaged("a message of a run that no sender makes"),
                 },
@@ -332,11 +332,13 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         Peek::Packet(Seen { head, len, stamp: (sequence >> 32) as u32, place })
     }
 
-    /// The next message of the run, whose first word has this kind and this length.
-    fn examine_of_run(&self, kind: u8, len: usize) -> Option<Seen> {
+    /// The next message of the run, whose first word is this one, of this kind.
+    fn examine_of_run(&self, kind: u8, check: u64) -> Option<Seen> {
+        let len = (check >> 40) as usize;
         let Ahead { position, tag, sequence, .. } = self.ahead;
         let (place, has_room) = match kind {
-            APPENDED => (Place::Appended, self.ahead.behind(len).is_some()),
+            // The whole word, as a cell's first word may have this kind, too: such a message would be taken without end.
+            APPENDED => (Place::Appended, self.ahead.appended(check).is_some() && self.ahead.has_room_for(len)),
             _ => (Place::Continued, len <= CONTINUED_MOST),
         };
         let head = PacketHead { kind: PacketKind::Whole, tag, sequence, total: len as u64 };
@@ -441,14 +443,14 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         self.leave(seen.place, seen.len, run, true)
     }
 
-    /// Like [`take`](Self::take), for `len` bytes that lie at `place`, of a packet that begins no run.
+    /// Like [`take`](Self::take), for a packet that begins no run, and whose `len` bytes lie at `place`.
     #[inline(always)]
     #[must_use]
     pub fn take_from(&mut self, place: Place, len: usize) -> bool {
         self.leave(place, len, Run::NONE, true)
     }
 
-    /// The same for a packet that begins this run. Prefetches a cell if others are likely to follow.
+    /// Frees the place of the first packet, which begins this run. Prefetches a cell if other packets are likely to follow.
     #[inline(always)]
     fn leave(&mut self, place: Place, len: usize, run: Run, is_stream: bool) -> bool {
         match place {
@@ -670,7 +672,7 @@ impl Consumer<RawMemory> {
                 return Some(Next { tag, len, rings });
             }
         };
-        // Copies, which the compiler need not read again after the call.
+        // Copies, which the compiler need not read again after `read` is called.
         let (memory, head) = (self.memory, self.head);
         let cell = self.cell();
         let len = (rest >> 40) as usize;

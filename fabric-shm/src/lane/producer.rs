@@ -211,8 +211,8 @@ impl<M: LaneMemory> Producer<M> {
         unsafe { self.push_next(tag, sequence, bytes, len) || self.push_packet(tag, sequence, bytes, len) }
     }
 
-    /// Pushes the next message of the run. Returns false if the message does not belong to it, or needs more steps. Without a call, so that
-    /// the caller saves no registers.
+    /// Pushes the next message of the run. Returns false if the message does not belong to it, or needs more steps. This function calls none, so
+    /// that its caller saves no registers.
     ///
     /// # Safety
     /// The same as for [`push`](Self::push).
@@ -525,8 +525,8 @@ unsafe fn write_words<M: LaneMemory>(memory: &M, cell: usize, at: usize, bytes: 
     }
 }
 
-/// The last `rest` of `len` bytes, one to seven, and zeros behind them. By loads of what the source has there, as a copy of so few bytes
-/// would be a call.
+/// The last `rest` of `len` bytes, one to seven, and zeros behind them. It loads words that the source has there, because a copy of so few
+/// bytes would be a call.
 ///
 /// # Safety
 /// `len` bytes are readable at `bytes`, and `rest` is `len` modulo eight, not zero.

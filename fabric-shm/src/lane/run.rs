@@ -110,7 +110,7 @@ impl Ahead {
     #[inline(always)]
     pub fn of(run: Run, cell: usize) -> Self {
         let Run { position, tag, sequence, .. } = run;
-        // A look always reads a word, so without room that is one of the same line.
+        // A look always reads a word. Without room it reads the first word of the same cell, and `NEVER` does not match.
         let (at, expected) = run.room().map_or((word::CHECK, Self::NEVER), |at| (at, run.check(0) << 24));
         Self { place: cell * word::COUNT + at, expected, position, tag, sequence }
     }
@@ -127,11 +127,10 @@ impl Ahead {
         (check << 24 == self.expected).then_some((check >> 40) as usize)
     }
 
-    /// The index of the word behind an appended message of this length. `None` if the message has no room.
+    /// Whether an appended message of this length has room.
     #[inline(always)]
-    pub fn behind(&self, len: usize) -> Option<usize> {
-        let behind = self.place % word::COUNT + 1 + words(len);
-        (behind <= word::COUNT).then_some(behind)
+    pub fn has_room_for(&self, len: usize) -> bool {
+        self.place % word::COUNT + 1 + words(len) <= word::COUNT
     }
 
     /// Goes on behind an appended message of this length, which has room.

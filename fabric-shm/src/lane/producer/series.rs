@@ -70,7 +70,7 @@ impl<M: LaneMemory> Producer<M> {
     where
         M: Copy,
     {
-        // Copies, as in `push_whole`.
+        // Copies, as in `push_next`.
         let (memory, tail) = (self.memory, self.tail);
         let mask = memory.cell_count() as u64 - 1;
         let room = mask + 1 - SPARE;
