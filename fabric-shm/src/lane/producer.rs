@@ -196,17 +196,16 @@ impl<M: LaneMemory> Producer<M> {
         }
         Push::Done
     }
+}
 
+impl<M: LaneMemory + Copy> Producer<M> {
     /// Pushes a whole message: [`push`](Self::push) without the steps that only other packets need. Returns false if there is no
     /// known room, or the packet gets a time stamp: use `push` then.
     ///
     /// # Safety
     /// The same as for [`push`](Self::push).
     #[inline(always)]
-    pub unsafe fn push_whole(&mut self, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> bool
-    where
-        M: Copy,
-    {
+    pub unsafe fn push_whole(&mut self, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> bool {
         // SAFETY: caller.
         unsafe { self.push_next(tag, sequence, bytes, len) || self.push_packet(tag, sequence, bytes, len) }
     }
@@ -217,10 +216,7 @@ impl<M: LaneMemory> Producer<M> {
     /// # Safety
     /// The same as for [`push`](Self::push).
     #[inline(always)]
-    unsafe fn push_next(&mut self, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> bool
-    where
-        M: Copy,
-    {
+    unsafe fn push_next(&mut self, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> bool {
         // Copies, which the compiler need not read again after each store to the lane.
         let (memory, tail) = (self.memory, self.tail);
         let mask = memory.cell_count() as u64 - 1;
@@ -255,10 +251,7 @@ impl<M: LaneMemory> Producer<M> {
     /// # Safety
     /// The same as for [`push`](Self::push).
     #[inline(never)]
-    unsafe fn push_packet(&mut self, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> bool
-    where
-        M: Copy,
-    {
+    unsafe fn push_packet(&mut self, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> bool {
         let (memory, tail) = (self.memory, self.tail);
         let mask = memory.cell_count() as u64 - 1;
         let room = mask + 1 - SPARE;
@@ -293,7 +286,9 @@ impl<M: LaneMemory> Producer<M> {
         self.count(len);
         true
     }
+}
 
+impl<M: LaneMemory> Producer<M> {
     /// Writes a payload of at most [`SERIES_BYTES`] into the data ring, and returns its place. Such a payload ends no lap, has no pieces,
     /// and needs no other ring. `None`: there is no known room.
     ///

@@ -261,7 +261,7 @@ impl Drop for Taking<'_> {
 /// Takes the first message of a lane. `STREAM`: others are likely to follow.
 #[inline(always)]
 fn take_whole<const STREAM: bool>(hot: &mut Hot<'_>, inbound: &mut Inbound, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
-    // A lane without an assembly has no fast path, and this look has no panic.
+    // Each lane has an assembly. This look only spares the code of a panic.
     let assembly = inbound.assemblies.get_mut(hot.index())?;
     let envelope = hot.take_whole::<STREAM>(assembly.expected, |tag| accepts.accepts_tag(tag), buf)?;
     assembly.pass();

@@ -1,0 +1,234 @@
+//! Messages that are read in place, by the path of most messages.
+
+use super::{ASK_BEFORE, Behind, Consumer, Next, Place, Seen, SeriesEnd};
+use crate::lane::run::{Ahead, Run};
+use crate::lane::{BUNDLE, INLINE_BYTES, LaneMemory, REPORTED, RawMemory, SERIES_BYTES, check_word, word};
+use doorbell_fabric::sync::Ordering;
+use doorbell_fabric::{PacketKind, Payload};
+
+impl Consumer<RawMemory> {
+    /// The line of the next payload, if it is likely to be one line outside its cell. A prefetch while waiting brings it together
+    /// with the cell and not after it. For a longer payload, an early prefetch would take lines from the producer that it is
+    /// still writing.
+    #[inline(always)]
+    pub fn expected_line(&self) -> Option<*const u8> {
+        (self.last_len <= 64).then(|| self.memory.data_at(self.data.expected() as usize))
+    }
+
+    /// Reads the first packet if it is a whole message of at most `most` bytes with this sequence number, without a time stamp, and
+    /// accepted: `read` gets its tag and its payload. The path of most messages. `STREAM`: others are likely to follow, so their lines are
+    /// prefetched. In a conversation that would take lines from the producer. If `read` panics, the message stays the first one.
+    #[inline(always)]
+    pub fn read_next<const STREAM: bool>(
+        &mut self,
+        sequence: u32,
+        most: usize,
+        accepts: impl FnOnce(u64) -> bool,
+        read: impl FnOnce(u64, Payload<'_>),
+    ) -> Option<Next> {
+        let rest = match self.look_behind() {
+            Behind::Other(rest) => rest,
+            Behind::Appended(len) => {
+                let tag = self.ahead.tag;
+                if len > most || self.ahead.sequence != sequence || !accepts(tag) {
+                    return None;
+                }
+                // SAFETY: `look_behind` checked that the payload lies in its cell, which is mapped as long as the memory (RawMemory::new).
+                // The producer does not get it back before `tell`, nor before this end has left the next cell (SPARE).
+                read(tag, unsafe { self.payload_at(Place::Appended, len) });
+                self.ahead.pass(len);
+                return Some(Next { tag, len, rings: false });
+            }
+            Behind::Continued(len) => {
+                let tag = self.ahead.tag;
+                if len > most || self.ahead.sequence != sequence || !accepts(tag) {
+                    return None;
+                }
+                // SAFETY: as above.
+                read(tag, unsafe { self.payload_at(Place::Continued, len) });
+                let rings = self.leave_cell(self.continued(len), STREAM) && self.tell();
+                return Some(Next { tag, len, rings });
+            }
+        };
+        // Copies, which the compiler need not read again after `read` is called.
+        let (memory, head) = (self.memory, self.head);
+        let cell = self.cell();
+        let len = (rest >> 40) as usize;
+        // Another sequence number has a message behind one that was appended after the look.
+        if rest << 24 != check_word(0, PacketKind::Whole as u8, 0) << 24
+            || len > most
+            || memory.cell_word(cell, word::SEQUENCE).load(Ordering::Relaxed) != u64::from(sequence)
+        {
+            return None;
+        }
+        let tag = memory.cell_word(cell, word::TAG).load(Ordering::Relaxed);
+        if !accepts(tag) {
+            return None;
+        }
+        let rings = if len <= INLINE_BYTES {
+            // SAFETY: as above.
+            read(tag, unsafe { Payload::from_raw(memory.word_at(cell, word::PAYLOAD), len) });
+            self.leave_cell(Run::behind(head + 1, tag, sequence, word::PAYLOAD, len), STREAM) && self.tell()
+        } else if len <= SERIES_BYTES {
+            let told = memory.cell_word(cell, word::PLACE).load(Ordering::Relaxed);
+            let place = told & !REPORTED;
+            // This also refuses a place in the bulk ring.
+            if !self.data.holds(place, len) {
+                return None;
+            }
+            if STREAM {
+                let ring = memory.data_bytes() as u64 - 1;
+                memory.ask_for_data(((place + ASK_BEFORE) & ring) as usize, len);
+            }
+            // SAFETY: the payload lies in the data ring (checked); as above.
+            read(tag, unsafe { Payload::from_raw(memory.data_at(place as usize), len) });
+            self.last_len = len;
+            let run = Run::begun_by(head + 1, tag, sequence);
+            let is_due = self.data.take(place, len) | (told != place) | self.leave_cell(run, STREAM);
+            is_due && self.tell()
+        } else {
+            let place = self.place(len, false)?;
+            // SAFETY: `place` returned this place, and nothing was taken since.
+            read(tag, unsafe { self.payload_at(place, len) });
+            self.leave(place, len, Run::NONE, STREAM)
+        };
+        Some(Next { tag, len, rings })
+    }
+
+    /// Reads whole messages of at most 1 KiB, one behind the other, up to `limit`: `read` gets tag, sequence number and
+    /// payload of each. The first one must have this sequence number. Stops before a message that has another, carries a time stamp,
+    /// or is not accepted, and where the producer waits for room. Returns their number. If `read` panics, its message stays the first one.
+    #[inline(always)]
+    #[must_use]
+    pub fn read_series(
+        &mut self,
+        sequence: u32,
+        limit: u64,
+        accepts: impl Fn(u64) -> bool,
+        mut read: impl FnMut(u64, u32, Payload<'_>),
+    ) -> (u64, SeriesEnd) {
+        let mut count = 0;
+        loop {
+            let (more, end) = self.read_cells(sequence.wrapping_add(count as u32), limit - count, &accepts, &mut read);
+            count += more;
+            let check = self.first_word();
+            if end != SeriesEnd::Other || count == limit || check << 24 != check_word(self.head + 1, BUNDLE, 0) << 24 {
+                return (count, end);
+            }
+            let next = sequence.wrapping_add(count as u32);
+            let (more, left) = self.read_bundle((check >> 40) as usize, next, limit - count, &accepts, &mut read);
+            count += more;
+            match left {
+                Some(is_due) if is_due && self.tell() => return (count, SeriesEnd::Rings),
+                Some(_) if count < limit => {}
+                _ => return (count, SeriesEnd::Other),
+            }
+        }
+    }
+
+    /// The same for messages in cells.
+    #[inline(always)]
+    fn read_cells(
+        &mut self,
+        sequence: u32,
+        limit: u64,
+        accepts: impl Fn(u64) -> bool,
+        mut read: impl FnMut(u64, u32, Payload<'_>),
+    ) -> (u64, SeriesEnd) {
+        // Copies, which the compiler need not read again after each call.
+        let (memory, mask) = (self.memory, self.memory.cell_count() as u64 - 1);
+        let mut count = 0;
+        while count < limit {
+            let expected = sequence.wrapping_add(count as u32);
+            let is_due = match self.look_behind() {
+                behind @ (Behind::Appended(len) | Behind::Continued(len)) => {
+                    let Ahead { tag, sequence: next, .. } = self.ahead;
+                    if next != expected || !accepts(tag) {
+                        return (count, SeriesEnd::Other);
+                    }
+                    let is_appended = matches!(behind, Behind::Appended(_));
+                    let place = if is_appended { Place::Appended } else { Place::Continued };
+                    // SAFETY: as in `read_next`.
+                    read(tag, expected, unsafe { self.payload_at(place, len) });
+                    if is_appended {
+                        self.ahead.pass(len);
+                        false
+                    } else {
+                        self.leave_cell(self.continued(len), true)
+                    }
+                }
+                Behind::Other(rest) => {
+                    let cell = (self.head & mask) as usize;
+                    let len = (rest >> 40) as usize;
+                    if rest as u32 != 0 {
+                        return (count, SeriesEnd::Empty);
+                    }
+                    let is_whole = rest << 24 == check_word(0, PacketKind::Whole as u8, 0) << 24;
+                    // Another sequence number has a message behind one that was appended after the look.
+                    if !is_whole
+                        || len > SERIES_BYTES
+                        || memory.cell_word(cell, word::SEQUENCE).load(Ordering::Relaxed) != u64::from(expected)
+                    {
+                        return (count, SeriesEnd::Other);
+                    }
+                    let tag = memory.cell_word(cell, word::TAG).load(Ordering::Relaxed);
+                    if !accepts(tag) {
+                        return (count, SeriesEnd::Other);
+                    }
+                    let (run, is_due) = if len <= INLINE_BYTES {
+                        // SAFETY: the payload lies in its cell (checked), which is mapped as long as the memory (RawMemory::new). The
+                        // producer does not get it back before `tell`.
+                        read(tag, expected, unsafe { Payload::from_raw(memory.word_at(cell, word::PAYLOAD), len) });
+                        (Run::behind(self.head + 1, tag, expected, word::PAYLOAD, len), false)
+                    } else {
+                        let place = memory.cell_word(cell, word::PLACE).load(Ordering::Relaxed);
+                        let (place, reported) = (place & !REPORTED, place & REPORTED != 0);
+                        // This also refuses a place in the bulk ring.
+                        if !self.data.holds(place, len) {
+                            return (count, SeriesEnd::Other);
+                        }
+                        let ring = memory.data_bytes() as u64 - 1;
+                        memory.ask_for_data(((place + ASK_BEFORE) & ring) as usize, len);
+                        // SAFETY: the payload lies in the data ring (checked); as above.
+                        read(tag, expected, unsafe { Payload::from_raw(memory.data_at(place as usize), len) });
+                        self.last_len = len;
+                        (Run::begun_by(self.head + 1, tag, expected), self.data.take(place, len) | reported)
+                    };
+                    is_due | self.leave_cell(run, true)
+                }
+            };
+            count += 1;
+            if is_due && self.tell() {
+                return (count, SeriesEnd::Rings);
+            }
+        }
+        (count, SeriesEnd::Other)
+    }
+
+    /// The payload of the first packet, in place.
+    ///
+    /// # Safety
+    /// `seen` comes from the latest `peek`, and nothing is taken while the payload lives.
+    #[inline(always)]
+    pub unsafe fn payload(&self, seen: &Seen) -> Payload<'_> {
+        // SAFETY: caller.
+        unsafe { self.payload_at(seen.place, seen.len) }
+    }
+
+    /// The `len` payload bytes of the first packet at `place`, in place.
+    ///
+    /// # Safety
+    /// `place` is the [place](Self::place) of `len` bytes of the first packet, and nothing is taken while the payload lives.
+    #[inline(always)]
+    pub unsafe fn payload_at(&self, place: Place, len: usize) -> Payload<'_> {
+        let ptr = match place {
+            Place::Inline | Place::Appended | Place::Continued => self.memory.nth_word_at(self.word_of(place)),
+            Place::Data(place, _) => self.memory.data_at(place as usize),
+            Place::Bundle(entry) => self.memory.data_at(entry.offset()),
+            // Without a ring there is no such place.
+            Place::Bulk(place) => self.bulk.as_ref().map_or(std::ptr::null(), |(memory, _)| memory.at(place)),
+        };
+        // SAFETY: `place` checked that the bytes lie in the lane, which is mapped as long as its memory (RawMemory::new).
+        unsafe { Payload::from_raw(ptr, len) }
+    }
+}
