@@ -170,7 +170,7 @@ impl UdpFabric {
         }
         match self.links.get(usize::from(path.link.0)).map(|link| link.connect(path.peer)) {
             Some(Ok(())) => {
-                (self.twin, self.is_pure) = (Some(path), false);
+                (self.twin, self.is_pure, self.is_new_since) = (Some(path), false, Some(self.now()));
                 // A sleeping thread does not know that there is another socket to wait for.
                 if let Some(call) = &self.on_gather {
                     call();
@@ -184,5 +184,82 @@ impl UdpFabric {
     /// Whether the kernel had no room for outgoing datagrams.
     pub fn is_stuck(&self) -> bool {
         self.full != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{About, Change, UdpOptions};
+    use super::*;
+    use crate::port::{Kind, Port};
+    use crate::protocol::LinkId;
+    use doorbell_fabric::{Incarnation, NodeId, PacketKind, Payload, Role, Sink, Verdict};
+    use std::time::{Duration, Instant};
+
+    struct Count(usize);
+
+    impl Sink for Count {
+        fn packet(&mut self, _: NodeId, _: Incarnation, _: Priority, _: &PacketHead, _: Payload<'_>) -> Verdict {
+            self.0 += 1;
+            Verdict::Taken
+        }
+
+        fn damaged(&mut self, node: NodeId, _: Priority, reason: &'static str) {
+            panic!("{node}: {reason}");
+        }
+    }
+
+    fn open(node: u16, options: &UdpOptions) -> (UdpFabric, Box<dyn Port>) {
+        let about = About { role: Role::Host, pid: 1, label: String::new(), nonce: 0 };
+        let me = (NodeId(node), Incarnation(u32::from(node) + 100));
+        UdpFabric::open("twin", me, about, 8, options, Instant::now() + Duration::from_secs(60)).unwrap()
+    }
+
+    fn turn(fabric: &mut UdpFabric, count: &mut Count) {
+        fabric.poll(count, 64);
+        while let Some(Change::Met(node, _)) = fabric.next_change() {
+            fabric.accept(node);
+        }
+    }
+
+    #[test]
+    fn datagrams_of_a_new_twin_overtake_none() {
+        const BEFORE: usize = 8;
+        for port in [Kind::Calls, Kind::Uring] {
+            let options = || UdpOptions { port, ..UdpOptions::default() };
+            let (mut home, _home_port) = open(0, &UdpOptions { listen: vec![([127, 0, 0, 1], 0).into()], ..options() });
+            let joined = UdpOptions { connect: vec![home.address()], ..options() };
+            let guest = std::thread::spawn(move || open(1, &joined));
+            let (deadline, mut none) = (Instant::now() + Duration::from_secs(60), Count(0));
+            while !guest.is_finished() {
+                turn(&mut home, &mut none);
+            }
+            let (mut guest, _guest_port) = guest.join().unwrap();
+            let session = loop {
+                assert!(Instant::now() < deadline, "no session");
+                (turn(&mut home, &mut none), turn(&mut guest, &mut none));
+                if let Some(session) = home.session_by(NodeId(1), Incarnation(101), 0) {
+                    break session;
+                }
+            };
+            let head = PacketHead { kind: PacketKind::Whole, tag: 0, sequence: 0, total: 100 };
+            let mut send = |home: &mut UdpFabric| {
+                for _ in 0..BEFORE {
+                    assert_eq!(home.push(session, Priority::Normal, &head, &[7; 100]), Push::Done);
+                    home.release();
+                }
+            };
+            send(&mut home);
+            let path = Path { link: LinkId(0), peer: home.address() };
+            (0..TWIN_AFTER).for_each(|_| guest.count(path));
+            assert!(guest.links[0].twin().is_some());
+            send(&mut home);
+            let mut count = Count(0);
+            while count.0 < 2 * BEFORE || home.endpoint.outstanding(session, Priority::Normal).unwrap().packets > 0 {
+                assert!(Instant::now() < deadline, "{} packets came", count.0);
+                (turn(&mut guest, &mut count), turn(&mut home, &mut none));
+            }
+            assert_eq!(home.endpoint.session_stats(session).unwrap().lost, 0, "{port}");
+        }
     }
 }

@@ -29,8 +29,11 @@ pub(crate) struct PathMtu {
     next: Time,
     search: bool,
     suspicion: u32,
-    /// The size of the largest datagram that is suspected to have been too large.
+    /// The size of the largest datagram that is suspected to have been too large, and the lowest number of such datagrams.
     suspect: usize,
+    suspect_from: u64,
+    /// That number, and the size until then, if datagrams are small because of a black hole.
+    fell: Option<(u64, usize)>,
     /// Number and size of datagrams above the floor that are known to have arrived: the latest, and the latest of the largest.
     arrived: [(u64, usize); 2],
 }
@@ -109,9 +112,9 @@ impl PathMtu {
         self.current = self.current.min(MTU_FLOOR.max(size.saturating_sub(1)).min(self.ceiling));
     }
 
-    /// Records that the datagram of this number and size, above the floor, arrived.
+    /// Records that the datagram of this number and size, above the floor, arrived. Returns whether datagrams are larger from now on.
     #[inline]
-    pub fn on_large_acked(&mut self, number: u64, size: usize) {
+    pub fn on_large_acked(&mut self, number: u64, size: usize) -> bool {
         // A datagram smaller than the lost ones tells nothing about them.
         if size >= self.suspect {
             (self.suspicion, self.suspect) = (0, 0);
@@ -121,6 +124,15 @@ impl PathMtu {
         if size >= largest.1 {
             *largest = (number, size);
         }
+        self.fell.is_some() && self.was_no_hole(number, size)
+    }
+
+    /// Whether one of the datagrams that seemed to fall into a black hole was only late. Then there is none.
+    #[cold]
+    fn was_no_hole(&mut self, number: u64, size: usize) -> bool {
+        let Some((_, before)) = self.fell.take_if(|(from, _)| number >= *from && size > self.current) else { return false };
+        self.current = self.current.max(before.min(self.ceiling).min(self.too_large - 1));
+        true
     }
 
     /// Records that a datagram that was no probe was lost. Returns whether datagrams are smaller from now on.
@@ -130,12 +142,14 @@ impl PathMtu {
         if size <= MTU_FLOOR || self.current <= MTU_FLOOR || excused {
             return false;
         }
+        self.suspect_from = if self.suspicion == 0 { number } else { self.suspect_from.min(number) };
         self.suspicion += 1;
         self.suspect = self.suspect.max(size);
         if self.suspicion < SUSPICION_MAX {
             return false;
         }
         (self.suspicion, self.suspect, self.arrived) = (0, 0, [(0, 0); 2]);
+        self.fell = Some((self.suspect_from, self.current));
         self.current = MTU_FLOOR.min(self.ceiling);
         self.too_large = self.ceiling + 1;
         self.search = true;
@@ -187,6 +201,26 @@ mod tests {
             mtu.on_large_acked(2 * round + 1, if round % 2 == 0 { 1_300 } else { 9_000 });
             assert!(!mtu.on_lost(Time::ZERO, 2 * round, 1_300), "a later datagram of that size arrived");
         }
+    }
+
+    #[test]
+    fn datagrams_that_were_only_late_were_in_no_black_hole() {
+        for late in [99, 100, 107] {
+            let mut mtu = PathMtu::new(65_507, 65_507, false);
+            let fell: Vec<_> = (100..108).map(|number| mtu.on_lost(Time::ZERO, number, 65_507)).collect();
+            assert!(fell[7] && mtu.current() == MTU_FLOOR);
+            let is_one = late >= 100;
+            assert_eq!(mtu.on_large_acked(late, 65_507), is_one, "{late}");
+            assert_eq!(mtu.current(), if is_one { 65_507 } else { MTU_FLOOR });
+            // It is told once.
+            assert!(!mtu.on_large_acked(late, 65_507));
+        }
+        // Meanwhile the local link refused such datagrams.
+        let mut mtu = PathMtu::new(65_507, 65_507, false);
+        (100..108).for_each(|number| drop(mtu.on_lost(Time::ZERO, number, 65_507)));
+        mtu.on_refused(9_000);
+        mtu.on_large_acked(100, 65_507);
+        assert_eq!(mtu.current(), 8_999);
     }
 
     #[test]

@@ -2,8 +2,10 @@
 
 use super::time::{MILLI, Nanos, Time};
 
-/// The largest burst, which is one run of datagrams.
+/// The largest burst, which is one run of datagrams, or some of the longest ones. After a burst the engine takes a turn, so a burst
+/// should be worth one.
 const BURST_MAX: u64 = 64 * 1024;
+const DATAGRAMS_MOST: u64 = 8;
 
 /// A token bucket of bytes. It fills at five quarters of the window in a round trip. The last datagram may take more than there
 /// is.
@@ -31,7 +33,8 @@ impl Pacer {
         let per_round = u128::from(window) * 5 / 4;
         let within = |nanos: Nanos| (per_round * u128::from(nanos) / u128::from(round_trip.max(1))) as u64;
         // A slow path gets a millisecond's worth in a burst, or ten datagrams.
-        let burst = within(MILLI).clamp((10 * mtu).min(BURST_MAX), BURST_MAX) as i64;
+        let most = BURST_MAX.max(DATAGRAMS_MOST * mtu);
+        let burst = within(MILLI).clamp((10 * mtu).min(BURST_MAX), most) as i64;
         let new = within((now - self.filled).min(1000 * MILLI)).min(1 << 40) as i64;
         self.tokens = (self.tokens + new).min(burst);
         self.filled = now;

@@ -18,6 +18,9 @@ const EARLY_MAX: usize = 4096;
 /// The most pieces of one transfer, with gaps between them, that may have arrived: more than a sender with alternating losses
 /// ever causes.
 const PIECES_MAX: usize = 1 << 15;
+/// The bytes of a turn. Up to this length, transfers end one after another. If each gave way after one datagram, all those of a
+/// window would end at once, and the sender would have nothing to send until it learnt of the next ones.
+const TURN: u64 = 1 << 20;
 /// Fewer bytes are not worth a frame, unless they are the last.
 const PIECE_LEAST: usize = 256;
 
@@ -59,6 +62,8 @@ struct Out {
     /// Of these the ones to be sent again.
     pieces: Pieces,
     queued: bool,
+    /// The bytes sent since its turn began.
+    turn: u64,
 }
 
 impl Out {
@@ -91,7 +96,7 @@ impl TransfersOut {
             self.finished.push_back((transfer, true));
             return Ok(());
         }
-        let out = Out { priority, total, limit, next: part.start, part, pieces: Pieces::default(), queued: false };
+        let out = Out { priority, total, limit, next: part.start, part, pieces: Pieces::default(), queued: false, turn: 0 };
         self.running.insert(transfer, out);
         self.enqueue(transfer);
         Ok(())
@@ -189,6 +194,7 @@ impl TransfersOut {
                     (from, to)
                 }
             };
+            out.turn += to - from;
             let total = out.total;
             if !out.has_work() {
                 out.queued = false;
@@ -213,10 +219,13 @@ impl TransfersOut {
         }
     }
 
-    /// Gives the next transfer of this priority its turn.
+    /// Gives the next transfer of this priority its turn, if the present one had enough.
     pub fn rotate(&mut self, priority: Priority) {
         let queue = &mut self.queues[priority.index()];
-        if queue.len() > 1 {
+        if let Some(out) = queue.front().and_then(|transfer| self.running.get_mut(transfer))
+            && out.turn >= TURN
+        {
+            out.turn = 0;
             queue.rotate_left(1);
         }
     }

@@ -205,8 +205,10 @@ impl Session {
         if let Some(largest) = answer {
             self.received.forget_below(largest);
         }
-        if let Some((size, number)) = acked.large {
-            self.mtu.on_large_acked(number, size);
+        if let Some((size, number)) = acked.large
+            && self.mtu.on_large_acked(number, size)
+        {
+            self.congestion.set_mtu(self.mtu.current());
         }
         if let Some(size) = probe
             && self.mtu.on_probe_acked(size as usize)

@@ -100,3 +100,25 @@ fn a_transfer_given_up_before_it_began_is_over_when_it_begins() {
     assert_eq!(network.nodes[0].driver.cancelled_out, [id.0]);
     assert!(network.endpoint(0).is_flushed(sessions[0]));
 }
+
+#[test]
+fn transfers_of_a_turn_end_one_after_another() {
+    let change = |config: &mut Config| {
+        config.links = vec![LinkConfig::LOOPBACK];
+        config.initial_window = 4 << 20;
+    };
+    let rules = Rules { bandwidth: Some(1 << 30), ..Rules::clean(20_000) };
+    let mut network = pair(6, rules, change, [Talker::default(), Talker::default()]);
+    assert!(network.run(Time::from_nanos(SECOND), |n| n.nodes.iter().all(|node| node.driver.is_connected())));
+    let until = Time::from_nanos(5 * SECOND);
+    let ids: Vec<_> = (0..3).map(|_| transfer(&mut network, 0, 1, 1 << 20, 1 << 20, Priority::Normal)).collect();
+    let placed = |n: &Net, id: &TransferId| n.nodes[1].driver.incoming[&id.0].placed;
+    let is_whole = |n: &Net, id: &TransferId| n.nodes[1].driver.incoming[&id.0].complete == 1;
+    assert!(network.run(until, |n| is_whole(n, &ids[0])));
+    assert!(placed(&network, &ids[2]) < 1 << 17, "{:?}", ids.iter().map(|id| placed(&network, id)).collect::<Vec<_>>());
+    // A longer one gives way after its turn.
+    let long = transfer(&mut network, 0, 1, 16 << 20, 16 << 20, Priority::Normal);
+    let short = transfer(&mut network, 0, 1, 1 << 20, 1 << 20, Priority::Normal);
+    assert!(network.run(until, |n| is_whole(n, &short)));
+    assert!(placed(&network, &long) < 4 << 20);
+}
