@@ -98,8 +98,8 @@ pub struct UdpFabric {
     /// The twin was found empty after it was connected, so it holds no datagrams of other senders.
     is_pure: bool,
     series: Option<(Path, u32)>,
-    /// The time at which the twin was connected, as long as its link's own socket may hold earlier datagrams of that peer.
-    is_new_since: Option<Time>,
+    /// For how many more looks the twin waits, as its link's own socket may hold earlier datagrams of that peer.
+    twin_waits: u32,
     /// The time of the last call of [`attend`](Self::attend).
     attended: Time,
     /// Some of that work was put off.

@@ -111,7 +111,7 @@ impl UdpFabric {
             twin: None,
             is_pure: false,
             series: None,
-            is_new_since: None,
+            twin_waits: 0,
             attended: Time::ZERO,
             later: false,
             room: Room::default(),

@@ -12,8 +12,6 @@ use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Prio
 const LATER: u64 = 20_000;
 /// How often to look at idle links while another link is busy, in nanoseconds.
 const LOOK_EVERY: u64 = 5_000;
-/// How long a twin waits at most until its link's own socket is empty, in nanoseconds. Strangers may send there all the time.
-const TWIN_WAITS: u64 = 2_000_000;
 /// How long a link is looked at every time after it received something.
 const AWAKE: u64 = 100_000;
 
@@ -158,7 +156,7 @@ impl UdpFabric {
     /// microsecond. Returns the number of runs, the number of packets that the driver took, and whether the driver then wanted no
     /// more.
     pub(super) fn take_in<S: Sink>(&mut self, now: Time, sink: &mut S, mut stopped: bool) -> (usize, usize, bool) {
-        let Self { endpoint, links, busy, looked, had, room, twin, is_pure, is_new_since, peers, heard, transfers, .. } = self;
+        let Self { endpoint, links, busy, looked, had, room, twin, is_pure, twin_waits, peers, heard, transfers, .. } = self;
         let mut gate = Gate { sink, peers, heard, transfers, taken: 0 };
         let mut look = |at: usize| {
             let link = links.get(at / 2);
@@ -166,7 +164,8 @@ impl UdpFabric {
             let link = LinkId((at / 2) as u8);
             let peer = twin.filter(|path| !at.is_multiple_of(2) && path.link == link).map(|path| path.peer);
             // Datagrams of the twin must not overtake those before them, which would then count as lost.
-            if peer.is_some() && is_new_since.is_some_and(|since| now - since < TWIN_WAITS) {
+            if peer.is_some() && *twin_waits > 0 {
+                *twin_waits -= 1;
                 return 0;
             }
             let each = &mut |mut run: Run<'_>| {
@@ -177,7 +176,8 @@ impl UdpFabric {
             };
             let got = direct.receive_by(peer.filter(|_| *is_pure), room, direct.at_once(), each);
             *is_pure |= peer.is_some() && matches!(got, Ok(0));
-            is_new_since.take_if(|_| peer.is_none() && matches!(got, Ok(0)));
+            let is_own = at.is_multiple_of(2) && twin.is_some_and(|path| path.link == link);
+            *twin_waits = if is_own && matches!(got, Ok(0)) { 0 } else { *twin_waits };
             got.unwrap_or_else(|error| {
                 tracing::warn!(%error, address = %direct.local(), "receiving from the UDP socket failed");
                 0

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 /// The number of datagrams in a row by one path after which it gets its own socket.
 const TWIN_AFTER: u32 = 256;
+/// For how many looks a new twin waits at most for its link's own socket to be empty. Strangers may send there all the time.
+const TWIN_WAITS: u32 = 4096;
 /// How long a path may have no room before the other paths go on without it, in nanoseconds. It is longer than a run takes on any
 /// usual network.
 const JAMMED_AFTER: u64 = 25_000_000;
@@ -170,7 +172,9 @@ impl UdpFabric {
         }
         match self.links.get(usize::from(path.link.0)).map(|link| link.connect(path.peer)) {
             Some(Ok(())) => {
-                (self.twin, self.is_pure, self.is_new_since) = (Some(path), false, Some(self.now()));
+                (self.twin, self.is_pure, self.twin_waits) = (Some(path), false, TWIN_WAITS);
+                // The socket that received last may be a twin, which waits now.
+                self.busy = 2 * usize::from(path.link.0);
                 // A sleeping thread does not know that there is another socket to wait for.
                 if let Some(call) = &self.on_gather {
                     call();

@@ -33,7 +33,7 @@ pub(crate) struct PathMtu {
     suspect: usize,
     suspect_from: u64,
     /// That number, and the size until then, if datagrams are small because of a black hole.
-    fell: Option<(u64, usize)>,
+    before_fall: Option<(u64, usize)>,
     /// Number and size of datagrams above the floor that are known to have arrived: the latest, and the latest of the largest.
     arrived: [(u64, usize); 2],
 }
@@ -124,15 +124,19 @@ impl PathMtu {
         if size >= largest.1 {
             *largest = (number, size);
         }
-        self.fell.is_some() && self.was_no_hole(number, size)
+        self.before_fall.is_some() && self.was_no_hole(number, size)
     }
 
-    /// Whether one of the datagrams that seemed to fall into a black hole was only late. Then there is none.
+    /// Whether the path carries larger datagrams than a black hole would: one of those that seemed lost was only late.
     #[cold]
     fn was_no_hole(&mut self, number: u64, size: usize) -> bool {
-        let Some((_, before)) = self.fell.take_if(|(from, _)| number >= *from && size > self.current) else { return false };
-        self.current = self.current.max(before.min(self.ceiling).min(self.too_large - 1));
-        true
+        let Some((_, before)) = self.before_fall.filter(|(from, _)| number >= *from && size > self.current) else { return false };
+        self.before_fall.take_if(|_| size >= before);
+        // Only what arrived is known to get through.
+        let proven = size.min(before).min(self.ceiling).min(self.too_large.saturating_sub(1));
+        let is_larger = proven > self.current;
+        self.current = self.current.max(proven);
+        is_larger
     }
 
     /// Records that a datagram that was no probe was lost. Returns whether datagrams are smaller from now on.
@@ -149,7 +153,7 @@ impl PathMtu {
             return false;
         }
         (self.suspicion, self.suspect, self.arrived) = (0, 0, [(0, 0); 2]);
-        self.fell = Some((self.suspect_from, self.current));
+        self.before_fall = Some((self.suspect_from, self.current));
         self.current = MTU_FLOOR.min(self.ceiling);
         self.too_large = self.ceiling + 1;
         self.search = true;
@@ -209,12 +213,22 @@ mod tests {
             let mut mtu = PathMtu::new(65_507, 65_507, false);
             let fell: Vec<_> = (100..108).map(|number| mtu.on_lost(Time::ZERO, number, 65_507)).collect();
             assert!(fell[7] && mtu.current() == MTU_FLOOR);
-            let is_one = late >= 100;
-            assert_eq!(mtu.on_large_acked(late, 65_507), is_one, "{late}");
-            assert_eq!(mtu.current(), if is_one { 65_507 } else { MTU_FLOOR });
-            // It is told once.
+            let was_suspected = late >= 100;
+            assert_eq!(mtu.on_large_acked(late, 65_507), was_suspected, "{late}");
+            assert_eq!(mtu.current(), if was_suspected { 65_507 } else { MTU_FLOOR });
+            // Only the first acknowledgement changes the size.
             assert!(!mtu.on_large_acked(late, 65_507));
         }
+        // A smaller one proves only its own size, and a larger one still counts.
+        let mut mtu = PathMtu::new(65_507, 65_507, false);
+        (100..108).for_each(|number| drop(mtu.on_lost(Time::ZERO, number, 65_507)));
+        assert!(mtu.on_large_acked(101, 1_300) && mtu.current() == 1_300);
+        assert!(mtu.on_large_acked(102, 65_507) && mtu.current() == 65_507);
+        // So does a probe.
+        let mut mtu = PathMtu::new(9_000, 9_000, false);
+        (100..108).for_each(|number| drop(mtu.on_lost(Time::ZERO, number, 9_000)));
+        (mtu.on_large_acked(300, 1_472), mtu.on_probe_acked(1_472));
+        assert_eq!(mtu.current(), 1_472);
         // Meanwhile the local link refused such datagrams.
         let mut mtu = PathMtu::new(65_507, 65_507, false);
         (100..108).for_each(|number| drop(mtu.on_lost(Time::ZERO, number, 65_507)));

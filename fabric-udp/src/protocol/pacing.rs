@@ -2,9 +2,9 @@
 
 use super::time::{MILLI, Nanos, Time};
 
-/// The largest burst, which is one run of datagrams, or some of the longest ones. After a burst the engine takes a turn, so a burst
-/// should be worth one.
+/// The largest burst, which is one run of datagrams.
 const BURST_MAX: u64 = 64 * 1024;
+/// A burst may have so many datagrams even if they are longer. After it the engine takes a turn, and the burst should be worth one.
 const DATAGRAMS_MOST: u64 = 8;
 
 /// A token bucket of bytes. It fills at five quarters of the window in a round trip. The last datagram may take more than there

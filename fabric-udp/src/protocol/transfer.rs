@@ -18,9 +18,9 @@ const EARLY_MAX: usize = 4096;
 /// The most pieces of one transfer, with gaps between them, that may have arrived: more than a sender with alternating losses
 /// ever causes.
 const PIECES_MAX: usize = 1 << 15;
-/// The bytes of a turn. Up to this length, transfers end one after another. If each gave way after one datagram, all those of a
-/// window would end at once, and the sender would have nothing to send until it learnt of the next ones.
-const TURN: u64 = 1 << 20;
+/// The most bytes of a turn. Shorter transfers end one after another. If each gave way after one datagram, all those under way would
+/// end at once, and the sender would have nothing to send until it learnt of the next ones.
+const TURN_MOST: u64 = 1 << 20;
 /// Fewer bytes are not worth a frame, unless they are the last.
 const PIECE_LEAST: usize = 256;
 
@@ -98,17 +98,18 @@ impl TransfersOut {
         }
         let out = Out { priority, total, limit, next: part.start, part, pieces: Pieces::default(), queued: false, turn: 0 };
         self.running.insert(transfer, out);
-        self.enqueue(transfer);
+        self.enqueue(transfer, false);
         Ok(())
     }
 
-    fn enqueue(&mut self, transfer: u64) {
+    fn enqueue(&mut self, transfer: u64, is_first: bool) {
         if let Some(out) = self.running.get_mut(&transfer)
             && !out.queued
             && out.has_work()
         {
-            out.queued = true;
-            self.queues[out.priority.index()].push_back(transfer);
+            (out.queued, out.turn) = (true, 0);
+            let queue = &mut self.queues[out.priority.index()];
+            if is_first { queue.push_front(transfer) } else { queue.push_back(transfer) }
         }
     }
 
@@ -146,7 +147,7 @@ impl TransfersOut {
     pub fn on_grant(&mut self, transfer: u64, limit: u64) -> Result<(), &'static str> {
         if let Some(out) = self.running.get_mut(&transfer) {
             out.limit = out.limit.max(limit);
-            self.enqueue(transfer);
+            self.enqueue(transfer, false);
         } else if !self.is_used(transfer) && !self.given_up.contains(&transfer) {
             let known = self.early.entry(transfer).or_default();
             *known = limit.max(*known);
@@ -219,11 +220,11 @@ impl TransfersOut {
         }
     }
 
-    /// Gives the next transfer of this priority its turn, if the present one had enough.
-    pub fn rotate(&mut self, priority: Priority) {
+    /// Gives the next transfer of this priority its turn, if the present one sent as much as may be under way in this window.
+    pub fn rotate(&mut self, priority: Priority, window: u64) {
         let queue = &mut self.queues[priority.index()];
         if let Some(out) = queue.front().and_then(|transfer| self.running.get_mut(transfer))
-            && out.turn >= TURN
+            && out.turn >= TURN_MOST.min(window)
         {
             out.turn = 0;
             queue.rotate_left(1);
@@ -243,7 +244,8 @@ impl TransfersOut {
     pub fn on_lost(&mut self, transfer: u64, offset: u64, len: u32) -> u64 {
         let Some(out) = self.running.get_mut(&transfer) else { return 0 };
         let bytes = out.pieces.on_lost(offset, offset + u64::from(len));
-        self.enqueue(transfer);
+        // If it sent everything else, it should not wait for the turns of all others.
+        self.enqueue(transfer, true);
         bytes
     }
 }

@@ -303,7 +303,7 @@ impl Session {
             }
         }
         if !is_lane {
-            self.cargo.transfers_out.rotate(priority);
+            self.cargo.transfers_out.rotate(priority, self.congestion.window());
         }
         for transfer in unreadable {
             let session = self.id;

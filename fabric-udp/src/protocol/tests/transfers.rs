@@ -102,7 +102,7 @@ fn a_transfer_given_up_before_it_began_is_over_when_it_begins() {
 }
 
 #[test]
-fn transfers_of_a_turn_end_one_after_another() {
+fn short_transfers_end_one_after_another() {
     let change = |config: &mut Config| {
         config.links = vec![LinkConfig::LOOPBACK];
         config.initial_window = 4 << 20;
