@@ -221,7 +221,8 @@ impl OwnRegion {
             None => return Ok(()),
         }
         fault_point!("region.withdrawn");
-        let lock = self.space.lock(OPERATION, &self.names, Instant::now() + PATIENCE)?;
+        // The node may be leaving, as the last one of the domain. Then it removes the name, and nothing may be left behind.
+        let Some(lock) = self.space.lock_if_any(OPERATION, &self.names, Instant::now() + PATIENCE)? else { return Ok(()) };
         match self.registry.entries().remove(&self.number) {
             Some(entry) => lock.remove(&entry.name, Some(entry.identity)).map(drop),
             None => Ok(()),
@@ -328,9 +329,8 @@ impl Membership {
             let rule = "a region needs at least one byte and must fit into memory";
             return Err(ShmError::InvalidRegion { domain: self.domain().to_owned(), bytes, rule });
         };
-        let lock = space.lock(OPERATION, &names, Instant::now() + PATIENCE)?;
-        // Check this under the lock: a node that leaves later must find the region in the registry.
-        self.check_call("make a region")?;
+        // A node that leaves later must find the region in the registry.
+        let lock = self.lock_domain(OPERATION, "make a region", Instant::now() + PATIENCE)?;
         // The secret shows that this node made a key that carries it. It guards against mistakes, not against a process that may
         // read the region.
         let (id, incarnation, secret) = (self.id(), self.incarnation(), random());

@@ -111,12 +111,8 @@ impl Membership {
             return Err(invalid(name.to_owned(), "use 1 to 64 of the characters A-Z a-z 0-9 _ - ."));
         }
         geometry.validate().map_err(|rule| invalid(format!("{geometry:?}"), rule))?;
-        if forked() {
-            return Err(ShmError::Forked { operation: OPERATION });
-        }
-        let lock = self.space().lock(OPERATION, self.names(), world::now() + PATIENCE)?;
-        // Check this under the lock: a node that leaves later must find no entry of this process that would keep a device.
-        self.check_call(OPERATION)?;
+        // A node that leaves later must find no entry of this process that would keep a device.
+        let lock = self.lock_domain(OPERATION, OPERATION, world::now() + PATIENCE)?;
         let file_name = self.names().device(name);
         let (me, lives) = ((self.id(), self.incarnation()), |node, incarnation| self.is_living(node, incarnation));
         if let Some(file) = self.space().open(&file_name)? {
@@ -176,7 +172,8 @@ impl Membership {
         if forked() {
             return Err(ShmError::Forked { operation: "detach from a device" });
         }
-        let lock = self.space().lock("detach from a device of", self.names(), world::now() + PATIENCE)?;
+        const OPERATION: &str = "detach from a device of";
+        let Some(lock) = self.space().lock_if_any(OPERATION, self.names(), world::now() + PATIENCE)? else { return Ok(()) };
         device.view().quit((self.id(), self.incarnation()));
         if device.view().attached().any(|(node, incarnation)| self.is_living(node, incarnation)) {
             return Ok(());

@@ -72,8 +72,7 @@ impl Membership {
         deadline: Instant,
     ) -> Result<KeyRef, ShmError> {
         const OPERATION: &str = "create a lock in";
-        self.check_call("create a lock")?;
-        let _lock = self.space().lock(OPERATION, self.names(), deadline)?;
+        let _lock = self.lock_domain(OPERATION, "create a lock", deadline)?;
         let made = self.directory().keys().init(name, resource, creator);
         made.map_err(|fault| ShmError::Key { domain: self.domain().to_owned(), fault })
     }
@@ -143,8 +142,7 @@ impl Membership {
     /// The same as for [`init_key`](Self::init_key).
     pub fn found_registry(&self, term: u64, known: &[Restored], deadline: Instant) -> Result<bool, ShmError> {
         const OPERATION: &str = "move the lock registry into";
-        self.check_call("move the lock registry")?;
-        let _lock = self.space().lock(OPERATION, self.names(), deadline)?;
+        let _lock = self.lock_domain(OPERATION, "move the lock registry", deadline)?;
         let keys = self.directory().keys();
         if keys.seat().term().is_some() {
             return Ok(false);
@@ -320,8 +318,7 @@ impl<'a> Key<'a> {
     /// [`ShmError::LockTimeout`], [`ShmError::Left`], [`ShmError::Forked`].
     pub fn destroy(&self, me: Option<OwnerId>, deadline: Instant) -> Result<Option<OwnerId>, ShmError> {
         const OPERATION: &str = "destroy a lock of";
-        self.membership.check_call("destroy a lock")?;
-        let _lock = self.membership.space().lock(OPERATION, self.membership.names(), deadline)?;
+        let _lock = self.membership.lock_domain(OPERATION, "destroy a lock", deadline)?;
         if !self.is_current() {
             return Ok(None);
         }

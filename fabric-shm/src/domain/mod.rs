@@ -389,6 +389,23 @@ impl Membership {
         Ok(())
     }
 
+    /// Takes the domain's lock for a call of a node that has not left, waiting until `deadline`. `call` names the call in errors.
+    pub(crate) fn lock_domain(
+        &self,
+        operation: &'static str,
+        call: &'static str,
+        deadline: Instant,
+    ) -> Result<DomainLock, ShmError> {
+        self.check_call(call)?;
+        let lock = self.space.lock(operation, &self.names, deadline)?;
+        if let Err(error) = self.check_call(call) {
+            // The node left meanwhile. If it was the last one, the lock's file is there again.
+            tidy(lock, None);
+            return Err(error);
+        }
+        Ok(lock)
+    }
+
     /// The space that holds the domain's segments.
     pub fn space(&self) -> &Space {
         &self.space

@@ -68,11 +68,31 @@ impl Space {
 
     /// Takes the lock of a domain, waiting until `deadline`.
     pub(crate) fn lock(&self, operation: &'static str, names: &Names, deadline: Instant) -> Result<DomainLock, ShmError> {
+        self.lock_or(operation, names, deadline, true).map(|lock| lock.expect("created if there was none"))
+    }
+
+    /// Like [`lock`](Self::lock), but `None` if nothing is left of the domain.
+    pub(crate) fn lock_if_any(
+        &self,
+        operation: &'static str,
+        names: &Names,
+        deadline: Instant,
+    ) -> Result<Option<DomainLock>, ShmError> {
+        self.lock_or(operation, names, deadline, false)
+    }
+
+    fn lock_or(
+        &self,
+        operation: &'static str,
+        names: &Names,
+        deadline: Instant,
+        creates: bool,
+    ) -> Result<Option<DomainLock>, ShmError> {
         let kind = match self {
-            Self::Posix(space) => LockKind::Posix { _lock: space.lock(operation, names, deadline)? },
-            Self::Heap(space) => LockKind::Heap { _lock: space.lock(operation, names, deadline)? },
+            Self::Posix(space) => space.lock(operation, names, deadline, creates)?.map(|lock| LockKind::Posix { _lock: lock }),
+            Self::Heap(space) => Some(LockKind::Heap { _lock: space.lock(operation, names, deadline)? }),
         };
-        Ok(DomainLock { space: self.clone(), names: names.clone(), kind })
+        Ok(kind.map(|kind| DomainLock { space: self.clone(), names: names.clone(), kind }))
     }
 
     /// Opens the segment with this name; `None` if there is none.

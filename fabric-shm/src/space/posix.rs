@@ -116,13 +116,23 @@ impl PosixSpace {
         }
     }
 
-    pub(super) fn lock(&self, operation: &'static str, names: &Names, deadline: Instant) -> Result<LockFile, ShmError> {
+    /// `creates`: the lock's file is created if there is none. Otherwise that yields `None`.
+    pub(super) fn lock(
+        &self,
+        operation: &'static str,
+        names: &Names,
+        deadline: Instant,
+        creates: bool,
+    ) -> Result<Option<LockFile>, ShmError> {
         let name = names.lock();
         let path = self.path(&name);
         let mut pause = Duration::from_micros(100);
         'open: loop {
-            let file = HeldFile::open(|| existing().create(true).open(&path))
-                .map_err(|error| open_error("open lock file", &name, error))?;
+            let file = match HeldFile::open(|| existing().create(creates).open(&path)) {
+                Ok(file) => file,
+                Err(error) if !creates && error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(open_error("open lock file", &name, error)),
+            };
             let file = PosixFile::new("open lock file", &name, file)?;
             loop {
                 if set_lock(&file.file).map_err(|error| ShmError::os("lock", &name, error))? {
@@ -132,7 +142,7 @@ impl PosixSpace {
                         // For the error message of a waiter that times out. Nothing depends on it, so a full file system does no
                         // harm here.
                         let _ = file.file.write_at(format!("{:<11}\n", std::process::id()).as_bytes(), 0);
-                        return Ok(LockFile { file });
+                        return Ok(Some(LockFile { file }));
                     }
                     continue 'open;
                 }

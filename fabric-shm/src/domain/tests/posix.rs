@@ -251,6 +251,35 @@ fn the_lock_of_a_file_without_a_name_locks_nobody_out() {
 }
 
 #[test]
+fn a_node_that_leaves_leaves_no_lock_file_to_its_other_threads() {
+    let directory = Directory::new();
+    let space = directory.space();
+    let names = Names::new(space.uid(), "grid");
+    assert!(space.lock_if_any("test", &names, Instant::now()).unwrap().is_none() && directory.is_empty());
+    let node = join(&space);
+    assert!(space.lock_if_any("test", &names, Instant::now()).unwrap().is_some());
+    node.leave().unwrap();
+    // Threads give a region up, make one, and make a lock while the last node leaves.
+    for _ in 0..50 {
+        let node = join(&space);
+        let region = node.create_region(0, 100).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| drop(region));
+            scope.spawn(|| {
+                let made = node.create_region(1, 100).map(drop);
+                assert!(matches!(made, Ok(()) | Err(ShmError::Left { .. })), "{made:?}");
+            });
+            scope.spawn(|| {
+                let made = node.init_key("a lock", crate::keys::Resource::Unnamed, Instant::now() + Duration::from_secs(60));
+                assert!(matches!(made, Ok(_) | Err(ShmError::Left { .. })), "{made:?}");
+            });
+            node.leave().unwrap();
+        });
+        assert!(directory.is_empty(), "something is left");
+    }
+}
+
+#[test]
 fn segments_are_for_one_user_only() {
     let directory = Directory::new();
     let node = join(&directory.space());
