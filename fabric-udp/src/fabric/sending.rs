@@ -241,13 +241,14 @@ mod tests {
             let (mut guest, _guest_port) = guest.join().unwrap();
             let session = loop {
                 assert!(Instant::now() < deadline, "no session");
-                (turn(&mut home, &mut none), turn(&mut guest, &mut none));
+                turn(&mut home, &mut none);
+                turn(&mut guest, &mut none);
                 if let Some(session) = home.session_by(NodeId(1), Incarnation(101), 0) {
                     break session;
                 }
             };
             let head = PacketHead { kind: PacketKind::Whole, tag: 0, sequence: 0, total: 100 };
-            let mut send = |home: &mut UdpFabric| {
+            let send = |home: &mut UdpFabric| {
                 for _ in 0..BEFORE {
                     assert_eq!(home.push(session, Priority::Normal, &head, &[7; 100]), Push::Done);
                     home.release();
@@ -261,7 +262,8 @@ mod tests {
             let mut count = Count(0);
             while count.0 < 2 * BEFORE || home.endpoint.outstanding(session, Priority::Normal).unwrap().packets > 0 {
                 assert!(Instant::now() < deadline, "{} packets came", count.0);
-                (turn(&mut guest, &mut count), turn(&mut home, &mut none));
+                turn(&mut guest, &mut count);
+                turn(&mut home, &mut none);
             }
             assert_eq!(home.endpoint.session_stats(session).unwrap().lost, 0, "{port}");
         }

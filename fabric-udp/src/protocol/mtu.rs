@@ -221,17 +221,18 @@ mod tests {
         }
         // A smaller one proves only its own size, and a larger one still counts.
         let mut mtu = PathMtu::new(65_507, 65_507, false);
-        (100..108).for_each(|number| drop(mtu.on_lost(Time::ZERO, number, 65_507)));
+        (100..108).for_each(|number| _ = mtu.on_lost(Time::ZERO, number, 65_507));
         assert!(mtu.on_large_acked(101, 1_300) && mtu.current() == 1_300);
         assert!(mtu.on_large_acked(102, 65_507) && mtu.current() == 65_507);
         // So does a probe.
         let mut mtu = PathMtu::new(9_000, 9_000, false);
-        (100..108).for_each(|number| drop(mtu.on_lost(Time::ZERO, number, 9_000)));
-        (mtu.on_large_acked(300, 1_472), mtu.on_probe_acked(1_472));
+        (100..108).for_each(|number| _ = mtu.on_lost(Time::ZERO, number, 9_000));
+        mtu.on_large_acked(300, 1_472);
+        mtu.on_probe_acked(1_472);
         assert_eq!(mtu.current(), 1_472);
         // Meanwhile the local link refused such datagrams.
         let mut mtu = PathMtu::new(65_507, 65_507, false);
-        (100..108).for_each(|number| drop(mtu.on_lost(Time::ZERO, number, 65_507)));
+        (100..108).for_each(|number| _ = mtu.on_lost(Time::ZERO, number, 65_507));
         mtu.on_refused(9_000);
         mtu.on_large_acked(100, 65_507);
         assert_eq!(mtu.current(), 8_999);

@@ -107,8 +107,7 @@ fn short_transfers_end_one_after_another() {
         config.links = vec![LinkConfig::LOOPBACK];
         config.initial_window = 4 << 20;
     };
-    let rules = Rules { bandwidth: Some(1 << 30), ..Rules::clean(20_000) };
-    let mut network = pair(6, rules, change, [Talker::default(), Talker::default()]);
+    let mut network = pair(6, Rules::clean(20_000), change, [Talker::default(), Talker::default()]);
     assert!(network.run(Time::from_nanos(SECOND), |n| n.nodes.iter().all(|node| node.driver.is_connected())));
     let until = Time::from_nanos(5 * SECOND);
     let ids: Vec<_> = (0..3).map(|_| transfer(&mut network, 0, 1, 1 << 20, 1 << 20, Priority::Normal)).collect();
