@@ -221,8 +221,11 @@ impl OwnRegion {
             None => return Ok(()),
         }
         fault_point!("region.withdrawn");
-        // The node may be leaving, as the last one of the domain. Then it removes the name, and nothing may be left behind.
-        let Some(lock) = self.space.lock_if_any(OPERATION, &self.names, Instant::now() + PATIENCE)? else { return Ok(()) };
+        let Some(lock) = self.space.lock_if_any(OPERATION, &self.names, Instant::now() + PATIENCE)? else {
+            // The node has left as the last one of the domain, and the name is gone. A lock file made here would stay.
+            self.registry.entries().remove(&self.number);
+            return Ok(());
+        };
         match self.registry.entries().remove(&self.number) {
             Some(entry) => lock.remove(&entry.name, Some(entry.identity)).map(drop),
             None => Ok(()),

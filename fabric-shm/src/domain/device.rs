@@ -173,12 +173,14 @@ impl Membership {
             return Err(ShmError::Forked { operation: "detach from a device" });
         }
         const OPERATION: &str = "detach from a device of";
-        let Some(lock) = self.space().lock_if_any(OPERATION, self.names(), world::now() + PATIENCE)? else { return Ok(()) };
+        // Without a lock file nothing is left of the domain, and a lock file made here would stay.
+        let lock = self.space().lock_if_any(OPERATION, self.names(), world::now() + PATIENCE)?;
         device.view().quit((self.id(), self.incarnation()));
         if device.view().attached().any(|(node, incarnation)| self.is_living(node, incarnation)) {
             return Ok(());
         }
         device.view().end();
+        let Some(lock) = lock else { return Ok(()) };
         let name = self.names().device(&device.name);
         // Another device of that name may exist by now.
         let is_it = |file: &OpenFile| DeviceSegment::check(&device.name, file).is_ok_and(|found| found.nonce == device.nonce);

@@ -71,7 +71,7 @@ impl Space {
         self.lock_or(operation, names, deadline, true).map(|lock| lock.expect("created if there was none"))
     }
 
-    /// Like [`lock`](Self::lock), but `None` if nothing is left of the domain.
+    /// Like [`lock`](Self::lock), but `None` if the domain has no lock file, which its last node removes. A heap always has the lock.
     pub(crate) fn lock_if_any(
         &self,
         operation: &'static str,

@@ -116,7 +116,7 @@ impl PosixSpace {
         }
     }
 
-    /// `creates`: the lock's file is created if there is none. Otherwise that yields `None`.
+    /// If there is no lock file, `creates` decides whether it is created. If not, the result is `None`.
     pub(super) fn lock(
         &self,
         operation: &'static str,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// The number of datagrams in a row by one path after which it gets its own socket.
 const TWIN_AFTER: u32 = 256;
 /// For how many looks a new twin waits at most for its link's own socket to be empty. Strangers may send there all the time.
-const TWIN_WAITS: u32 = 4096;
+const TWIN_WAITS: u32 = 512;
 /// How long a path may have no room before the other paths go on without it, in nanoseconds. It is longer than a run takes on any
 /// usual network.
 const JAMMED_AFTER: u64 = 25_000_000;

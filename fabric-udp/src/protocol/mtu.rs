@@ -127,7 +127,7 @@ impl PathMtu {
         self.before_fall.is_some() && self.was_no_hole(number, size)
     }
 
-    /// Whether the path carries larger datagrams than a black hole would: one of those that seemed lost was only late.
+    /// One of the datagrams that seemed to fall into a black hole was only late. Returns whether datagrams are larger from now on.
     #[cold]
     fn was_no_hole(&mut self, number: u64, size: usize) -> bool {
         let Some((_, before)) = self.before_fall.filter(|(from, _)| number >= *from && size > self.current) else { return false };

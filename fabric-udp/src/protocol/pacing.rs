@@ -4,7 +4,7 @@ use super::time::{MILLI, Nanos, Time};
 
 /// The largest burst, which is one run of datagrams.
 const BURST_MAX: u64 = 64 * 1024;
-/// A burst may have so many datagrams even if they are longer. After it the engine takes a turn, and the burst should be worth one.
+/// A burst may always have this many datagrams, even if they are longer than that together. After it the engine takes a turn, and the burst should be worth one.
 const DATAGRAMS_MOST: u64 = 8;
 
 /// A token bucket of bytes. It fills at five quarters of the window in a round trip. The last datagram may take more than there
