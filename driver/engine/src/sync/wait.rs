@@ -1,6 +1,6 @@
 //! The backoff of a wait: spin, yield, park.
 //!
-//! A thread spins for half a microsecond, or as long as its caller says, and then yields. If a yield really switched to another thread, the processors are
+//! A thread spins for half a microsecond, or as long as its caller says, and then yields. If yields really switch to another thread, the processors are
 //! crowded: the next waits spin for only a quarter of a microsecond, and then yield until the awaited thing has happened. If
 //! yields do not switch, the thread spins on for some 30 µs, with a yield whenever the wait has doubled, because a yield takes
 //! a third of a microsecond without a look. Then it parks. All waits use this policy.
@@ -34,7 +34,8 @@ const SPIN: Duration = Duration::from_nanos(500);
 const SPIN_CROWDED: Duration = Duration::from_nanos(250);
 /// For a node on a network: a look is a system call, and an answer takes some microseconds.
 const SPIN_NETWORK: Duration = Duration::from_micros(5);
-const SWITCHED: Duration = Duration::from_nanos(500);
+/// A longer yield may have switched to another thread. On a virtual machine one yield in fifty takes as long although there is none.
+const SLOW: Duration = Duration::from_nanos(500);
 const SPIN_ON: Duration = Duration::from_micros(30);
 const YIELD_MOST: Duration = Duration::from_millis(1);
 /// The number of waits for which a switch is remembered.
@@ -216,8 +217,7 @@ impl Backoff {
             return Step::Park(self.park_at_most(now));
         }
         world::yield_now();
-        if world::since(now) > SWITCHED {
-            CROWDED.set(MEMORY);
+        if world::since(now) > SLOW && is_crowded() {
             self.yielding = true;
         }
         if !self.yielding && !self.crowded {
@@ -231,9 +231,59 @@ impl Backoff {
     }
 }
 
+/// Whether yields of this thread switch to another one. Called after a slow yield. If that is not known from a short time ago, asks the
+/// system, and yields once more.
+#[cold]
+fn is_crowded() -> bool {
+    if CROWDED.get() <= MEMORY / 2 {
+        let before = world::switches();
+        world::yield_now();
+        if before.is_some() && world::switches() == before {
+            return false;
+        }
+        CROWDED.set(MEMORY);
+    }
+    true
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// In a simulated world each yield is slow, and there is no other thread.
+    #[test]
+    fn slow_yields_alone_are_no_crowd() {
+        let _world = world::simulate(1);
+        let mut auto = Backoff::new(Wait::Auto, None);
+        while !matches!(auto.step(), Step::Park(_)) {
+            assert!(auto.spins());
+        }
+        assert_eq!(CROWDED.get(), 0);
+    }
+
+    #[test]
+    fn a_thread_that_shares_its_processor_notices() {
+        use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+        let all = sched_getaffinity(None).unwrap();
+        let mut one = CpuSet::new();
+        one.set((0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap());
+        let over = AtomicBool::new(false);
+        let share = |work: &dyn Fn() -> bool| {
+            sched_setaffinity(None, &one).unwrap();
+            let end = Instant::now() + Duration::from_secs(20);
+            while !work() {
+                assert!(Instant::now() < end, "it did not notice");
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| share(&|| over.load(Ordering::Relaxed)));
+            let notices = scope.spawn(|| share(&is_crowded));
+            let noticed = notices.join();
+            over.store(true, Ordering::Relaxed);
+            noticed.unwrap();
+        });
+    }
 
     #[test]
     fn words_and_ways_agree() {
