@@ -117,7 +117,7 @@ fn fill<S: Source>(
     let segment = first.len;
     let (mut len, mut count) = (segment, 1);
     if !first.alone {
-        while count < SEGMENTS_MAX && len + segment <= RUN_MAX {
+        while count < SEGMENTS_MAX && len + segment <= RUN_MAX && session.has_more() {
             let Some(next) = session.transmit(now, &mut buf[len..], Some(segment), false, source) else { break };
             len += next.len;
             count += 1;

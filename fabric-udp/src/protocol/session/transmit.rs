@@ -63,6 +63,12 @@ impl Session {
             || self.movement.as_ref().is_some_and(|movement| movement.asked.is_none())
     }
 
+    /// Whether another datagram can follow at once in the same run.
+    #[inline]
+    pub fn has_more(&self) -> bool {
+        self.cargo.has_bulk() || self.cargo.has_news()
+    }
+
     /// Builds the next datagram of at most `most` bytes. `segment`: the size of the earlier ones in the same run; this one may
     /// equal it, or be shorter and the last. `lend`: long bytes may stay where they lie.
     pub fn transmit<S: Source>(
@@ -252,8 +258,15 @@ impl Session {
 
     /// Writes packets and transfers by priority. A class that stood back for long goes first.
     fn write_bulk<S: Source>(&mut self, whole: usize, draft: &mut Draft, source: &mut S) {
-        let starving = (0..CLASSES).rev().find(|class| self.passed_over[*class] >= PATIENCE);
-        for class in starving.into_iter().chain(0..CLASSES) {
+        // Nearly always one class has work. The others cost one look each.
+        let (mut waiting, mut starving) = (0_u32, None);
+        for class in 0..CLASSES {
+            let waits = self.class_has_work(class);
+            waiting |= u32::from(waits) << class;
+            self.passed_over[class] = if waits { self.passed_over[class] } else { 0 };
+            starving = if self.passed_over[class] >= PATIENCE { Some(class) } else { starving };
+        }
+        for class in starving.into_iter().chain(classes(waiting)) {
             if draft.writer.room() < PACKET_HEAD.min(FRAGMENT_HEAD) || draft.count >= CARRIED_MAX || draft.lent.is_some() {
                 break;
             }
@@ -261,7 +274,7 @@ impl Session {
                 self.passed_over[class] = 0;
             }
         }
-        for class in 0..CLASSES {
+        for class in classes(waiting) {
             let waits = self.class_has_work(class);
             let passed = &mut self.passed_over[class];
             *passed = if waits { passed.saturating_add(1) } else { 0 };
@@ -382,6 +395,15 @@ impl Session {
         self.finish(now, &mut buf, 0, None, 0, false, false);
         buf
     }
+}
+
+/// The classes of a set, in order: a bit for each.
+fn classes(mut set: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let class = (set != 0).then(|| set.trailing_zeros() as usize);
+        set &= set.wrapping_sub(1);
+        class
+    })
 }
 
 impl Draft<'_> {
