@@ -18,6 +18,8 @@ pub(crate) struct Received {
     /// The acknowledgement must not wait for more datagrams.
     at_once: bool,
     deadline: Time,
+    /// The time of the last acknowledgement.
+    answered_at: Time,
 }
 
 impl Received {
@@ -65,10 +67,11 @@ impl Received {
         }
     }
 
-    /// Whether an acknowledgement is owed.
+    /// Whether an acknowledgement should go along with a datagram that is sent anyway. In a fast conversation not every datagram needs one:
+    /// to write and read it takes both ends a tenth of the time of a short message.
     #[inline]
-    pub fn is_owed(&self) -> bool {
-        self.owed > 0
+    pub fn goes_along(&self, now: Time, every: u32, delay: Nanos) -> bool {
+        self.owed > 0 && (2 * self.owed >= every || now - self.answered_at >= delay / 4)
     }
 
     /// Whether the acknowledgement must go now.
@@ -90,6 +93,7 @@ impl Received {
         self.owed = 0;
         self.at_once = false;
         self.deadline = Time::NEVER;
+        self.answered_at = now;
         let delay = u32::try_from(now - self.largest_at).unwrap_or(u32::MAX);
         (delay, self.ranges.iter().rev().map(|(from, to)| (from, to - 1)))
     }
@@ -149,8 +153,28 @@ mod tests {
         assert!(received.is_due(Time::ZERO));
         let _ = received.answer(Time::ZERO);
         received.insert(3, Time::ZERO, false, 2, 100);
-        assert!(!received.is_owed());
+        assert!(!received.goes_along(Time::from_nanos(1000), 2, 100));
         received.insert(5, Time::ZERO, true, 2, 100);
         assert!(received.is_due(Time::ZERO), "a gap");
+    }
+
+    #[test]
+    fn in_a_fast_conversation_an_answer_goes_along_with_some_datagrams() {
+        let along = |every: u32, pause: u64| {
+            let mut received = Received::new();
+            let mut goes = |number: u64| {
+                let now = Time::from_nanos(1_000_000 + number * pause);
+                received.insert(number, now, true, every, 1000);
+                let goes = received.goes_along(now, every, 1000);
+                if goes {
+                    let _ = received.answer(now);
+                }
+                goes
+            };
+            (1..=80).filter(|number| goes(*number)).count()
+        };
+        // Of the first datagram nobody knows yet whether others follow soon.
+        assert_eq!(along(8, 10), 1 + 79 / 4);
+        assert_eq!((along(8, 300), along(2, 10)), (80, 80));
     }
 }

@@ -115,7 +115,7 @@ impl Session {
             lent: None,
         };
         draft.writer.space(HEADER);
-        if due || self.received.is_owed() {
+        if due || self.received.goes_along(now, self.ack_every, self.spans.ack_delay) {
             self.write_answer(now, &mut draft, bulk);
         }
         self.write_news(&mut draft);
