@@ -18,7 +18,7 @@ pub(crate) struct Received {
     /// The acknowledgement must not wait for more datagrams.
     at_once: bool,
     deadline: Time,
-    /// The time of the last acknowledgement.
+    /// When this end last sent an acknowledgement.
     answered_at: Time,
 }
 
@@ -67,8 +67,8 @@ impl Received {
         }
     }
 
-    /// Whether an acknowledgement should go along with a datagram that is sent anyway. In a fast conversation not every datagram needs one:
-    /// to write and read it takes both ends a tenth of the time of a short message.
+    /// Whether an acknowledgement should go along with a datagram that is sent anyway. In a fast conversation not every datagram has
+    /// one, because writing and reading it delays a short message.
     #[inline]
     pub fn goes_along(&self, now: Time, every: u32, delay: Nanos) -> bool {
         self.owed > 0 && (2 * self.owed >= every || now - self.answered_at >= delay / 4)
@@ -173,7 +173,7 @@ mod tests {
             };
             (1..=80).filter(|number| goes(*number)).count()
         };
-        // Of the first datagram nobody knows yet whether others follow soon.
+        // The first datagram gets one, because the last acknowledgement is long ago.
         assert_eq!(along(8, 10), 1 + 79 / 4);
         assert_eq!((along(8, 300), along(2, 10)), (80, 80));
     }

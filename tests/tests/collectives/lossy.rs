@@ -39,7 +39,8 @@ pub fn member() {
 }
 
 /// Processes in two shared-memory groups. Three in ten of the datagrams between the leaders of the two are lost, each way. Node 2
-/// is behind a relay, so only node 0 can reach it. It joins after node 1: node 0 then tells it of node 1, and it asks node 1.
+/// is behind a relay, so no other node can ask it for a session. It joins after node 1: node 0 then tells it of node 1, and it
+/// asks node 1.
 #[test]
 fn results_are_the_same_over_a_network_that_loses_much() {
     let _turn = Turn::take();

@@ -474,7 +474,7 @@ impl Shared {
                     } else if stuck(&mut *self.enter(me, "wait")?) {
                         return Ok(false);
                     }
-                    backoff.slept();
+                    backoff.woke();
                 }
                 Step::Expired => return Ok(op.is_done()),
             }

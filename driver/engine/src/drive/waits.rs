@@ -53,12 +53,15 @@ impl Shared {
                     {
                         return Ok(found);
                     }
-                    backoff.slept();
                     Moment::Sleep(most)
                 }
                 Step::Expired => Moment::Expired,
             };
-            if let Some(found) = act(moment)? {
+            let found = act(moment)?;
+            if matches!(moment, Moment::Sleep(_)) {
+                backoff.woke();
+            }
+            if let Some(found) = found {
                 return Ok(found);
             }
         }

@@ -379,7 +379,7 @@ impl Shared {
                     engine.unwatch(&op);
                     engine.check_peers();
                     parked?;
-                    backoff.slept();
+                    backoff.woke();
                 }
             }
         }

@@ -3,7 +3,8 @@
 //! A thread spins for half a microsecond, or as long as its caller says, and then yields. If yields really switch to another thread, the processors are
 //! crowded: the next waits spin for only a quarter of a microsecond, and then yield until the awaited thing has happened. If
 //! yields do not switch, the thread spins on for some 30 µs, with a yield whenever the wait has doubled, because a yield takes
-//! a third of a microsecond without a look. Then it parks. All waits use this policy.
+//! a third of a microsecond without a look. After a wait that parked and lasted less than a millisecond, the next ones spin on for
+//! twice as long as it lasted. Then the thread parks. All waits use this policy.
 
 use doorbell_fabric::{ParseIdError, world};
 use std::cell::Cell;
@@ -34,7 +35,7 @@ const SPIN: Duration = Duration::from_nanos(500);
 const SPIN_CROWDED: Duration = Duration::from_nanos(250);
 /// For a node on a network: a look is a system call, and an answer takes some microseconds.
 const SPIN_NETWORK: Duration = Duration::from_micros(5);
-/// A longer yield may have switched to another thread. On a virtual machine one yield in fifty takes as long although there is none.
+/// A longer yield may have switched to another thread. On a virtual machine some yields take longer although no other thread ran.
 const SLOW: Duration = Duration::from_nanos(500);
 const SPIN_ON: Duration = Duration::from_micros(30);
 const YIELD_MOST: Duration = Duration::from_millis(1);
@@ -50,7 +51,13 @@ pub const CHECK_EVERY: Duration = Duration::from_millis(25);
 /// with a slow peer that lacks a processor.
 const CHECK_EVERY_SPINNING: Duration = Duration::from_secs(1);
 
-thread_local!(static CROWDED: Cell<u32> = const { Cell::new(0) });
+thread_local! {
+    static CROWDED: Cell<u32> = const { Cell::new(0) };
+    /// The count of switches after the latest slow yield that asked for it.
+    static SWITCHES: Cell<Option<u64>> = const { Cell::new(None) };
+    /// How long the next wait spins before it parks, unless yields switch.
+    static SPIN_NEXT: Cell<Duration> = const { Cell::new(SPIN_ON) };
+}
 
 /// The next step of a waiting thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +165,18 @@ impl Backoff {
         self.slept = true;
     }
 
+    /// As [`slept`](Self::slept), after each sleep. If the wait was short, the next ones are likely to be as short, and spin for longer: to
+    /// sleep and to be woken takes many microseconds.
+    pub fn woke(&mut self) {
+        if let Some(began) = self.began
+            && !self.slept
+        {
+            let lasted = world::since(began);
+            SPIN_NEXT.set(if lasted < YIELD_MOST { SPIN_ON.max(2 * lasted) } else { SPIN_ON });
+        }
+        self.slept();
+    }
+
     /// Whether it is time to check that the peers live. If so, counts as checked. For use after a sleep, which may have been
     /// short.
     pub fn check_due(&mut self) -> bool {
@@ -206,7 +225,7 @@ impl Backoff {
     }
 
     fn auto(&mut self, now: Instant, waited: Duration) -> Step {
-        let most = if self.yielding || self.crowded { self.yields } else { SPIN_ON };
+        let most = if self.yielding || self.crowded { self.yields } else { SPIN_NEXT.get() };
         if self.slept || waited >= most {
             return Step::Park(self.park_at_most(now));
         }
@@ -231,14 +250,15 @@ impl Backoff {
     }
 }
 
-/// Whether yields of this thread switch to another one. Called after a slow yield. If that is not known from a short time ago, asks the
-/// system, and yields once more.
+/// Whether yields of this thread switch to another one. A thread calls it after a slow yield. It asks the system, unless it learned
+/// lately that they do.
 #[cold]
 fn is_crowded() -> bool {
     if CROWDED.get() <= MEMORY / 2 {
-        let before = world::switches();
-        world::yield_now();
-        if before.is_some() && world::switches() == before {
+        let now = world::switches();
+        let before = SWITCHES.replace(now);
+        // A system that does not tell may have switched.
+        if now.is_some() && (before.is_none() || before == now) {
             return false;
         }
         CROWDED.set(MEMORY);
@@ -262,6 +282,32 @@ mod tests {
         assert_eq!(CROWDED.get(), 0);
     }
 
+    /// How long a wait that begins now spins before it parks.
+    fn spins_for(world: &world::Simulation) -> Duration {
+        let (before, mut auto) = (world.passed(), Backoff::new(Wait::Auto, None));
+        while !matches!(auto.step(), Step::Park(_)) {}
+        world.passed() - before
+    }
+
+    #[test]
+    fn after_a_short_wait_that_slept_the_next_ones_spin_for_longer() {
+        let world = world::simulate(1);
+        let wait = |sleep: Duration| {
+            let mut auto = Backoff::new(Wait::Auto, None);
+            while !matches!(auto.step(), Step::Park(_)) {}
+            world.advance(sleep);
+            auto.woke();
+            spins_for(&world)
+        };
+        let usual = wait(Duration::from_millis(10));
+        assert!(usual < 2 * SPIN_ON, "{usual:?}");
+        let longer = wait(Duration::from_micros(200));
+        assert!((Duration::from_micros(400)..Duration::from_micros(600)).contains(&longer), "{longer:?}");
+        // The next one lasts for long although it spun.
+        let again = wait(Duration::from_millis(10));
+        assert!(again < 2 * SPIN_ON, "{again:?}");
+    }
+
     #[test]
     fn a_thread_that_shares_its_processor_notices() {
         use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -276,9 +322,14 @@ mod tests {
                 assert!(Instant::now() < end, "it did not notice");
             }
         };
+        let waits = || {
+            let mut auto = Backoff::new(Wait::Auto, None);
+            while !matches!(auto.step(), Step::Park(_)) {}
+            CROWDED.get() > 0
+        };
         std::thread::scope(|scope| {
             scope.spawn(|| share(&|| over.load(Ordering::Relaxed)));
-            let notices = scope.spawn(|| share(&is_crowded));
+            let notices = scope.spawn(|| share(&waits));
             let noticed = notices.join();
             over.store(true, Ordering::Relaxed);
             noticed.unwrap();

@@ -63,7 +63,7 @@ impl Session {
             || self.movement.as_ref().is_some_and(|movement| movement.asked.is_none())
     }
 
-    /// Whether another datagram can follow at once in the same run.
+    /// Whether there is something for another datagram of the same run. A Ping goes alone.
     #[inline]
     pub fn has_more(&self) -> bool {
         self.cargo.has_bulk() || self.cargo.has_news()
