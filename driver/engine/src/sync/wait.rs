@@ -37,6 +37,8 @@ const SPIN_CROWDED: Duration = Duration::from_nanos(250);
 const SPIN_NETWORK: Duration = Duration::from_micros(5);
 /// A longer yield may have switched to another thread. On a virtual machine some yields take longer although no other thread ran.
 const SLOW: Duration = Duration::from_nanos(500);
+/// Two slow yields within this time show whether yields switch.
+const SOON: Duration = Duration::from_micros(100);
 const SPIN_ON: Duration = Duration::from_micros(30);
 const YIELD_MOST: Duration = Duration::from_millis(1);
 /// The number of waits for which a switch is remembered.
@@ -53,8 +55,8 @@ const CHECK_EVERY_SPINNING: Duration = Duration::from_secs(1);
 
 thread_local! {
     static CROWDED: Cell<u32> = const { Cell::new(0) };
-    /// The count of switches after the latest slow yield that asked for it.
-    static SWITCHES: Cell<Option<u64>> = const { Cell::new(None) };
+    /// The count of switches after the latest slow yield that asked for it, and the time.
+    static SWITCHES: Cell<Option<(u64, Instant)>> = const { Cell::new(None) };
     /// How long the next wait spins before it parks, unless yields switch.
     static SPIN_NEXT: Cell<Duration> = const { Cell::new(SPIN_ON) };
 }
@@ -236,7 +238,7 @@ impl Backoff {
             return Step::Park(self.park_at_most(now));
         }
         world::yield_now();
-        if world::since(now) > SLOW && is_crowded() {
+        if world::since(now) > SLOW && is_crowded(now) {
             self.yielding = true;
         }
         if !self.yielding && !self.crowded {
@@ -250,15 +252,17 @@ impl Backoff {
     }
 }
 
-/// Whether yields of this thread switch to another one. A thread calls it after a slow yield. It asks the system, unless it learned
-/// lately that they do.
+/// Whether yields of this thread switch to another one. A thread calls it after a slow yield that began `then`. It asks the system, unless
+/// it learned lately that they do.
 #[cold]
-fn is_crowded() -> bool {
+fn is_crowded(then: Instant) -> bool {
     if CROWDED.get() <= MEMORY / 2 {
         let now = world::switches();
-        let before = SWITCHES.replace(now);
+        let before = SWITCHES.replace(now.map(|count| (count, world::now())));
+        // Between two yields that are further apart, another thread may have taken the processor by force.
+        let is_new = |(count, at): (u64, Instant)| now > Some(count) && then.saturating_duration_since(at) < SOON;
         // A system that does not tell may have switched.
-        if now.is_some() && (before.is_none() || before == now) {
+        if now.is_some() && !before.is_some_and(is_new) {
             return false;
         }
         CROWDED.set(MEMORY);
