@@ -194,6 +194,8 @@ impl Backoff {
     pub fn step(&mut self) -> Step {
         let now = world::now();
         if self.deadline.is_some_and(|deadline| now >= deadline) {
+            // The length of a wait in vain says nothing about the next one.
+            SPIN_NEXT.set(SPIN_ON);
             return Step::Expired;
         }
         let began = match self.began {
@@ -310,6 +312,10 @@ mod tests {
         // The next one lasts for long although it spun.
         let again = wait(Duration::from_millis(10));
         assert!(again < 2 * SPIN_ON, "{again:?}");
+        wait(Duration::from_micros(200));
+        assert_eq!(Backoff::new(Wait::Auto, Some(world::now())).step(), Step::Expired);
+        let in_vain = spins_for(&world);
+        assert!(in_vain < 2 * SPIN_ON, "{in_vain:?}");
     }
 
     #[test]
