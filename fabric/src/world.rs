@@ -137,8 +137,8 @@ pub fn yield_now() {
     }
 }
 
-/// How often the system gave the processor to another thread while the calling thread could have run on. `None`: it has not
-/// happened yet, or the system does not tell. It makes one system call.
+/// How often the system gave the processor to another thread while the calling thread could have run on. `None`: the system does not
+/// tell, or the thread has never lost the processor. It makes one system call.
 pub fn switches() -> Option<u64> {
     if pass(LOOK).is_some() {
         // There is no other thread.
@@ -151,7 +151,9 @@ pub fn switches() -> Option<u64> {
         let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
         // SAFETY: room for the record, which the kernel fills if it returns 0.
         let usage = unsafe { (libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) == 0).then(|| usage.assume_init()) };
-        usage.and_then(|usage| u64::try_from(usage.ru_nivcsw).ok()).filter(|count| *count > 0)
+        // Some systems count nothing.
+        let usage = usage.filter(|usage| usage.ru_nvcsw + usage.ru_nivcsw > 0);
+        usage.and_then(|usage| u64::try_from(usage.ru_nivcsw).ok())
     }
 }
 

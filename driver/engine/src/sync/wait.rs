@@ -4,7 +4,7 @@
 //! crowded: the next waits spin for only a quarter of a microsecond, and then yield until the awaited thing has happened. If
 //! yields do not switch, the thread spins on for some 30 µs, with a yield whenever the wait has doubled, because a yield takes
 //! a third of a microsecond without a look. After a wait that parked and lasted less than a millisecond, the next ones spin on for
-//! twice as long as it lasted. Then the thread parks. All waits use this policy.
+//! twice as long as it lasted, for a millisecond at most, with a yield every 30 µs. Then the thread parks. All waits use this policy.
 
 use doorbell_fabric::{ParseIdError, world};
 use std::cell::Cell;
@@ -171,10 +171,11 @@ impl Backoff {
     /// sleep and to be woken takes many microseconds.
     pub fn woke(&mut self) {
         if let Some(began) = self.began
-            && !self.slept
+            && self.spins()
+            && self.wait == Wait::Auto
         {
             let lasted = world::since(began);
-            SPIN_NEXT.set(if lasted < YIELD_MOST { SPIN_ON.max(2 * lasted) } else { SPIN_ON });
+            SPIN_NEXT.set(if lasted < YIELD_MOST { (2 * lasted).clamp(SPIN_ON, YIELD_MOST) } else { SPIN_ON });
         }
         self.slept();
     }
@@ -244,7 +245,7 @@ impl Backoff {
             self.yielding = true;
         }
         if !self.yielding && !self.crowded {
-            self.yield_at = 2 * waited;
+            self.yield_at = waited + waited.min(SPIN_ON);
         }
         Step::Again
     }
