@@ -487,8 +487,11 @@ unsafe fn store<M: LaneMemory>(memory: &M, bulk: Option<BulkMemory>, place: usiz
     // SAFETY: caller; a bulk ring begins with a line.
     unsafe {
         match bulk {
-            Some(bulk) => crate::copies::copy_by(way, bytes, bulk.at(place as u64), len),
-            None => memory.write_data(place, bytes, len, way),
+            Some(bulk) => {
+                let way = way.with(bulk.len().saturating_sub(place + len));
+                crate::copies::copy_by(way, bytes, bulk.at(place as u64), len);
+            }
+            None => memory.write_data(place, bytes, len, way.with(memory.data_bytes().saturating_sub(place + len))),
         }
     }
 }

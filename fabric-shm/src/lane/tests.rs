@@ -258,18 +258,19 @@ fn messages_are_read_one_by_one_if_nothing_is_special_about_them() {
 }
 
 #[test]
-fn streamed_payloads_are_written_when_their_packets_are_published() {
-    streams_whole(false);
-    streams_whole(true);
+fn payloads_are_written_when_their_packets_are_published() {
+    for in_bulk in [false, true] {
+        Ways::always_streamed_and_owned().into_iter().for_each(|ways| arrives_whole(ways, in_bulk));
+    }
 }
 
-fn streams_whole(in_bulk: bool) {
+fn arrives_whole(ways: Ways, in_bulk: bool) {
     let (block, mut room) = (Block::new(16, 256 << 10), bulk_room(256 << 10));
     let (memory, count) = (block.memory(), if cfg!(miri) { 4 } else { 20_000 });
     let lens = [2 << 10, 5001, 16 << 10, 100, 33_333];
     let messages: Vec<_> = (0..2 * lens.len()).map(|number| message(number as u32, lens[number % lens.len()])).collect();
     let mut producer = Producer::claim(memory, 1).unwrap();
-    producer.set_ways(Ways::always_streamed());
+    producer.set_ways(ways);
     let mut consumer = Consumer::new(memory, None);
     if in_bulk {
         // SAFETY: the vector outlives both ends.

@@ -6,6 +6,8 @@
 //!   which stay in the first-level caches of both processors. There, short pieces are fast, too.
 //! - In **whole laps**, and in one piece, it writes into lines that the other side's first-level cache no longer holds. In a stream, whose
 //!   consumer lags behind, the pieces would be work for nothing.
+//! - An **owned** payload of 8 KiB or more goes into whole laps, too, by a loop that requests lines for writing ahead. From distant
+//!   processors each line makes a long journey, and more of them are on their way at once. Shorter ones go as in whole laps.
 //! - A **streamed** payload goes past its caches to memory. This is the fastest way between processors that share no cache, where
 //!   each line would make two journeys.
 //!
@@ -23,6 +25,10 @@ const PIECE_LONG: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 
 /// The shortest payload for which the ways differ. Streams of shorter ones lose more by reports than conversations gain.
 pub(super) const LEAST: usize = if cfg!(loom) { 64 } else { 2 << 10 };
+
+/// The shortest payload that is written by a loop that requests lines ahead. Of a shorter one, most lines were requested when the message
+/// before it was sent.
+const OWNED_LEAST: usize = 8 << 10;
 
 /// The number of messages until the next comparison, for each message of the last one: `UNSETTLED` after the first comparison, which finds
 /// caches cold, and four times as many after each further one, up to `SETTLED`. Then less than one message in a hundred goes a slower way, and
@@ -51,12 +57,13 @@ const PHASES: usize = 2 * Way::ALL.len();
 enum Way {
     Short,
     Whole,
+    Owned,
     Streamed,
 }
 
 impl Way {
-    /// Ordered by how much of the caches they take from the program: the first one takes the least.
-    const ALL: [Self; 3] = [Self::Short, Self::Whole, Self::Streamed];
+    /// In order of preference: a later way is chosen only if it is clearly faster.
+    const ALL: [Self; 4] = [Self::Short, Self::Whole, Self::Owned, Self::Streamed];
 }
 
 /// The way of one producer.
@@ -121,6 +128,7 @@ impl Ways {
     pub fn copying(&self, len: usize) -> Copying {
         match self.way {
             Way::Short if len >= LEAST => Copying::Loop,
+            Way::Owned if len >= OWNED_LEAST => Copying::Owned,
             Way::Streamed if len >= LEAST => Copying::Streamed,
             _ => Copying::Library,
         }
@@ -154,7 +162,7 @@ impl Ways {
             Way::Short if len < LONG => PIECE_LEAST,
             Way::Short => PIECE_LONG,
             // For a consumer that lags behind, pieces would only be more work. After a streamed piece, the producer would wait for memory.
-            Way::Whole | Way::Streamed => len,
+            Way::Whole | Way::Owned | Way::Streamed => len,
         }
     }
 
@@ -230,10 +238,10 @@ impl Ways {
         Self { left: 0, ..Self::of(4 * SHORT) }
     }
 
-    /// Streamed payloads without comparisons.
+    /// Streamed payloads, and owned ones, without comparisons.
     #[cfg(all(test, not(loom)))]
-    pub fn always_streamed() -> Self {
-        Self { way: Way::Streamed, ..Self::of(0) }
+    pub fn always_streamed_and_owned() -> [Self; 2] {
+        [Way::Streamed, Way::Owned].map(|way| Self { way, ..Self::of(0) })
     }
 }
 
@@ -262,23 +270,26 @@ mod tests {
     #[test]
     fn the_fastest_way_is_found_and_found_again() {
         let mut ways = Ways::of(BYTES);
-        let sent = compare(&mut ways, 0, |way, _| [100, 130, 150][way as usize]);
+        let sent = compare(&mut ways, 0, |way, _| [100, 130, 160, 150][way as usize]);
         assert!(ways.way == Way::Short && sent <= PHASES as u32 * (WARM_MOST + COUNTED) + 1, "{sent}");
         // Comparisons become rarer.
         for times in [UNSETTLED, 4 * UNSETTLED, 16 * UNSETTLED, SETTLED, SETTLED] {
-            let sent = compare(&mut ways, 0, |way, _| [100, 130, 150][way as usize]);
+            let sent = compare(&mut ways, 0, |way, _| [100, 130, 160, 150][way as usize]);
             let (least, most) = (times * PHASES as u32 * COUNTED, (times + 1) * PHASES as u32 * (WARM_MOST + COUNTED) + 1);
             assert!(ways.way == Way::Short && (least..=most).contains(&sent), "{sent} after {times}");
         }
-        let sent = compare(&mut ways, 0, |way, _| [130, 100, 150][way as usize]);
+        let sent = compare(&mut ways, 0, |way, _| [130, 100, 160, 150][way as usize]);
         assert!(ways.way == Way::Whole && sent >= SETTLED * PHASES as u32 * COUNTED, "{sent}");
         assert!(
             !ways.is_due(1 << 40, 1 << 14) && ways.copying(1 << 14) == Copying::Library && ways.piece_bytes(1 << 14) == 1 << 14
         );
-        compare(&mut ways, 0, |way, _| [200, 180, 100][way as usize]);
+        compare(&mut ways, 0, |way, _| [200, 180, 160, 100][way as usize]);
         assert!(ways.copying(LEAST) == Copying::Streamed && ways.copying(LEAST - 1) == Copying::Library);
         assert!(!ways.is_due(1 << 40, 1 << 14));
-        compare(&mut ways, 0, |way, _| [90, 100, 85][way as usize]);
+        compare(&mut ways, 0, |way, _| [200, 180, 100, 160][way as usize]);
+        assert!(ways.copying(OWNED_LEAST) == Copying::Owned && ways.copying(OWNED_LEAST - 1) == Copying::Library);
+        assert!(!ways.is_due(1 << 40, 1 << 14) && ways.piece_bytes(1 << 14) == 1 << 14);
+        compare(&mut ways, 0, |way, _| [90, 100, 110, 85][way as usize]);
         assert!(ways.way == Way::Short && ways.is_due(64, 1 << 14));
     }
 
@@ -297,7 +308,7 @@ mod tests {
             waiting.push_back(way);
             let read = waiting.pop_front().unwrap() as usize;
             // The consumer tells its progress for 25 messages together.
-            if sent.is_multiple_of(25) { 25 * [200, 180, 100][read] } else { 1 }
+            if sent.is_multiple_of(25) { 25 * [200, 180, 160, 100][read] } else { 1 }
         };
         compare(&mut ways, 100 * LEAST as u64, &mut time);
         assert!(ways.way == Way::Streamed, "{ways:?}");
