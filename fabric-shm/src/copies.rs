@@ -10,7 +10,7 @@ pub enum Copying {
     /// By a loop of vector instructions.
     Loop,
     /// By the same loop, which also requests lines of the target for writing before it stores there. More of them are then on their way from
-    /// the other processor's cache at once. A target shorter than [`LOOP_LEAST`], and a processor without AVX2, take [`Library`](Self::Library).
+    /// the other processor's cache at once. A target shorter than 2 KiB, and a processor without AVX2, take [`Library`](Self::Library).
     Owned,
     /// Past this processor's caches, to memory. The target begins with a cache line.
     Streamed,
