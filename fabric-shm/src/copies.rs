@@ -271,7 +271,7 @@ mod tests {
         #[repr(align(64))]
         struct Lines([u8; 8192]);
         let source: Vec<u8> = (0..20_000_u32).map(|i| ((i * 31) >> 3) as u8).collect();
-        for round in 0..if cfg!(miri) { 10 } else { 600 } {
+        for round in 0..if cfg!(miri) { 7 } else { 600 } {
             for len in [round, 2040 + round * 7 % 4200] {
                 for way in [Copying::Library, Copying::Loop, Copying::Owned, Copying::Streamed] {
                     let mut target = Lines([0xee; 8192]);
