@@ -19,8 +19,8 @@ pub enum Copying {
 /// The shortest length for which the loop is worth a call.
 const LOOP_LEAST: usize = 2048;
 
-/// How many bytes ahead of its stores [`Copying::Owned`] requests lines, also behind the target. Between distant processors, 1 and 4 KiB took
-/// as long.
+/// How many bytes ahead of its stores [`Copying::Owned`] requests lines, also behind the target. In a bare loop between distant
+/// processors, 1 and 4 KiB took as long.
 const OWN_BYTES_AHEAD: usize = 2048;
 
 impl Copying {
@@ -264,6 +264,13 @@ mod tests {
             unsafe { choice.copy(both.as_ptr(), both.as_mut_ptr().add(at), len) };
             assert!(both[at..][..len] == source[..len]);
         }
+    }
+
+    #[test]
+    fn lines_of_others_are_not_requested() {
+        assert_eq!(Copying::Owned.with(OWN_BYTES_AHEAD - 1), Copying::Loop);
+        assert_eq!(Copying::Owned.with(OWN_BYTES_AHEAD), Copying::Owned);
+        assert_eq!(Copying::Streamed.with(0), Copying::Streamed);
     }
 
     #[test]
