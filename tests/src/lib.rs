@@ -8,7 +8,8 @@
 //! 6. [`drive`]: programs made of bytes, for fuzzing.
 //! 7. [`files`]: a directory, and an I/O node that serves it.
 //! 8. [`in_place`]: receives in place that compile once.
-//! 9. [`random`], [`pattern`], [`patience`], [`steps`]: seeded numbers, bytes whose corruption shows, deadlines, and steps none of which may stall.
+//! 9. [`turning`]: threads that only turn an engine.
+//! 10. [`random`], [`pattern`], [`patience`], [`steps`]: seeded numbers, bytes whose corruption shows, deadlines, and steps none of which may stall.
 //!
 //! Environment: `DOORBELL_SEED` seeds everything that is random (failures print it); `DOORBELL_KILLS`,
 //! `DOORBELL_PINGPONGS`, `DOORBELL_REPEATS`, `DOORBELL_BULK_MIB`, `DOORBELL_NETWORK_MIB`, `DOORBELL_PROGRAMS` and
@@ -27,6 +28,7 @@ pub mod pattern;
 pub mod process;
 pub mod random;
 pub mod steps;
+pub mod turning;
 pub mod words;
 pub mod world;
 

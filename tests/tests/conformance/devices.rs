@@ -2,8 +2,9 @@
 
 use doorbell::DeviceSender;
 use doorbell::{Device, DeviceError, DeviceThread, Error, Node, NodeId};
-use doorbell_tests::patience::{Running, eventually, finishes, running, soon};
+use doorbell_tests::patience::{eventually, finishes, running, soon};
 use doorbell_tests::pattern;
+use doorbell_tests::turning::turning;
 use doorbell_tests::world::World;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,33 +22,6 @@ fn length(seed: u64) -> usize {
     const CLEAR: [usize; 10] = [0, 1, 8, 31, 32, 33, 64, 65, 4096, LONG];
     let mixed = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) as usize;
     if mixed.is_multiple_of(3) { CLEAR[mixed / 3 % CLEAR.len()] } else { mixed % 3000 }
-}
-
-/// Turns the engine of a node until it is dropped: a node that feeds a device must progress, and under some policies no other thread turns it.
-struct Driving {
-    over: Arc<AtomicBool>,
-    thread: Option<Running<()>>,
-}
-
-fn driving(node: &Node) -> Driving {
-    let (node, over) = (node.clone(), Arc::new(AtomicBool::new(false)));
-    let told = over.clone();
-    let drive = move || {
-        while !told.load(Ordering::Acquire) {
-            node.progress().unwrap();
-            std::thread::yield_now();
-        }
-    };
-    Driving { over, thread: Some(running("a node is driven", drive)) }
-}
-
-impl Drop for Driving {
-    fn drop(&mut self) {
-        self.over.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take().filter(|_| !std::thread::panicking()) {
-            thread.join();
-        }
-    }
 }
 
 fn fault<T: std::fmt::Debug>(result: Result<T, Error>) -> DeviceError {
@@ -95,7 +69,7 @@ pub fn what_is_sent_to_a_thread_reaches_that_thread(world: &World) {
     const THREADS: [u32; 3] = [5, u32::MAX, 0];
     let nodes: [Node; 3] = world.nodes();
     let device = device(&nodes[0]);
-    let _driven = driving(&nodes[0]);
+    let _turning = turning(&nodes[0]);
     let senders = nodes.each_ref().map(Node::id);
     let threads = THREADS.map(|id| {
         let thread = device.thread(id).unwrap();
@@ -112,7 +86,7 @@ pub fn what_is_sent_to_a_thread_reaches_that_thread(world: &World) {
 pub fn a_message_that_does_not_fit_is_not_lost(world: &World) {
     let [a, b]: [Node; 2] = world.nodes();
     let device = device(&a);
-    let _driven = driving(&a);
+    let _turning = turning(&a);
     let mut thread = device.thread(1).unwrap();
     let sending = running("a node sends", move || {
         let sender = DeviceSender::open(&b, "net").unwrap();
@@ -145,7 +119,7 @@ pub fn a_message_that_does_not_fit_is_not_lost(world: &World) {
 pub fn a_sender_waits_for_room_in_a_device(world: &World) {
     let [a, b]: [Node; 2] = world.nodes();
     let device = device(&a);
-    let _driven = driving(&a);
+    let _turning = turning(&a);
     let mut thread = device.thread(1).unwrap();
     let full = Arc::new(AtomicBool::new(false));
     let noticed = full.clone();
@@ -182,10 +156,10 @@ pub fn a_sender_waits_for_room_in_a_device(world: &World) {
 
 pub fn a_device_that_is_not_there_is_told(world: &World) {
     let [a, b]: [Node; 2] = world.nodes();
-    let driven = driving(&a);
+    let thread = turning(&a);
     let other = b.clone();
     assert_eq!(fault(finishes("to_device", move || DeviceSender::open(&other, "nothing"))), DeviceError::Absent);
-    drop(driven);
+    drop(thread);
     // It is there while somebody is attached.
     let device = Device::builder(&a, "short").attach().unwrap();
     let taken = device.thread(1).unwrap();
@@ -200,7 +174,7 @@ pub fn a_device_that_is_not_there_is_told(world: &World) {
 pub fn what_was_sent_before_a_thread_came_is_there(world: &World) {
     let [a, b]: [Node; 2] = world.nodes();
     let device = device(&a);
-    let _driven = driving(&a);
+    let _turning = turning(&a);
     let mut other = device.thread(2).unwrap();
     let sending = running("a node sends", move || {
         let sender = DeviceSender::open(&b, "net").unwrap();

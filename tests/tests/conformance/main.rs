@@ -171,6 +171,7 @@ suite! {
     taken_back:
         a_large_message_that_does_not_come_holds_up_nobody_else
         a_large_send_is_taken_back_in_the_middle
+        a_large_send_is_taken_back_beside_other_threads
         memory_of_a_send_that_was_taken_back_is_not_read
         a_slot_that_is_used_again_does_not_harm_its_new_message
         a_refused_message_that_was_given_up_harms_no_other

@@ -7,6 +7,7 @@ use doorbell_tests::in_place::read_by;
 use doorbell_tests::patience::{briefly, eventually, running, soon, take_back, until};
 use doorbell_tests::pattern;
 use doorbell_tests::random::Random;
+use doorbell_tests::turning::turning;
 use doorbell_tests::world::{Ground, World};
 
 /// Checks that this message arrives next.
@@ -213,7 +214,7 @@ pub fn a_refused_message_that_was_given_up_harms_no_other(world: &World) {
             assert_eq!(envelope.len, 100);
             pattern::check(&other.buffer.unwrap()[..100], round);
         } else {
-            assert_eq!(envelope.len, MIB);
+            assert_eq!(envelope.len, MIB, "round {round}");
             assert_eq!(b.recv_until(Match::any().tag(1), &mut [0; 100], soon()).unwrap().len, 100);
         }
         for send in sends {
@@ -221,6 +222,24 @@ pub fn a_refused_message_that_was_given_up_harms_no_other(world: &World) {
         }
         assert_eq!(b.try_recv(Match::any(), &mut vec![0; MIB]).unwrap(), None);
     }
+}
+
+/// Other threads look at a message while its sender takes it back.
+pub fn a_large_send_is_taken_back_beside_other_threads(world: &World) {
+    // The target takes no long message that it did not ask for, so none of the sends can end as sent.
+    let [a, b] = world.nodes_with_pool(64 << 10);
+    next_is(&a, &b, 0);
+    let threads = [&a, &a, &b].map(turning);
+    let mut bytes = pattern::bytes(LONGEST, 1);
+    for tag in 1..=30 {
+        let send = a.start_send(b.id(), tag, bytes).unwrap();
+        bytes = take_back(send).unwrap_or_else(|completion| {
+            panic!("message {tag} was never delivered, and its send ended with {:?}", completion.result);
+        });
+        b.progress().unwrap();
+    }
+    drop(threads);
+    next_is(&a, &b, 0);
 }
 
 pub fn a_large_receive_that_is_taken_back_loses_nothing(world: &World) {

@@ -408,8 +408,10 @@ impl Outgoing {
             return Some(false);
         }
         if matches!(self.transfers[at].partner, Partner::Apart(..)) {
-            // Its slot is not free before the target has answered.
+            // Its slot is not free before the target has answered. Until then another thread may look at it, and an operation
+            // without an outcome would end as sent.
             self.farewells.extend(self.transfers[at].farewell());
+            self.transfers[at].finish(Outcome::Failed(Error::Cancelled));
             self.count();
             return Some(true);
         }
