@@ -6,7 +6,7 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Collects warnings.
@@ -56,6 +56,13 @@ fn forbid(call: libc::c_long, errno: i32) {
     }
 }
 
+/// Held by each test that may cause a warning. A warning that is first reached without a subscriber, while another thread gets one, may stay
+/// silent in that thread.
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs a test in a thread of its own, whose filters and namespaces go with it.
 fn apart(test: impl FnOnce() + Send + 'static) {
     std::thread::spawn(test).join().unwrap();
@@ -67,6 +74,7 @@ fn loopback(kind: Kind) -> Options {
 
 #[test]
 fn where_io_uring_is_forbidden_plain_calls_take_its_place() {
+    let _one = one_at_a_time();
     for (errno, words) in [(libc::EPERM, "forbidden"), (libc::ENOSYS, "no io_uring")] {
         apart(move || {
             forbid(libc::SYS_io_uring_setup, errno);
@@ -93,6 +101,7 @@ fn where_io_uring_is_forbidden_plain_calls_take_its_place() {
 
 #[test]
 fn where_io_uring_lacks_something_plain_calls_take_its_place() {
+    let _one = one_at_a_time();
     apart(|| {
         forbid(libc::SYS_io_uring_register, libc::EINVAL);
         for kind in [Kind::Auto, Kind::Calls] {
@@ -131,6 +140,7 @@ fn where_io_uring_is_served_no_longer_calls_take_its_place() {
 
 #[test]
 fn where_there_is_io_uring_nothing_is_said() {
+    let _one = one_at_a_time();
     apart(|| {
         let warnings = Warnings::default();
         let port = tracing::subscriber::with_default(warnings.clone(), || open(&loopback(Kind::Auto)).unwrap());

@@ -217,7 +217,7 @@ fn all_addresses_of_a_name_are_tried() {
     let common = format!("--domain {name} --fabric udp");
     let script = format!(
         "$doorbell io serve {served} {common} --listen own:0 >{said} & server=$!
-         until grep -q serves {said}; do kill -0 $server || exit 1; sleep 0.01; done
+         until grep -qs serves {said}; do kill -0 $server || exit 1; sleep 0.01; done
          port=$(sed 's/.* at 127.0.0.1:\\([0-9]*\\) .*/\\1/' {said})
          $doorbell io ls io:. {common} --connect two:$port
          $doorbell bridge --from s --tcp two:9 --patience 300ms {common} --connect none:$port
