@@ -19,6 +19,8 @@ doorbell_tests::roles! {
     "sends and sleeps" => transfers::sends_and_sleeps,
     "sends in bulk and in haste" => transfers::sends_in_bulk_and_in_haste,
     "sends what nobody else may read" => transfers::sends_what_nobody_else_may_read,
+    "copies too late" => transfers::copies_too_late,
+    "sends what one end copies alone" => transfers::sends_what_one_end_copies_alone,
     "has the bytes" => dma::has_the_bytes,
     "wants the bytes" => dma::wants_the_bytes,
     "counts its send" => dma::counts_its_send,

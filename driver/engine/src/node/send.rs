@@ -13,6 +13,7 @@ use crate::message::outbound::{Far, Outbound, Plan, SendOp, Sent, WHOLE_BYTES};
 use crate::mode::{ModeRequest, Receipt};
 use crate::sync::baton::Token;
 use crate::sync::op::{Op, Outcome};
+use crate::transfer::IN_REGION_LEAST;
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Priority, Push};
@@ -66,6 +67,15 @@ impl Shared {
             return Ok(false);
         }
         if bytes.len() > WHOLE_BYTES && !state.is_one_packet(bytes.len()) {
+            return Ok(false);
+        }
+        // Perhaps by a transfer, for which this thread must be outside and may wait.
+        if bytes.len() >= IN_REGION_LEAST
+            && !matches!(patience, Patience::None)
+            && self.regions().find(bytes.as_ptr(), bytes.len()).is_some()
+            && state.is_idle()
+            && !self.is_within(me)
+        {
             return Ok(false);
         }
         match state.send_whole(tag, bytes) {

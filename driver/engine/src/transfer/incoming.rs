@@ -8,7 +8,7 @@ use super::descriptor::{Asks, CHUNK_MOST, DirectPut, Names, Over, RemoteGet, Tra
 use super::kept::{Pieces, Store};
 use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
-use super::{CopySide, Place};
+use super::{ALONE_MOST, CopySide, Place};
 use crate::board::monitor::Monitor;
 use crate::error::Error;
 use crate::links::BytesIn;
@@ -41,8 +41,10 @@ pub struct Incoming {
     next: u64,
     /// How to reach the origin's bytes; determined when the RTS is acknowledged.
     source: Option<Remote>,
-    /// The RTS was answered.
+    /// The RTS was answered, or needs no answer.
     acknowledged: bool,
+    /// Whether this end copies the whole message alone.
+    alone: Alone,
     /// The origin was told where to put, so that memory can't be released before the origin lets go of it.
     granted: bool,
     /// When a message without a receive gets storage of the engine, so that it is copied as was asked for.
@@ -67,6 +69,17 @@ enum Origin {
     Near(Meetings),
     /// By notices, because they share no memory.
     Apart(Landing),
+}
+
+/// Whether the target copies a message without an answer to its origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Alone {
+    /// It has not tried.
+    NotYet,
+    /// It does.
+    Yes,
+    /// The system does not let this process read the bytes.
+    Unreadable,
 }
 
 /// The destination of a transfer.
@@ -157,6 +170,7 @@ impl Incoming {
             next: 0,
             source: None,
             acknowledged: false,
+            alone: Alone::NotYet,
             granted: false,
             stages_at: (put.apart.is_none() && put.asks.any() && put.asks.patient).then(|| world::now() + grant::STAGE_AFTER),
             peer: None,
@@ -313,11 +327,17 @@ impl Incoming {
         self.source.is_some() && !self.met
     }
 
+    /// Whether no byte of it has come or was claimed here. Otherwise the origin may be done with its bytes, and a copy of the whole message
+    /// could write over what has come.
+    fn has_nothing(&self) -> bool {
+        self.claimed == 0 && self.report.fifo.bytes == 0
+    }
+
     /// Copies some chunks. False if there are none, and none will come.
     pub fn pull(&mut self, monitor: &Monitor) -> Result<bool, &'static str> {
         self.give_up_cancelled();
         let pulled = self.pull_run(monitor)?;
-        self.met = !pulled;
+        self.met = !pulled && self.source.is_some();
         Ok(pulled)
     }
 
@@ -329,9 +349,35 @@ impl Incoming {
             _ => return Ok(false),
         };
         let Some(meeting) = self.origin.meeting(self.put.ticket) else { return Ok(false) };
+        let is_alone = self.alone == Alone::Yes;
+        // A chunk that is claimed and can't be read fails the message. A message of which nothing is claimed can still go through the lane.
+        // So its bytes are read first. They count only if the claim succeeds: then the origin has kept them until after the copy.
+        let reads_first = is_alone && source.may_be_unreadable() && self.has_nothing();
+        let (generation, chunks) = (u64::from(self.put.ticket.generation), self.put.ends.chunks());
+        // SAFETY: the buffer is long enough for the whole message (Sink), and exclusive until the op ends.
+        if reads_first && let Err(error) = unsafe { source.read(0, base, self.put.ends.len) } {
+            tracing::debug!(node = self.envelope.source.0, %error, "a message can't be read");
+            let is_ours = source.is_alive() && source.can_read_all(0, self.put.ends.len);
+            self.source = None;
+            if !is_ours {
+                (self.alone, self.acknowledged) = (Alone::Unreadable, false);
+            } else if let Claim::Chunks(run) = meeting.claim(generation, chunks, End::Last, chunks) {
+                // The origin has kept its bytes until after both looks, so the buffer is the cause. Without the claim, the origin may have
+                // sent everything by memory FIFO and unmapped its bytes.
+                self.claimed += run.count;
+                if meeting.refuse(generation, Refusal::Unwritable) {
+                    self.fail_unwritable();
+                }
+            }
+            return Ok(false);
+        }
         // If the origin puts as well, both claim one chunk at a time, so that they end together.
-        let most = if self.granted { 1 } else { CHUNK_MOST / self.put.ends.chunk };
-        let run = match meeting.claim(u64::from(self.put.ticket.generation), self.put.ends.chunks(), End::Last, most) {
+        let most = match self.granted {
+            _ if is_alone => chunks,
+            true => 1,
+            false => CHUNK_MOST / self.put.ends.chunk,
+        };
+        let run = match meeting.claim(generation, chunks, End::Last, most) {
             Claim::Chunks(run) => run,
             Claim::Met | Claim::Over | Claim::Revoked => return Ok(false),
             Claim::Damaged => return Err("more chunks claimed than the message has"),
@@ -340,7 +386,7 @@ impl Incoming {
         let (at, len) = self.put.ends.place(run);
         // SAFETY: `at + len` lies within the message, for which the buffer is long enough (Sink), and the buffer is exclusive
         // until the op ends.
-        if let Err(error) = unsafe { source.read(at, base.add(at as usize), len) } {
+        if !reads_first && let Err(error) = unsafe { source.read(at, base.add(at as usize), len) } {
             tracing::debug!(node = self.envelope.source.0, %error, "a chunk of a message can't be read");
             // The death of the origin is reported elsewhere. An origin that withdrew the message has closed already. Otherwise
             // no one can move this chunk: the origin is told, and the receive waits for another message, unless its buffer is
@@ -354,6 +400,9 @@ impl Incoming {
             }
             self.source = None;
             return Ok(false);
+        }
+        if is_alone {
+            self.source = None;
         }
         self.report.pulled.add(len, run.count);
         self.report.execute(Descriptor::Pull, len);

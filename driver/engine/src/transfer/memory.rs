@@ -77,6 +77,11 @@ impl Remote {
         }
     }
 
+    /// Whether only a copy tells whether the bytes can be read.
+    pub fn may_be_unreadable(&self) -> bool {
+        matches!(self, Self::Private(peer, _) if peer.reach().is_none_or(|reach| !reach.is_here()))
+    }
+
     /// Whether it is a region that was truncated during the copy.
     pub fn is_cut(&self) -> bool {
         matches!(self, Self::Region(region, _) if region.is_cut())

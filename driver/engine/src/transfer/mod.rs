@@ -7,7 +7,7 @@
 //! 2. Without waiting, the origin's engine sends chunks from the *first* end of the buffer as **memory-FIFO** packets. Chunks
 //!    that arrive before a receive is posted go to temporary storage.
 //! 3. The target matches the RTS to a receive, writes the destination into the descriptor, and returns it as a **remote get**,
-//!    at high priority.
+//!    at high priority. A target that copies the whole message alone returns nothing.
 //! 4. The origin's engine injects the **direct put**, without the help of the application: chunks from the *last* end of the
 //!    buffer into the target's memory. A target that waits copies chunks from that end as well, so two processors copy.
 //! 5. Chunks are claimed from the two ends of one [rendezvous block](doorbell_shm::meeting). When the ends have met and
@@ -38,8 +38,16 @@ pub use report::{Descriptor, Executed, Side, TransferReport};
 use doorbell_fabric::ParseIdError;
 use strum::EnumString;
 
-/// The shortest message that is moved from both ends, in bytes. A shorter one has passed the lane before an RTS is answered.
+/// The shortest message in private memory, or under a set copying side, that may be moved from both ends, in bytes. A shorter one has passed
+/// the lane before an RTS is answered. In regions, messages above 16 KiB may be.
 pub const RENDEZVOUS_BYTES: usize = (32 << 10) + 1;
+
+/// The same for messages in regions, unless a copying side is set. Copying them needs no system call.
+pub(crate) const IN_REGION_LEAST: usize = (16 << 10) + 1;
+
+/// The longest message that its target copies alone, in bytes, if it is the only transfer there. The origin would begin its half too late to
+/// save time.
+pub(crate) const ALONE_MOST: u64 = 2 * descriptor::CHUNK_MOST;
 
 /// A shorter message has passed the lane of a session before an RTS is answered, in bytes.
 pub(crate) const APART_LEAST: usize = 256 << 10;
@@ -52,9 +60,9 @@ pub(crate) const LEAST_SHARE: u32 = 16;
 #[strum(serialize_all = "lowercase", parse_err_ty = ParseIdError, parse_err_fn = unknown_copyside)]
 pub enum CopySide {
     /// Chosen for each message. Usually both sides copy, as far as their threads turn the engine: two processors if both
-    /// processes wait. With several pending messages to one node, the target copies alone. Messages in private memory take the
-    /// lane where it is faster than a copy by the kernel: below 1 MiB, when several are pending, and where the kernel's copy is
-    /// slow. Over a network, messages below 256 KiB take the lane.
+    /// processes wait. The target copies alone if there are several pending messages to it, or one of up to 256 KiB. Messages below 1 MiB that
+    /// go back and forth take the lane where their sender finds it faster. Longer ones in private memory take it when several are
+    /// pending, and where the kernel's copy is slow. Over a network, messages below 256 KiB take the lane.
     #[default]
     Auto,
     /// Only the origin: memory-FIFO packets and direct puts. The target grants puts for every kind of receive, unless it is set

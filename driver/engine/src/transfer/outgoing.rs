@@ -9,8 +9,8 @@ use super::descriptor::{Asks, CHUNK_LEAST, CHUNK_MOST, DirectPut, Over, RemoteGe
 use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
 use super::slot::{Kind, message_words};
-use super::way::Way;
-use super::{APART_LEAST, CopySide, LEAST_SHARE, Place};
+use super::way::{Choice, Way};
+use super::{APART_LEAST, CopySide, LEAST_SHARE, Place, RENDEZVOUS_BYTES};
 use crate::board::monitor::Monitor;
 use crate::error::Error;
 use crate::message::order::{Begun, Order};
@@ -21,7 +21,7 @@ use crate::sync::op::{Op, Outcome};
 use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Push};
 use doorbell_shm::board::{Metric, Record, RecordKind};
-use doorbell_shm::cma;
+use doorbell_shm::cma::{self, Reach};
 use doorbell_shm::domain::PeerInbox;
 use doorbell_shm::meeting::{Ends, MEETINGS, Meetings, Moved, RendezvousBlock};
 use std::sync::Arc;
@@ -374,6 +374,10 @@ impl Outgoing {
     /// its own lane, and does not wait for this one.
     fn is_in_line(&self, at: usize) -> bool {
         let transfer = &self.transfers[at];
+        // A chunk that has begun must be finished. Its target may copy the others without an answer.
+        if transfer.piece.is_some() {
+            return false;
+        }
         let is_same_way =
             |other: &Transfer| (other.out.target, other.out.priority) == (transfer.out.target, transfer.out.priority);
         let is_before = |other: &Transfer| is_same_way(other) && other.get.is_some() && !other.drained;
@@ -461,19 +465,21 @@ impl Outgoing {
         self.transfers.iter().any(|transfer| transfer.out.target == target && !transfer.drained)
     }
 
-    /// Whether a message should be moved from both ends: this must be possible, and not slower than the lane. `first`: no message
-    /// is before it in the lane.
-    pub fn is_worth(&mut self, peer: &Arc<PeerInbox>, local: &Local, bytes: *const u8, len: usize, first: bool) -> bool {
-        if local.is_in_region(bytes, len) {
-            return true;
+    /// Whether a message should be a transfer: this must be possible, and not slower than the lane. `is_idle`: no message is before it in
+    /// the lane. `compares`: its time may be compared with those of others.
+    pub fn is_worth(&mut self, peer: &Arc<PeerInbox>, local: &Local, order: &Order<'_>, is_idle: bool, compares: bool) -> bool {
+        let in_region = local.is_in_region(order.bytes, order.len);
+        let is_here = match peer.reach() {
+            None if !in_region => return false,
+            reach => reach.is_some_and(Reach::is_here),
+        };
+        if self.copy != CopySide::Auto || is_here {
+            return order.len >= RENDEZVOUS_BYTES;
         }
-        let Some(reach) = peer.reach() else { return false };
-        if self.copy != CopySide::Auto || reach.is_here() {
-            return true;
-        }
-        let alone = first && !self.has_any(peer.id());
+        let is_idle = is_idle && !self.has_any(peer.id());
         let Some(slots) = self.slots.get_mut(peer.id().index()) else { return false };
-        slots.get_or_insert_default().way.is_kernel(cma::toll(), len, alone)
+        let choice = Choice { in_region, len: order.len, is_idle, compares, toll: cma::toll, now: world::now };
+        slots.get_or_insert_default().way.is_transfer(&choice)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::mode::{
 use crate::transfer::memory::Local;
 use crate::transfer::outgoing::{Outgoing, Route};
 use crate::transfer::way::KERNEL_LEAST;
-use crate::transfer::{APART_LEAST, CopySide, RENDEZVOUS_BYTES};
+use crate::transfer::{APART_LEAST, CopySide, IN_REGION_LEAST, RENDEZVOUS_BYTES};
 use doorbell_fabric::NodeId;
 use doorbell_fabric::sync::Ordering;
 use doorbell_shm::domain::PeerInbox;
@@ -79,7 +79,7 @@ impl Planner<'_> {
         if !order.waits {
             return Plan::Lane(state.bound().unwrap_or(0));
         }
-        let advice = self.advice(state, 0, order);
+        let advice = self.advice(state, 0, order, true);
         if advice == Protocol::Transfer || state.bound().is_some_and(|by| by != 0) {
             if order.len >= BULK_LEAST && state.is_without_bulk() {
                 outbound.wants_bulk.store(true, Ordering::Relaxed);
@@ -91,15 +91,17 @@ impl Planner<'_> {
         Plan::Transfer(self.outgoing.begin(route, peer, outbound, state, self.local, order))
     }
 
-    /// The protocol for a message without a request.
-    fn advice(&mut self, state: &mut OutState, by: u8, order: &Order<'_>) -> Protocol {
+    /// The protocol for a message without a request. `compares`: the message takes the advice, and its time may be compared with those of
+    /// others.
+    fn advice(&mut self, state: &mut OutState, by: u8, order: &Order<'_>, compares: bool) -> Protocol {
         let is_near = by == 0 && !state.is_remote();
-        if order.len < RENDEZVOUS_BYTES || !order.waits {
+        let least = if compares && self.outgoing.copy() == CopySide::Auto { IN_REGION_LEAST } else { RENDEZVOUS_BYTES };
+        if order.len < least || !order.waits {
             return Protocol::Transfer;
         }
         match self.peer.filter(|_| is_near) {
             None if self.modes.has_engine && self.outgoing.is_worth_apart(order.len) => Protocol::Put,
-            Some(peer) if self.outgoing.is_worth(peer, self.local, order.bytes, order.len, state.is_idle()) => {
+            Some(peer) if self.outgoing.is_worth(peer, self.local, order, state.is_idle(), compares) => {
                 match self.outgoing.copy() {
                     _ if !self.modes.has_engine => Protocol::Get,
                     CopySide::Origin => Protocol::Put,
@@ -126,7 +128,7 @@ impl Planner<'_> {
     fn view(&mut self, outbound: &Outbound, state: &mut OutState, by: u8, order: &Order<'_>) -> Option<LinkView> {
         let is_near_first = !state.is_remote();
         let is_near = by == 0 && is_near_first;
-        let advice = self.advice(state, by, order);
+        let advice = self.advice(state, by, order, false);
         let word = state.words[usize::from(by)];
         let metrics = state.metrics(by, self.outgoing.count_by(outbound.target, by))?;
         let can_move = order.len > 0 && order.waits;

@@ -232,6 +232,8 @@ impl Engine {
     fn answer_transfers(&mut self, me: Token) -> usize {
         let mut work = 0;
         let mut at = 0;
+        // The origins of several transfers must know which of them this end works on.
+        let is_only = self.inbound.incoming.len() == 1;
         while let Some(incoming) = self.inbound.incoming.get_mut(at) {
             at += 1;
             let (id, Envelope { source, incarnation, .. }) = (incoming.id, incoming.envelope);
@@ -240,7 +242,9 @@ impl Engine {
                 incoming.answer_apart(self.settings.copy, |link, into| self.fabric.expect(source, incarnation, link, len, into))
             } else {
                 let peer = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation);
-                peer.and_then(|peer| incoming.answer(peer, &self.local, self.settings.copy, self.settings.modes.has_engine))
+                peer.and_then(|peer| {
+                    incoming.answer(peer, &self.local, self.settings.copy, self.settings.modes.has_engine, is_only)
+                })
             };
             if let Some(get) = get
                 // An error means that the node is gone or can't be told anything, which is handled elsewhere.

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::message::order::{Begun, Order};
 use crate::mode::LINKS_MAX;
 use crate::sync::op::{Op, Outcome};
-use crate::transfer::RENDEZVOUS_BYTES;
+use crate::transfer::IN_REGION_LEAST;
 use doorbell_fabric::{NodeId, PacketHead, PacketKind};
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl OutState {
                 continue;
             }
             let (tag, bytes, len, asks, mut far) = (front.tag, front.bytes, front.len, front.asks, front.far);
-            if !far.started && (len >= RENDEZVOUS_BYTES || self.steered || asks.is_some() || self.bound.is_some()) {
+            if !far.started && (len >= IN_REGION_LEAST || self.steered || asks.is_some() || self.bound.is_some()) {
                 let op = front.op.clone();
                 match plan(self, &Order { tag, bytes, len, op: &op, asks, waits: true }) {
                     Plan::Transfer(Begun::Yes) => {

@@ -21,7 +21,15 @@ pub(super) const STAGE_AFTER: Duration = Duration::from_millis(5);
 
 impl Incoming {
     /// The answer to the origin, once there is a receive, or storage for the message. A node without an engine fetches nothing.
-    pub fn answer(&mut self, peer: &Arc<PeerInbox>, local: &Local, copy: CopySide, has_engine: bool) -> Option<RemoteGet> {
+    /// `may_be_alone`: this end may copy the whole message without an answer.
+    pub fn answer(
+        &mut self,
+        peer: &Arc<PeerInbox>,
+        local: &Local,
+        copy: CopySide,
+        has_engine: bool,
+        may_be_alone: bool,
+    ) -> Option<RemoteGet> {
         if self.acknowledged {
             return None;
         }
@@ -46,11 +54,17 @@ impl Incoming {
         let len = self.envelope.len;
         self.source = match copy {
             CopySide::Origin => None,
-            _ if !has_engine => None,
-            // Bytes that can't be read go through the lane.
-            _ => Remote::of(self.put.source, len as u64, peer, local, false).filter(|source| source.is_readable(len as u64)),
+            _ if !has_engine || self.alone == Alone::Unreadable => None,
+            _ => Remote::of(self.put.source, len as u64, peer, local, false),
         };
         self.peer = Some(peer.clone());
+        let is_alone = may_be_alone && self.alone == Alone::NotYet && !self.put.asks.put && len as u64 <= ALONE_MOST;
+        if is_alone && self.has_nothing() && self.source.is_some() && matches!(self.sink, Sink::Receive(_)) {
+            (self.alone, self.acknowledged) = (Alone::Yes, true);
+            return None;
+        }
+        // Bytes that can't be read go through the lane.
+        self.source = self.source.take().filter(|source| source.is_readable(len as u64));
         let target = if may_put && is_lent { local.place(at, len) } else { Place::Nowhere };
         Some(RemoteGet { ticket: self.put.ticket, target, pulls: self.source.is_some(), beside: Names::default() })
     }

@@ -12,7 +12,7 @@ use crate::transfer::apart::Lending;
 use crate::transfer::descriptor::{CHUNK_MOST, Names, RemoteGet, TransferId};
 use crate::transfer::memory::Remote;
 use crate::transfer::report::{Descriptor, TransferReport};
-use crate::transfer::{CopySide, Place};
+use crate::transfer::{ALONE_MOST, CopySide, Place};
 use doorbell_fabric::Incarnation;
 use doorbell_fabric::world;
 use doorbell_shm::board::{Metric, Record, RecordKind};
@@ -27,6 +27,8 @@ const PIECE_BYTES: u64 = 16 << 10;
 const FIFO_AT_ONCE: u64 = 4 << 20;
 /// ...of this length, before the first chunk goes by memory FIFO.
 const ANSWER_WITHIN: Duration = Duration::from_micros(50);
+/// A slow copy of a whole message by its target.
+const ALONE_BYTES_PER_NANOSECOND: u64 = 4;
 /// A target that has copied nothing for this long computes or sleeps, so the memory FIFO continues.
 const PULLS_WITHIN: Duration = Duration::from_millis(10);
 /// From this length on, the memory FIFO keeps a share of the message after the remote get has come...
@@ -343,6 +345,8 @@ impl Transfer {
     fn patience(&self) -> Duration {
         match self.ends.len {
             _ if self.route.patient => PULLS_WITHIN,
+            // The target may copy it without an answer.
+            ..=ALONE_MOST => ANSWER_WITHIN + Duration::from_nanos(self.ends.len / ALONE_BYTES_PER_NANOSECOND),
             ..FIFO_AT_ONCE => ANSWER_WITHIN,
             _ => Duration::ZERO,
         }
