@@ -6,7 +6,7 @@ use doorbell::{DeviceError, FabricKind, Match, Node, NodeId};
 use doorbell_shm::domain::clean;
 use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{eventually, soon, until};
+use doorbell_tests::patience::{PATIENCE, eventually, soon, until};
 use doorbell_tests::process::{Process, told};
 use doorbell_tests::words::Words;
 use doorbell_tests::{LOOPBACK, number, pattern};
@@ -73,6 +73,7 @@ fn another_feeds_a_device_when_the_one_that_did_dies() {
         let mortal = if round.is_multiple_of(2) { 1 } else { 2 };
         let count = 600;
         let kill_at = 100 + (round * 97) % 400;
+        let mut heir = None;
         for tag in 0..count {
             // A device keeps 63 headers for a thread that does not fetch; behind more of them the lane would wait, until they are dropped.
             if !(kill_at..kill_at + 6).contains(&tag) {
@@ -89,7 +90,7 @@ fn another_feeds_a_device_when_the_one_that_did_dies() {
             if tag == kill_at + 5 {
                 // Another comes in its place before its storage is full, and the lane has to wait for it.
                 words[8 + mortal].store(1, SeqCst);
-                std::mem::forget(receiver(&domain, &node, &words, mortal as u64));
+                heir = Some(receiver(&domain, &node, &words, mortal as u64));
             }
         }
         for thread in [1, 2] {
@@ -98,6 +99,8 @@ fn another_feeds_a_device_when_the_one_that_did_dies() {
         sender.flush_until(soon()).unwrap();
         eventually("all arrived", || [1, 2].iter().all(|thread| words[*thread].load(SeqCst) == count));
         drop(sender);
+        // It removes its files after the others have heard that it left.
+        heir.unwrap().end_well(PATIENCE);
         drop((first, second));
         eventually("all have left", || node.members().unwrap().len() == 1);
         node.leave().unwrap();

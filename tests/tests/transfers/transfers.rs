@@ -362,8 +362,8 @@ pub fn sends_what_nobody_else_may_read() {
 
 /// The longest message that its target copies alone.
 const ALONE: usize = 256 << 10;
-/// What is sent next, once its receive is posted: plain memory, memory of which a part is secret, what is received into memory that can't be written,
-/// or a message after which the sender leaves.
+/// The messages of the sender, which waits until the receive of each is posted: plain memory, memory with a secret part, plain memory for a buffer
+/// that can't be written, and the last one.
 const PLAIN: u64 = 1;
 const SECRET_PART: u64 = 2;
 const UNWRITABLE: u64 = 3;
