@@ -6,8 +6,8 @@
 //! private memory. That is faster where a buffer is written or read less often than it is sent, because it then stays in the caches of
 //! both processors.
 //!
-//! So a sender tries both now and then for messages that go back and forth, and compares the times between its messages. From
-//! [`KERNEL_LEAST`] on it relies on the kernel's toll, which is [measured]. Regions have no toll.
+//! So a sender tries both now and then for messages that go back and forth, and compares the times between its messages. From 1 MiB
+//! on it relies on the kernel's toll, which is [measured]. Regions have no toll.
 //!
 //! [measured]: doorbell_shm::cma::toll
 
@@ -160,7 +160,7 @@ impl Compared {
             return self.other;
         }
         let phase = |sent: u32| sent / (WARM + COUNTED);
-        if self.sent % (WARM + COUNTED) == 0
+        if self.sent.is_multiple_of(WARM + COUNTED)
             && let (Some(since), Some(before)) = (self.since.take(), phase(self.sent).checked_sub(1))
         {
             let (time, shortest) = (now.saturating_duration_since(since), &mut self.times[before as usize % 2]);

@@ -346,7 +346,7 @@ impl Transfer {
         match self.ends.len {
             _ if self.route.patient => PULLS_WITHIN,
             // The target may copy it without an answer.
-            ..=ALONE_MOST => ANSWER_WITHIN + Duration::from_nanos(self.ends.len / ALONE_BYTES_PER_NANOSECOND),
+            len if len <= ALONE_MOST => ANSWER_WITHIN + Duration::from_nanos(len / ALONE_BYTES_PER_NANOSECOND),
             ..FIFO_AT_ONCE => ANSWER_WITHIN,
             _ => Duration::ZERO,
         }
