@@ -60,9 +60,10 @@ pub(crate) const LEAST_SHARE: u32 = 16;
 #[strum(serialize_all = "lowercase", parse_err_ty = ParseIdError, parse_err_fn = unknown_copyside)]
 pub enum CopySide {
     /// Chosen for each message. Usually both sides copy, as far as their threads turn the engine: two processors if both
-    /// processes wait. The target copies alone if there are several pending messages to it, or one of up to 256 KiB. Messages below 1 MiB that
-    /// go back and forth take the lane where their sender finds it faster. Longer ones in private memory take it when several are
-    /// pending, and where the kernel's copy is slow. Over a network, messages below 256 KiB take the lane.
+    /// processes wait. The target copies alone if there are several pending messages to it, or one of up to 256 KiB. Messages below
+    /// 1 MiB in private memory, or of up to 256 KiB in regions, take the lane where their sender finds it faster. Longer ones in private
+    /// memory take it when several are pending, and where the kernel's copy is slow. Over a network, messages below 256 KiB take the
+    /// lane.
     #[default]
     Auto,
     /// Only the origin: memory-FIFO packets and direct puts. The target grants puts for every kind of receive, unless it is set

@@ -11,7 +11,7 @@
 //!
 //! [measured]: doorbell_shm::cma::toll
 
-use super::{IN_REGION_LEAST, RENDEZVOUS_BYTES};
+use super::{ALONE_MOST, IN_REGION_LEAST, RENDEZVOUS_BYTES};
 use std::time::{Duration, Instant};
 
 /// Picoseconds a byte that a lane takes between processors that share a cache. Where a lane takes longer, so does the kernel.
@@ -76,9 +76,11 @@ impl Way {
     pub fn is_transfer(&mut self, choice: &Choice) -> bool {
         let Choice { in_region, len, is_idle, compares, toll, now } = *choice;
         let usual = in_region && len >= RENDEZVOUS_BYTES;
+        // Both ends copy a longer message in a region, which the lane has no chance to beat.
+        let decided = if in_region { ALONE_MOST as usize + 1 } else { KERNEL_LEAST };
         // A power of two is the longest of its class: in a region, the usual way changes above 32 KiB.
         let class = (len.max(IN_REGION_LEAST) - 1).ilog2() - (IN_REGION_LEAST - 1).ilog2();
-        let compared = self.compared[usize::from(in_region)].get_mut(class as usize).filter(|_| compares && len < KERNEL_LEAST);
+        let compared = self.compared[usize::from(in_region)].get_mut(class as usize).filter(|_| compares && len < decided);
         if !is_idle {
             self.stream = STREAM;
             if let Some(compared) = compared {
@@ -90,7 +92,7 @@ impl Way {
             self.stream -= 1;
             return usual;
         }
-        if len < KERNEL_LEAST {
+        if len < decided {
             let can_be_transfer = in_region || len >= RENDEZVOUS_BYTES;
             return compared.filter(|_| can_be_transfer).is_some_and(|compared| compared.is_other(now())) != usual;
         }
@@ -246,7 +248,7 @@ mod tests {
             (false, KERNEL_LEAST - 1),
             (true, IN_REGION_LEAST),
             (true, RENDEZVOUS_BYTES),
-            (true, KERNEL_LEAST - 1),
+            (true, ALONE_MOST as usize),
         ] {
             let choice = Choice { in_region, ..choice(len, true, || 0) };
             for times in [[100, 90], [90, 100], [90, 80]] {
@@ -263,10 +265,16 @@ mod tests {
             converse(&mut way, &choice, 2 * (SETTLED + 1) * COMPARISON, times);
         }
         assert!(converse(&mut way, &short, 100, [100, 100]) > 50 && converse(&mut way, &longer, 100, [100, 100]) < 50);
-        // What does not compare takes the usual way, and a comparison for private memory begins at its own least length.
-        for (in_region, len, compares) in [(false, 64 << 10, false), (true, 64 << 10, false), (false, IN_REGION_LEAST, true)] {
+        // What does not compare takes the usual way, and so do private messages up to 32 KiB and long ones in regions.
+        for (in_region, len, compares) in [
+            (false, 64 << 10, false),
+            (true, 64 << 10, false),
+            (false, IN_REGION_LEAST, true),
+            (true, ALONE_MOST as usize + 1, true),
+        ] {
             let choice = Choice { in_region, compares, ..choice(len, true, || 0) };
-            assert_eq!(converse(&mut way, &choice, 1000, [100, 50]), if in_region { 1000 } else { 0 });
+            let times = if in_region { [50, 100] } else { [100, 50] };
+            assert_eq!(converse(&mut way, &choice, 1000, times), if in_region { 1000 } else { 0 });
         }
     }
 
