@@ -240,6 +240,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "too slow")]
     fn the_faster_way_is_found_and_found_again_for_each_length_and_memory() {
         let mut way = Way::default();
         for (in_region, len) in [
@@ -290,6 +291,7 @@ mod tests {
 
     /// A result stays in use where times can no longer be compared.
     #[test]
+    #[cfg_attr(miri, ignore = "too slow")]
     fn pauses_and_streams_end_a_comparison_without_a_result() {
         let choice = choice(100_000, true, || 0);
         let mut way = Way::default();
