@@ -81,11 +81,19 @@ static inline uint64_t ticks(void)
     return __rdtscp(&processor);
 }
 
-/* Writes a word of every line, or the first byte of a message shorter than a word. */
+/* The bytes from this place in a message to the end of its line, or of the message. */
+static inline size_t touch_line(const uint8_t *message, size_t at, size_t bytes)
+{
+    size_t line = 64 - (uintptr_t)(message + at) % 64;
+    return line < bytes - at ? line : bytes - at;
+}
+
+/* Writes a word into every line that a message occupies, or a byte where it has less than a word. */
 static inline void touch_write(uint8_t *message, size_t bytes, uint64_t value)
 {
-    for (size_t at = 0; at < bytes; at += 64) {
-        if (bytes - at >= sizeof value)
+    for (size_t at = 0, line; at < bytes; at += line) {
+        line = touch_line(message, at, bytes);
+        if (line >= sizeof value)
             memcpy(message + at, &value, sizeof value);
         else
             message[at] = (uint8_t)value;
@@ -97,9 +105,10 @@ static inline void touch_write(uint8_t *message, size_t bytes, uint64_t value)
 static inline void touch_read(const uint8_t *message, size_t bytes)
 {
     uint64_t sum = 0;
-    for (size_t at = 0; at < bytes; at += 64) {
+    for (size_t at = 0, line; at < bytes; at += line) {
+        line = touch_line(message, at, bytes);
         uint64_t word = message[at];
-        if (bytes - at >= sizeof word)
+        if (line >= sizeof word)
             memcpy(&word, message + at, sizeof word);
         sum += word;
     }
