@@ -73,7 +73,7 @@ mod tests {
         let all: Vec<u8> = (0..(40 << 10) + 50).map(|byte| (byte % 251) as u8).collect();
         for len in [0, 1, 63, 4096, 16 << 10, (16 << 10) + 1, (24 << 10) - 1, (40 << 10) + 17] {
             for at in [0, 1, 24] {
-                let (src, mut dst) = (&all[..len + at], vec![255; len + 50]);
+                let (src, mut dst) = (all[..len + at].to_vec(), vec![255; len + 50]);
                 // SAFETY: both buffers are that long, and they are two allocations.
                 unsafe { far_copy(src.as_ptr().add(at), dst.as_mut_ptr().add(at), len) };
                 assert!(

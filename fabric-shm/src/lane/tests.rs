@@ -84,6 +84,8 @@ fn message(sequence: u32, len: usize) -> Vec<u8> {
     let period: Vec<u8> = (0..256_u32).map(|i| i.wrapping_mul(7).wrapping_add(sequence) as u8).collect();
     let mut bytes = period.repeat(len / period.len() + 1);
     bytes.truncate(len);
+    // Then a read behind its end is one outside the allocation.
+    bytes.shrink_to_fit();
     bytes
 }
 
@@ -173,7 +175,7 @@ fn series(lens: &[usize], same: u64) {
         let _ = consumer.read_series(read as u32 + 1, 5, |_| true, |tag, _, _| panic!("{tag}"));
     }
     assert_eq!(sent, all.len());
-    assert!(lens.len() > 1 || producer.pushed() < 150, "{} packets", producer.pushed());
+    assert!(lens.len() > 1 || producer.pushed() < all.len() as u64 / 2, "{} packets", producer.pushed());
     // A reader that panics leaves its message, and has the ones before it.
     producer.stamp_not();
     let both = [(1, &bytes[1][..]), (2, &bytes[2][..])];

@@ -3,13 +3,14 @@
 use super::carrier::TAG;
 use super::{By, Finding, Landing, Leg, Over, Plan, PutStream, Puts, Requests, Test, Together};
 use crate::clock::processor_time;
+use crate::exit::Explain;
 use crate::experiment::{Trouble, unless_stopped};
 use doorbell::mode::ModeRequest;
 use doorbell::{Envelope, Match, Node, NodeId, Payload, Peer, Recipient};
 use doorbell_benches::exchange;
 use doorbell_benches::stream;
 use doorbell_benches::{
-    Buffers, Datagrams, Floor, Flow, Messages, Part, Patience, Samples, Section, Side, UdpEnd, Way, ticks, touch,
+    Buffers, Datagrams, Floor, Flow, Memory, Messages, Part, Patience, Samples, Section, Side, UdpEnd, Way, ticks, touch,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -99,7 +100,7 @@ impl Driver<'_> {
 
     /// Sends the messages of a section, several by one call.
     fn pour_batches(&self, peer: &Peer, section: Section) -> Result<(), Trouble> {
-        let mut room = vec![0; (section.bytes * self.batch).max(1)];
+        let mut room = Memory::private(section.bytes * self.batch).or_usage("could not allocate buffers", "")?;
         let mut left = section.warmup + section.count;
         while left > 0 {
             let count = left.min(self.batch);

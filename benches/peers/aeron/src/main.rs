@@ -7,7 +7,8 @@
 
 use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section, Side};
 use doorbell_benches::stream::{self, Flow};
-use doorbell_benches::touch;
+
+use doorbell_benches::{Memory, touch};
 use doorbell_peers::batch::{self, Batches};
 use doorbell_peers::order::{Over, Work};
 use doorbell_peers::transport::{AtOnce, Fault, Result, Setup, StreamBuffers, TAG, Transport, unknown, until};
@@ -290,7 +291,7 @@ impl Way<'_> {
     }
 
     fn drain(&self, section: Section) -> Result<()> {
-        let mut target = vec![0; section.bytes];
+        let mut target = Memory::private(section.bytes)?;
         let mut left = section.warmup + section.count;
         until(self.crowded, || {
             let most = BATCH.min(left);

@@ -1,4 +1,4 @@
-//! The chart of a saved page of tables, with rows in which others are ahead.
+//! The chart of a saved page of tables, with the rows in which Doorbell does worst.
 
 use super::Spread;
 use super::chart::{Bars, Block, draw};
@@ -6,9 +6,12 @@ use super::chart::{Bars, Block, draw};
 /// What a heading says of the processors. A page of a machine that has one mood says nothing.
 const MOODS: [&str; 3] = ["", ", with the processors far apart", ", with the processors near each other"];
 /// The table and the size of each column.
-type Columns = [(&'static str, &'static str); 2];
-const ONE_WAY: Columns = [("Messages, one way", "8 B"), ("Messages, one way", "64 KiB")];
-const BEHIND: Columns = [("Messages, one way", "4 MiB"), ("Puts, one way", "64 KiB")];
+type Columns<'a> = [(&'a str, &'a str); 2];
+const ONE_WAY: Columns<'_> = [("Messages, one way", "8 B"), ("Messages, one way", "64 KiB")];
+/// The tables of times among whose rows the worst are looked for.
+const TABLES: [&str; 4] = ["Messages, one way", "Messages to a handler, one way", "Loans, one way", "Puts, one way"];
+/// The name of our column.
+const OURS: &str = "Doorbell";
 
 /// Draws the chart of a page that this program wrote.
 ///
@@ -20,7 +23,9 @@ pub fn chart(page: &str) -> Result<String, String> {
     let moods: Vec<&str> = MOODS.into_iter().filter(|mood| section(page, first, mood).is_some()).collect();
     let last = moods.last().ok_or(format!("the page has no table '{first}'"))?;
     let mut blocks = moods.iter().map(|mood| block(page, "One way", mood, ONE_WAY)).collect::<Result<Vec<_>, _>>()?;
-    blocks.push(block(page, "Where others are ahead", last, BEHIND)?);
+    if let [(first, of_first), (second, of_second)] = &worst(page, last)[..] {
+        blocks.push(block(page, "Where Doorbell does worst", last, [(*first, of_first), (*second, of_second)])?);
+    }
     let fact = |name: &str| {
         let line = page.lines().find_map(|line| line.strip_prefix(&format!("| {name} | ")));
         line.map(|line| line.trim_end_matches([' ', '|']).replace('`', "")).ok_or(format!("the page names no {name}"))
@@ -35,8 +40,24 @@ pub fn chart(page: &str) -> Result<String, String> {
     Ok(text)
 }
 
+/// The two rows, if there are so many, in which the best of the others is fastest beside Doorbell: the table and the size of each.
+fn worst(page: &str, mood: &str) -> Vec<(&'static str, String)> {
+    let mut found: Vec<(f64, &'static str, String)> = Vec::new();
+    for table in TABLES {
+        for (bytes, cells) in rows(page, table, mood).unwrap_or_default() {
+            let (ours, others): (Vec<_>, Vec<_>) = cells.iter().partition(|(name, _)| name == OURS);
+            let best = others.iter().map(|(_, spread)| spread.median).reduce(f64::min);
+            if let (Some((_, ours)), Some(best)) = (ours.first(), best) {
+                found.push((best / ours.median, table, bytes));
+            }
+        }
+    }
+    found.sort_by(|(one, ..), (other, ..)| one.total_cmp(other));
+    found.into_iter().take(2).map(|(_, table, bytes)| (table, bytes)).collect()
+}
+
 /// The bars of some rows, as the processors are in this mood.
-fn block(page: &str, title: &str, mood: &str, columns: Columns) -> Result<Block, String> {
+fn block(page: &str, title: &str, mood: &str, columns: Columns<'_>) -> Result<Block, String> {
     let mut rows: Vec<Bars> = Vec::new();
     for (at, (table, bytes)) in columns.into_iter().enumerate() {
         for (name, spread) in row(page, table, mood, bytes)? {
@@ -56,16 +77,24 @@ fn section<'a>(page: &'a str, table: &str, mood: &str) -> Option<&'a str> {
     page.split_once(&format!("\n## {table}{mood}\n")).map(|(_, rest)| rest.split("\n## ").next().unwrap_or_default())
 }
 
-/// The cells of a row: each peer with its time.
+/// The rows of a table: the size, and each peer with its time.
+fn rows(page: &str, table: &str, mood: &str) -> Option<Vec<(String, Vec<(String, Spread)>)>> {
+    let cells = |line: &str| -> Vec<String> { line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect() };
+    let mut lines = section(page, table, mood)?.lines().filter(|line| line.starts_with('|')).map(cells);
+    let head = lines.next()?;
+    let row = |row: Vec<String>| {
+        let mut cells = head.iter().zip(row).filter(|(name, _)| *name != "×");
+        let (_, bytes) = cells.next()?;
+        Some((bytes, cells.filter_map(|(name, cell)| Some((name.clone(), time(&cell)?))).collect()))
+    };
+    Some(lines.filter_map(row).collect())
+}
+
+/// A row of a table.
 fn row(page: &str, table: &str, mood: &str, bytes: &str) -> Result<Vec<(String, Spread)>, String> {
     let lacks = |what: &str| format!("the page has no {what} under '{table}{mood}'");
-    let section = section(page, table, mood).ok_or_else(|| lacks("table"))?;
-    let cells = |line: &str| -> Vec<String> { line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect() };
-    let mut lines = section.lines().filter(|line| line.starts_with('|')).map(cells);
-    let head = lines.next().ok_or_else(|| lacks("head"))?;
-    let row = lines.find(|row| row[0] == bytes).ok_or_else(|| lacks(bytes))?;
-    let named = head.into_iter().zip(row).skip(1).filter(|(name, _)| name != "×");
-    Ok(named.filter_map(|(name, cell)| Some((name, time(&cell)?))).collect())
+    let rows = rows(page, table, mood).ok_or_else(|| lacks("table"))?;
+    rows.into_iter().find_map(|(size, cells)| (size == bytes).then_some(cells)).ok_or_else(|| lacks(bytes))
 }
 
 /// A cell such as `15.5 µs (15.3..15.5)`, in nanoseconds.
@@ -101,9 +130,10 @@ mod tests {
     #[test]
     fn each_mood_of_a_table_is_drawn_and_the_untouched_one_is_not() {
         let table = |head: &str, ns: u32| {
-            format!(
-                "\n## {head}\n\n| bytes | Doorbell |\n|---:|---:|\n| 8 B | {ns} ns (1..900) |\n| 64 KiB | 7 ns (1..9) |\n| 4 MiB | 8 ns (1..9) |\n"
-            )
+            let row =
+                |bytes: &str, ours: u32, other: u32| format!("| {bytes} | {ours} ns (1..900) | {other} ns (1..900) | 1.0 |\n");
+            let rows = row("8 B", ns, 5 * ns) + &row("64 KiB", 10 * ns, 9 * ns) + &row("4 MiB", 100 * ns, 99 * ns);
+            format!("\n## {head}\n\n| bytes | Doorbell | Other | × |\n|---:|---:|---:|---:|\n{rows}")
         };
         let [one, far, near] = MOODS;
         let heads = |moods: &[&str]| -> String {
@@ -116,10 +146,13 @@ mod tests {
         };
         let found = chart(&heads(&[one])).expect("a chart");
         assert!(found.contains("101 ns") && !found.contains("100 ns") && found.contains(">One way<"), "{found}");
+        // Of the two tables, the rows of 64 KiB are the worst.
+        let worst = ["Messages, one way: 64 KiB", "Puts, one way: 64 KiB"];
+        assert!(worst.iter().all(|row| found.contains(row)) && !found.contains("4 MiB"), "{found}");
         let found = chart(&heads(&[far, near])).expect("a chart");
         assert!(found.contains("101 ns") && found.contains("104 ns") && !found.contains("103 ns"), "{found}");
         assert!(
-            found.contains(&format!(">One way{near}<")) && found.contains(&format!(">Where others are ahead{near}<")),
+            found.contains(&format!(">One way{near}<")) && found.contains(&format!(">Where Doorbell does worst{near}<")),
             "{found}"
         );
     }

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "there a wait may park before its first yield")]
+    #[cfg_attr(miri, ignore = "under Miri a wait may park before its first yield")]
     fn a_thread_that_shares_its_processor_notices() {
         use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
         let all = sched_getaffinity(None).unwrap();
