@@ -6,7 +6,8 @@
 //! messages creates a larger ring, offers it with a control word of the lane, and uses it once the consumer has mapped it
 //! read-only.
 //!
-//! Its rules are those of the data ring (`ring.rs`). The lowest bit of a cell's place tells the two rings apart.
+//! Its rules are those of the data ring (`ring.rs`). The lowest bit of a cell's place tells the two rings apart. The second bit asks
+//! for a report, as in the data ring.
 
 /// The shortest payload that goes to the bulk ring.
 pub const BULK_LEAST: usize = 8 << 10;

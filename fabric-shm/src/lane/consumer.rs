@@ -85,7 +85,7 @@ pub enum Place {
     /// At this offset of the data ring. True: the producer wants to know at once when it is read.
     Data(u64, bool),
     /// At this offset of the bulk ring.
-    Bulk(u64),
+    Bulk(u64, bool),
     /// In a bundle.
     Bundle(Entry),
     /// In the cell before, behind another message of its run.
@@ -283,11 +283,11 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             return Some(Place::Inline);
         }
         let place = self.memory.cell_word(self.cell(), word::PLACE).load(Ordering::Relaxed);
+        let (place, reported) = (place & !REPORTED, place & REPORTED != 0);
         if place & IN_BULK != 0 {
             let (place, (_, ring)) = (place & !IN_BULK, self.bulk.as_ref()?);
-            return ring.holds(place, len).then_some(Place::Bulk(place));
+            return ring.holds(place, len).then_some(Place::Bulk(place, reported));
         }
-        let (place, reported) = (place & !REPORTED, place & REPORTED != 0);
         self.data.holds(place, len).then_some(Place::Data(place, reported))
     }
 
@@ -401,7 +401,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             },
             // SAFETY: as above.
             Place::Bundle(entry) => unsafe { self.memory.read_data(entry.offset(), dst, seen.len) },
-            Place::Bulk(place) => {
+            Place::Bulk(place, _) => {
                 if let Some((memory, _)) = &self.bulk {
                     // SAFETY: as above.
                     unsafe { crate::copies::copy(memory.at(place), dst, seen.len) };
@@ -462,8 +462,8 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         if let Place::Data(place, reported) = place {
             self.last_len = len;
             is_due |= self.data.take(place, len) | reported;
-        } else if let (Place::Bulk(place), Some((_, ring))) = (place, &mut self.bulk) {
-            is_due |= ring.take(place, len);
+        } else if let (Place::Bulk(place, reported), Some((_, ring))) = (place, &mut self.bulk) {
+            is_due |= ring.take(place, len) | reported;
         }
         is_due && self.tell()
     }

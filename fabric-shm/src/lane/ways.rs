@@ -38,13 +38,21 @@ const UNSETTLED: u32 = 4;
 const SETTLED: u32 = 100;
 
 /// The first bytes of a phase do not count, because the lines that they use are still where another way left them. Of short messages,
-/// [`WARM_MOST`] do not count. In a stream that fills the ring, a message waits for one that was written a whole ring before. So the bytes
-/// that wait in the ring when the phase begins do not count, either.
+/// [`WARM_MOST`] do not count. In a stream, many messages wait in the ring when a phase begins. The consumer first reads those, so as many
+/// bytes do not count, either.
 const WARM: u64 = 64 << 10;
 const WARM_MOST: u32 = 6;
 
-/// The messages of a phase that count: at least this number, or two if they are long. In a stream that fills the ring there are more, since
-/// the consumer reports its progress only now and then.
+/// The ring may fill during a phase. Then its time only shows how fast the producer writes, so the phase begins again, at most this
+/// number of times: an application may send in bursts for ever.
+const AGAIN_MOST: u8 = 3;
+
+/// The first messages of a comparison belong to no phase. The consumer has not yet reported the messages before them, so the backlog is not
+/// known.
+const LEAD: u32 = 4;
+
+/// The messages of a phase that count: at least this number, or two if they are long. In a stream, a phase also counts at least twice the
+/// bytes that waited when it began.
 const COUNTED: u32 = 8;
 const COUNTED_BYTES: u64 = 1 << 20;
 
@@ -83,8 +91,10 @@ pub(super) struct Ways {
     /// Messages of this phase, and their bytes. Once it is warm, only those that count.
     sent: u32,
     bytes: u64,
-    /// The bytes that waited in the ring when the phase began, if it was rather full.
+    /// The bytes that waited in the ring when the phase began, or 0 for up to two messages.
     backlog: u64,
+    /// How often this phase began again.
+    again: u8,
     /// The time, in ticks, since which messages of this phase count.
     since: Option<u64>,
     /// The shortest time of each way: for 64 KiB, in ticks.
@@ -104,6 +114,7 @@ impl Ways {
             sent: 0,
             bytes: 0,
             backlog: 0,
+            again: 0,
             since: None,
             times: [0; Way::ALL.len()],
         };
@@ -149,10 +160,12 @@ impl Ways {
     }
 
     /// Whether the consumer should report at once that it has read `len` bytes at this place: in a short lap they are needed
-    /// again soon. A lap grows long where the consumer lags behind, and reports would only wake the producer too often.
+    /// again soon. A lap grows long where the consumer lags behind, and reports would only wake the producer too often. During a comparison
+    /// the producer has to know how far the consumer lags behind.
     #[inline(always)]
-    pub fn wants_report(&self, place: u64, len: usize) -> bool {
-        len >= LEAST && self.way == Way::Short && place <= (2 * SHORT).max(len as u64)
+    pub fn wants_report(&self, in_bulk: bool, place: u64, len: usize) -> bool {
+        let in_short_lap = || !in_bulk && self.way == Way::Short && place <= (2 * SHORT).max(len as u64);
+        len >= LEAST && (self.phase != PHASES || in_short_lap())
     }
 
     /// The length of the pieces in which a payload of [`PIECES_LEAST`] bytes or more is written, or its own.
@@ -183,17 +196,30 @@ impl Ways {
         self.left == 0
     }
 
-    /// Whether a phase begins, and [`compare`](Self::compare) needs to know the backlog.
-    pub fn begins_phase(&self) -> bool {
-        self.sent == 0 && self.since.is_none()
+    /// Whether [`compare`](Self::compare) needs to know the backlog, because with this message a phase begins or may end.
+    pub fn needs_backlog(&self, len: usize) -> bool {
+        self.begins_phase() || (self.since.is_some() && self.is_enough(self.sent + 1, self.bytes + len as u64))
     }
 
-    /// Takes a message into account that was sent `now`. `backlog`: the bytes that wait in the ring, or 0 if they fill a small part of it.
+    fn begins_phase(&self) -> bool {
+        self.sent == 0 && self.since.is_none() && self.compared >= LEAD && self.phase != PHASES
+    }
+
+    /// Whether so many messages that count are enough.
+    fn is_enough(&self, sent: u32, bytes: u64) -> bool {
+        (sent >= COUNTED || (sent >= 2 && bytes >= COUNTED_BYTES)) && bytes >= 2 * self.backlog
+    }
+
+    /// Takes a message into account that was sent `now`. `backlog`: the bytes that wait in the ring, or 0 for up to two messages.
     pub fn compare(&mut self, len: usize, backlog: u64, now: u64) {
         self.left = 1;
         if self.phase == PHASES {
             (self.phase, self.compared, self.times) = (0, 0, [u64::MAX; Way::ALL.len()]);
             return self.choose(Way::ALL[0]);
+        }
+        if self.compared < LEAD {
+            self.compared += 1;
+            return;
         }
         if self.begins_phase() {
             self.backlog = backlog;
@@ -205,8 +231,12 @@ impl Ways {
             }
             return;
         };
-        let is_enough = self.sent >= COUNTED || (self.sent >= 2 && self.bytes >= COUNTED_BYTES);
-        if !is_enough || self.bytes < self.backlog / 2 {
+        if !self.is_enough(self.sent, self.bytes) {
+            return;
+        }
+        if backlog > 2 * self.backlog && self.again < AGAIN_MOST {
+            (self.sent, self.bytes, self.since) = (0, 0, None);
+            self.again += 1;
             return;
         }
         // Not if this processor's clock is behind that of the one before.
@@ -228,7 +258,7 @@ impl Ways {
     }
 
     fn choose(&mut self, way: Way) {
-        (self.way, self.sent, self.bytes, self.since) = (way, 0, 0, None);
+        (self.way, self.sent, self.bytes, self.again, self.since) = (way, 0, 0, 0, None);
         self.due = if way == Way::Short { SHORT } else { u64::MAX };
     }
 
@@ -271,11 +301,12 @@ mod tests {
     fn the_fastest_way_is_found_and_found_again() {
         let mut ways = Ways::of(BYTES);
         let sent = compare(&mut ways, 0, |way, _| [100, 130, 160, 150][way as usize]);
-        assert!(ways.way == Way::Short && sent <= PHASES as u32 * (WARM_MOST + COUNTED) + 1, "{sent}");
+        assert!(ways.way == Way::Short && sent <= PHASES as u32 * (WARM_MOST + COUNTED) + LEAD + 1, "{sent}");
         // Comparisons become rarer.
         for times in [UNSETTLED, 4 * UNSETTLED, 16 * UNSETTLED, SETTLED, SETTLED] {
             let sent = compare(&mut ways, 0, |way, _| [100, 130, 160, 150][way as usize]);
-            let (least, most) = (times * PHASES as u32 * COUNTED, (times + 1) * PHASES as u32 * (WARM_MOST + COUNTED) + 1);
+            let (least, most) =
+                (times * PHASES as u32 * COUNTED, (times + 1) * (PHASES as u32 * (WARM_MOST + COUNTED) + LEAD + 1));
             assert!(ways.way == Way::Short && (least..=most).contains(&sent), "{sent} after {times}");
         }
         let sent = compare(&mut ways, 0, |way, _| [130, 100, 160, 150][way as usize]);
@@ -314,6 +345,49 @@ mod tests {
         assert!(ways.way == Way::Streamed, "{ways:?}");
     }
 
+    /// A ring of 32 messages, which is empty at first. The producer writes one way faster than its consumer reads what came this way.
+    #[test]
+    #[cfg_attr(miri, ignore = "too slow")]
+    fn a_way_that_only_fills_the_ring_faster_is_not_chosen() {
+        const WRITE: [u64; 4] = [110, 100, 110, 60];
+        const READ: [u64; 4] = [80, 80, 80, 150];
+        let mut ways = Ways::of(BYTES);
+        // When the consumer is done with each message that may still be in the ring.
+        let (mut now, mut done, mut read, mut checks) = (0, std::collections::VecDeque::new(), 0, 0);
+        for sent in 0..20_000 {
+            if sent > 10_000 && ways.phase == PHASES {
+                assert_eq!(ways.way, Way::Whole);
+                checks += 1;
+            }
+            if done.len() == 32 {
+                now = now.max(done.pop_front().unwrap());
+            }
+            now += WRITE[ways.way as usize];
+            read = now.max(read) + READ[ways.way as usize];
+            done.push_back(read);
+            if ways.count(LEAST) {
+                done.retain(|done| *done > now);
+                let backlog = if done.len() > 2 { (done.len() * LEAST) as u64 } else { 0 };
+                ways.compare(LEAST, backlog, now);
+            }
+        }
+        assert!(checks > 5000, "{checks}");
+    }
+
+    /// The ring is empty at the beginning of each phase, and full at its end.
+    #[test]
+    fn a_comparison_ends_even_if_an_application_sends_in_bursts() {
+        let (mut ways, mut now) = (Ways::of(BYTES), 0);
+        let mut sent = 0;
+        while ways.settled == 0 {
+            (now, sent) = (now + 100, sent + 1);
+            if ways.count(LEAST) {
+                ways.compare(LEAST, if ways.begins_phase() { 0 } else { 1 << 20 }, now);
+            }
+            assert!(sent <= PHASES as u32 * (u32::from(AGAIN_MOST) + 1) * (WARM_MOST + COUNTED) + 2 * LEAD);
+        }
+    }
+
     #[test]
     fn long_messages_are_not_compared_for_long() {
         let (mut ways, mut now) = (Ways::of(BYTES), 0);
@@ -326,7 +400,7 @@ mod tests {
                     ways.compare(len, 0, now);
                 }
             }
-            assert!(sent <= 3 * PHASES + 1 && ways.way == Way::Short, "{sent} {ways:?}");
+            assert!(sent <= 3 * PHASES + LEAD as usize + 1 && ways.way == Way::Short, "{sent} {ways:?}");
             ways.left = 1;
         }
     }

@@ -226,7 +226,7 @@ impl Consumer<RawMemory> {
             Place::Data(place, _) => self.memory.data_at(place as usize),
             Place::Bundle(entry) => self.memory.data_at(entry.offset()),
             // Without a ring there is no such place.
-            Place::Bulk(place) => self.bulk.as_ref().map_or(std::ptr::null(), |(memory, _)| memory.at(place)),
+            Place::Bulk(place, _) => self.bulk.as_ref().map_or(std::ptr::null(), |(memory, _)| memory.at(place)),
         };
         // SAFETY: `place` checked that the bytes lie in the lane, which is mapped as long as its memory (RawMemory::new).
         unsafe { Payload::from_raw(ptr, len) }

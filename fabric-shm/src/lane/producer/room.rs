@@ -152,7 +152,7 @@ impl<M: LaneMemory> Producer<M> {
     /// A place as its cell states it.
     #[inline(always)]
     pub(super) fn told(&self, place: u64, len: usize) -> u64 {
-        if place & IN_BULK == 0 && self.ways.wants_report(place, len) { place | REPORTED } else { place }
+        if self.ways.wants_report(place & IN_BULK != 0, place, len) { place | REPORTED } else { place }
     }
 
     /// Whether the lap ends here, and the next begins with `len` bytes.
@@ -211,11 +211,11 @@ impl<M: LaneMemory> Producer<M> {
     pub(super) fn compare_ways(&mut self, len: usize) {
         let mut backlog = 0;
         // A wrong position is found again by the next packet that needs room.
-        if self.ways.begins_phase() && self.see_head().is_ok() {
+        if self.ways.needs_backlog(len) && self.see_head().is_ok() {
             let bulk = self.bulk.as_ref().filter(|bulk| bulk.taken).map(|bulk| bulk.ring);
             let rings = [Some(self.data), bulk].into_iter().flatten();
-            // The consumer reports its progress for a quarter of a ring together, and may still read the last message.
-            let is_full = |ring: &Filled| ring.tail - ring.head_seen > ring.bytes / 4 + data_room(len).min(ring.bytes / 4);
+            // The consumer reports each message of a comparison. It may still read the last one and the one before.
+            let is_full = |ring: &Filled| ring.tail - ring.head_seen > 2 * data_room(len);
             if self.tail - self.head_seen > self.memory.cell_count() as u64 / 2 || rings.clone().any(|ring| is_full(&ring)) {
                 backlog = rings.map(|ring| ring.tail - ring.head_seen).sum();
             }
