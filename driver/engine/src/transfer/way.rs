@@ -6,8 +6,9 @@
 //! private memory. That is faster where a buffer is written or read less often than it is sent, because it then stays in the caches of
 //! both processors.
 //!
-//! So a sender tries both now and then for messages that go back and forth, and compares the times between its messages. From 1 MiB
-//! on it relies on the kernel's toll, which is [measured]. Regions have no toll.
+//! So a sender tries both now and then for messages that go back and forth, and compares the times between its messages. Until there is a
+//! clear result, it takes the *usual* way. For private memory from 1 MiB on, the usual way depends on the kernel's toll, which is [measured].
+//! Regions have no toll.
 //!
 //! [measured]: doorbell_shm::cma::toll
 
@@ -16,30 +17,52 @@ use std::time::{Duration, Instant};
 
 /// Picoseconds a byte that a lane takes between processors that share a cache. Where a lane takes longer, so does the kernel.
 const LANE: u64 = 60;
-/// From this length on, a message that is alone goes by the kernel if its toll is low. The two ways of shorter messages are compared.
+/// From this length on, the kernel is the usual way of a message that is alone, if its toll is low.
 pub(crate) const KERNEL_LEAST: usize = 1 << 20;
 /// After several messages at once, this many take the usual way even if they come alone: alternating is slower than either way.
 const STREAM: u32 = 64;
 /// One of this many messages that would take the lane goes by the kernel, since the target may permit a put by now.
 const ASK_AGAIN: u32 = 64;
 
-/// The lengths whose ways are compared, in powers of two.
-const CLASSES: usize = (KERNEL_LEAST.ilog2() - IN_REGION_LEAST.ilog2()) as usize;
-/// The first messages of a phase do not count: they find lines where the other way left them.
-const WARM: u32 = 10;
-/// The messages of a phase that count.
-const COUNTED: u32 = 10;
+/// The lengths whose ways are compared, in powers of two. The last class has no end.
+const CLASSES: usize = (CLASS_LAST.ilog2() - IN_REGION_LEAST.ilog2()) as usize + 1;
+const CLASS_LAST: usize = 4 << 20;
 /// The phases of a comparison, which use the ways in turn. The other end of a conversation counts as many messages, so both are in the same
 /// phase.
 const PHASES: u32 = 4;
-/// The messages until the first comparison. By then the lane has compared its own ways of copying.
-const FIRST: u32 = 200;
 /// The messages until the second comparison, for each message of the first one. Later there are four times as many each time...
 const UNSETTLED: u32 = 4;
 /// ...up to this number. Then at most one message in two hundred goes the slower way.
 const SETTLED: u32 = 100;
-/// After a longer pause, the messages are no conversation in which times could be compared.
+/// After a pause longer than this, and a nanosecond for each byte, the messages are no conversation in which times could be compared.
 const PAUSE: Duration = Duration::from_millis(1);
+
+/// The numbers of messages in a comparison.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    /// Messages until the first comparison. By then the lane has compared its own ways of copying.
+    first: u32,
+    /// Messages of a phase that do not count: they find lines where the other way left them.
+    warm: u32,
+    /// Messages of a phase that count.
+    counted: u32,
+}
+
+impl Pace {
+    /// The pace of short messages.
+    const SHORT: Self = Self { first: 200, warm: 10, counted: 10 };
+    /// The pace of long ones. A few of them fill all caches.
+    const LONG: Self = Self { first: 40, warm: 2, counted: 4 };
+
+    fn of(len: usize) -> Self {
+        if len < KERNEL_LEAST { Self::SHORT } else { Self::LONG }
+    }
+
+    /// The messages of a phase.
+    fn phase(&self) -> u32 {
+        self.warm + self.counted
+    }
+}
 
 /// The knowledge about the ways to one target.
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,34 +97,41 @@ pub struct Choice {
 impl Way {
     /// Whether a transfer is the faster way for the next message.
     pub fn is_transfer(&mut self, choice: &Choice) -> bool {
-        let Choice { in_region, len, is_idle, compares, toll, now } = *choice;
+        let Choice { in_region, len, is_idle, compares, now, .. } = *choice;
         let usual = in_region && len >= RENDEZVOUS_BYTES;
-        // Both ends copy a longer message in a region, which the lane has no chance to beat.
-        let decided = if in_region { ALONE_MOST as usize + 1 } else { KERNEL_LEAST };
-        // A power of two is the longest of its class: in a region, the usual way changes above 32 KiB.
-        let class = (len.max(IN_REGION_LEAST) - 1).ilog2() - (IN_REGION_LEAST - 1).ilog2();
-        let compared = self.compared[usize::from(in_region)].get_mut(class as usize).filter(|_| compares && len < decided);
+        // Both ends copy a longer message in a region, which the lane has no chance to beat. A shorter private one never is a transfer.
+        let can_compare = if in_region { len <= ALONE_MOST as usize } else { len >= RENDEZVOUS_BYTES };
+        // A power of two is the longest of its class in a region, where the usual way changes above 32 KiB, and the shortest of its class in
+        // private memory, where it changes at 1 MiB.
+        let bits = |len: usize| if in_region { (len - 1).ilog2() } else { len.ilog2() };
+        let class = (bits(len.max(IN_REGION_LEAST)) - bits(IN_REGION_LEAST)) as usize;
+        let compared = &mut self.compared[usize::from(in_region)][class.min(CLASSES - 1)];
         if !is_idle {
             self.stream = STREAM;
-            if let Some(compared) = compared {
-                compared.interrupt();
-            }
+            compared.interrupt(Pace::of(len));
             return usual;
         }
         if self.stream > 0 {
             self.stream -= 1;
             return usual;
         }
-        if len < decided {
-            let can_be_transfer = in_region || len >= RENDEZVOUS_BYTES;
-            return compared.filter(|_| can_be_transfer).is_some_and(|compared| compared.is_other(now())) != usual;
+        if !(compares && can_compare) {
+            return usual || self.is_usually_kernel(choice);
         }
-        if in_region {
-            return true;
+        match compared.is_transfer(len, now()) {
+            Some(is_transfer) => is_transfer,
+            None => usual || self.is_usually_kernel(choice),
+        }
+    }
+
+    /// Whether a private message that is alone usually goes by the kernel, because its toll is low.
+    fn is_usually_kernel(&mut self, choice: &Choice) -> bool {
+        if choice.in_region || choice.len < KERNEL_LEAST {
+            return false;
         }
         // If both sides copy halves: (lane + toll) / 2 against lane. If one side copies all: lane + toll, but the other
         // processor is free meanwhile.
-        let (toll, most) = (toll(), if self.refused { LANE / 2 } else { LANE });
+        let (toll, most) = ((choice.toll)(), if self.refused { LANE / 2 } else { LANE });
         self.lane = self.lane.saturating_add(1);
         let is_kernel = toll <= most || (self.refused && toll <= LANE && self.lane >= ASK_AGAIN);
         if is_kernel {
@@ -111,74 +141,79 @@ impl Way {
     }
 }
 
-/// The comparison of the usual way with the other one.
-#[derive(Clone, Copy, Debug)]
+/// The comparison of the lane with a transfer.
+#[derive(Clone, Copy, Debug, Default)]
 struct Compared {
-    /// The other way is chosen.
-    other: bool,
-    /// The number of messages until the next comparison.
-    left: u32,
+    /// The way that was faster, or `None` if there was no clear difference.
+    is_transfer: Option<bool>,
+    /// The number of messages until the next comparison, once it is known.
+    left: Option<u32>,
     /// The same, for each message of the last comparison.
     settled: u32,
     /// The messages of this comparison.
     sent: u32,
     /// When the last message of it was sent.
     last: Option<Instant>,
-    /// When the first message that counts in this phase was sent.
+    /// When the first message that counts in this phase was sent, and the bytes of those that count.
     since: Option<Instant>,
-    /// The shortest time of a phase of each way.
-    times: [Option<Duration>; 2],
-}
-
-impl Default for Compared {
-    fn default() -> Self {
-        Self { other: false, left: FIRST, settled: 0, sent: 0, last: None, since: None, times: [None; 2] }
-    }
+    bytes: u64,
+    /// The shortest time of each way, in nanoseconds for a GiB, the lane first.
+    times: [Option<u64>; 2],
 }
 
 impl Compared {
     /// Leaves everything as it is until the next comparison: this one has an end, or has become impossible.
-    fn end(&mut self) {
+    fn end(&mut self, pace: Pace) {
         self.settled = (4 * self.settled).clamp(UNSETTLED, SETTLED);
-        self.left = self.settled * PHASES * (WARM + COUNTED);
+        self.left = Some(self.settled * PHASES * pace.phase());
         (self.sent, self.last, self.since, self.times) = (0, None, None, [None; 2]);
     }
 
     /// The messages are no conversation at present.
-    fn interrupt(&mut self) {
-        if self.left == 0 {
-            self.end();
+    fn interrupt(&mut self, pace: Pace) {
+        if self.left == Some(0) {
+            self.end(pace);
         }
     }
 
-    /// Whether the next message takes the other way.
-    fn is_other(&mut self, now: Instant) -> bool {
-        if self.left > 0 {
-            self.left -= 1;
-            return self.other;
+    /// Whether the next message is a transfer. `None`: it takes the usual way.
+    fn is_transfer(&mut self, len: usize, now: Instant) -> Option<bool> {
+        let pace = Pace::of(len);
+        let left = self.left.get_or_insert(pace.first);
+        if *left > 0 {
+            *left -= 1;
+            return self.is_transfer;
         }
-        if self.last.replace(now).is_some_and(|last| now.saturating_duration_since(last) > PAUSE) {
-            self.interrupt();
-            return self.other;
+        let pause = PAUSE + Duration::from_nanos(len as u64);
+        if self.last.replace(now).is_some_and(|last| now.saturating_duration_since(last) > pause) {
+            self.interrupt(pace);
+            return self.is_transfer;
         }
-        let phase = |sent: u32| sent / (WARM + COUNTED);
-        if self.sent.is_multiple_of(WARM + COUNTED)
+        let phase = |sent: u32| sent / pace.phase();
+        if self.sent.is_multiple_of(pace.phase())
             && let (Some(since), Some(before)) = (self.since.take(), phase(self.sent).checked_sub(1))
         {
-            let (time, shortest) = (now.saturating_duration_since(since), &mut self.times[before as usize % 2]);
+            let time = now.saturating_duration_since(since).as_nanos() << 30;
+            let time = u64::try_from(time / u128::from(self.bytes.max(1))).unwrap_or(u64::MAX);
+            let shortest = &mut self.times[before as usize % 2];
             *shortest = Some(shortest.map_or(time, |shortest| shortest.min(time)));
         }
-        if phase(self.sent) == PHASES {
+        if phase(self.sent) >= PHASES {
             // A smaller difference may be chance.
-            self.other = matches!(self.times, [Some(usual), Some(other)] if other < usual - usual / 16);
-            self.end();
-            return self.other;
+            self.is_transfer = match self.times {
+                [Some(lane), Some(transfer)] if transfer < lane - lane / 16 => Some(true),
+                [Some(lane), Some(transfer)] if lane < transfer - transfer / 16 => Some(false),
+                _ => None,
+            };
+            self.end(pace);
+            return self.is_transfer;
         }
-        if self.sent % (WARM + COUNTED) == WARM {
-            self.since = Some(now);
+        if self.sent % pace.phase() == pace.warm {
+            (self.since, self.bytes) = (Some(now), 0);
         }
+        self.bytes += len as u64;
         self.sent += 1;
-        phase(self.sent - 1) % 2 == 1
+        Some(phase(self.sent - 1) % 2 == 1)
     }
 }
 
@@ -187,7 +222,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    const COMPARISON: u32 = PHASES * (WARM + COUNTED);
+    const COMPARISON: u32 = PHASES * (Pace::SHORT.warm + Pace::SHORT.counted);
 
     thread_local! {
         /// The time of a test, in nanoseconds.
@@ -222,10 +257,11 @@ mod tests {
     #[test]
     fn a_target_that_does_the_work_alone_is_asked_again_now_and_then() {
         let mut way = Way { refused: true, ..Way::default() };
-        assert!(way.is_transfer(&choice(KERNEL_LEAST, true, || 30)));
-        let kernel = (0..10 * ASK_AGAIN).filter(|_| way.is_transfer(&choice(KERNEL_LEAST, true, || 50))).count();
-        assert_eq!(kernel, 10);
-        assert!((0..10 * ASK_AGAIN).all(|_| !way.is_transfer(&choice(KERNEL_LEAST, true, || 120))));
+        let mut is_transfer =
+            |toll: fn() -> u64| way.is_transfer(&Choice { compares: false, ..choice(KERNEL_LEAST, true, toll) });
+        assert!(is_transfer(|| 30));
+        assert_eq!((0..10 * ASK_AGAIN).filter(|_| is_transfer(|| 50)).count(), 10);
+        assert!((0..10 * ASK_AGAIN).all(|_| !is_transfer(|| 120)));
     }
 
     /// A conversation of messages that take these times, by the lane and by a transfer. Returns how many were transfers.
@@ -247,6 +283,8 @@ mod tests {
             (false, RENDEZVOUS_BYTES),
             (false, 64 << 10),
             (false, KERNEL_LEAST - 1),
+            (false, KERNEL_LEAST),
+            (false, 1 << 30),
             (true, IN_REGION_LEAST),
             (true, RENDEZVOUS_BYTES),
             (true, ALONE_MOST as usize),
@@ -281,12 +319,41 @@ mod tests {
 
     #[test]
     fn a_small_difference_changes_nothing() {
-        for (in_region, times) in [(false, [100, 97]), (true, [97, 100])] {
-            let choice = Choice { in_region, ..choice(100_000, true, || 0) };
+        for (in_region, len, times) in [(false, 100_000, [100, 97]), (true, 100_000, [97, 100]), (false, KERNEL_LEAST, [97, 100])]
+        {
+            let choice = Choice { in_region, ..choice(len, true, || 0) };
             let transfers = converse(&mut Way::default(), &choice, 1000, times);
-            let other = if in_region { 1000 - transfers } else { transfers };
+            let other = if in_region || len == KERNEL_LEAST { 1000 - transfers } else { transfers };
             assert!(other <= 3 * COMPARISON / 2, "{choice:?}: {other}");
         }
+    }
+
+    /// Long messages are compared early, and a few of them are enough.
+    #[test]
+    fn a_few_long_messages_are_a_comparison() {
+        let (mut way, choice) = (Way::default(), choice(KERNEL_LEAST, true, || 0));
+        let ways: Vec<bool> = (0..70)
+            .map(|_| {
+                let is_transfer = way.is_transfer(&choice);
+                PASSED.set(PASSED.get() + if is_transfer { 200 } else { 100 });
+                is_transfer
+            })
+            .collect();
+        assert!(ways[..40].iter().all(|is_transfer| *is_transfer));
+        assert_eq!(ways[40..64].iter().filter(|is_transfer| **is_transfer).count(), 12);
+        assert!(ways[64..].iter().all(|is_transfer| !is_transfer));
+    }
+
+    /// The time of a message counts by its length.
+    #[test]
+    fn messages_of_different_lengths_are_compared_fairly() {
+        let mut way = Way::default();
+        for number in 0..400_u64 {
+            let len = 8 << (20 + number % 5);
+            let is_transfer = way.is_transfer(&choice(len, true, || 0));
+            PASSED.set(PASSED.get() + (len as u64 >> 10) * if is_transfer { 10 } else { 8 });
+        }
+        assert!(!(0..20).any(|_| way.is_transfer(&choice(64 << 20, true, || 0))));
     }
 
     /// A result stays in use where times can no longer be compared.
