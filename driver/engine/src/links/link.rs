@@ -15,7 +15,8 @@ use std::sync::Arc;
 const PACKET_BYTES: usize = 16 << 10;
 /// A message that takes more than so many of these packets has longer ones: at most [`PACKET_MOST`] bytes each.
 const PACKETS: usize = 16;
-const PACKET_MOST: usize = 64 << 10;
+/// The longest packet in shared memory.
+pub const PACKET_MOST: usize = 64 << 10;
 /// The longest message that is one packet in shared memory, of which a waiting target copies a piece while the next is written. A
 /// target that does not wait copies it when all of it is written, so this is a compromise.
 pub const WHOLE_MOST: usize = 32 << 10;

@@ -14,7 +14,7 @@ mod net;
 mod network;
 
 pub use doorbell_fabric::{BytesIn, BytesOut};
-pub use link::{AnyLink, WHOLE_MOST};
+pub use link::{AnyLink, PACKET_MOST, WHOLE_MOST};
 pub use net::{AnyPort, Net, Network, port_of_bell, watch};
 
 use doorbell_fabric::{Fabric, Incarnation, NodeId, Priority, Sink};

@@ -1,14 +1,21 @@
 //! Bulk rings for the send queues that carry messages of 8 KiB and more. They are made outside of every baton, kept when their send queue
 //! loses its target, and reused.
 
+use crate::links::PACKET_MOST;
 use doorbell_fabric::sync::{AtomicUsize, Ordering};
-use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_fabric::{Incarnation, NodeId, world};
 use doorbell_shm::domain::Membership;
 use doorbell_shm::region::OwnRegion;
+use std::ops::RangeInclusive;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The length of a ring. Streams through a longer one were slower where it did not fit into a processor's own cache.
-const RING_BYTES: usize = 2 << 20;
+/// The allowed lengths of a ring. It has the largest power of two that fits into a processor's own cache. A longer ring, together with the
+/// messages of both ends, also fills the cache that processors share.
+const RING_RANGE: RangeInclusive<usize> = 256 << 10..=2 << 20;
+const _: () = assert!(PACKET_MOST <= *RING_RANGE.start() / 4, "a packet takes at most a quarter of a ring");
+/// The length where the system does not tell the size of that cache.
+const RING_USUAL: usize = 1 << 20;
 /// A ring may take one part in this many of the free memory, which other programs need more.
 const SHARE: u64 = 8;
 
@@ -18,6 +25,8 @@ pub struct BulkRings {
     free: Mutex<Vec<Kept>>,
     /// How many rings may still be made.
     left: AtomicUsize,
+    /// The length of a ring.
+    bytes: usize,
 }
 
 /// A ring that is no longer used, and the target that it led to: a living target may still be reading what was written last.
@@ -31,7 +40,8 @@ struct Kept {
 impl BulkRings {
     /// No rings yet; at most `bytes` bytes of rings together.
     pub fn new(bytes: usize) -> Self {
-        Self { free: Mutex::default(), left: AtomicUsize::new(bytes / RING_BYTES) }
+        let ring = ring_bytes(own_cache());
+        Self { free: Mutex::default(), left: AtomicUsize::new(bytes / ring), bytes: ring }
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<Kept>> {
@@ -61,11 +71,11 @@ impl BulkRings {
         if found.is_some() {
             return found;
         }
-        if membership.space().free_bytes().is_some_and(|free| free / SHARE < RING_BYTES as u64) {
+        if membership.space().free_bytes().is_some_and(|free| free / SHARE < self.bytes as u64) {
             return None;
         }
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).ok()?;
-        match membership.create_region(number(), RING_BYTES) {
+        match membership.create_region(number(), self.bytes) {
             Ok(ring) => {
                 ring.populate();
                 Some(ring)
@@ -81,5 +91,51 @@ impl BulkRings {
     /// Keeps a ring whose connection to this incarnation of a node has ended.
     pub fn put(&self, ring: OwnRegion, node: NodeId, incarnation: Incarnation) {
         self.free().push(Kept { ring, node, incarnation });
+    }
+}
+
+/// The length of a ring beside an own cache of that many bytes.
+fn ring_bytes(own_cache: Option<usize>) -> usize {
+    let fitting = own_cache.and_then(usize::checked_ilog2).map(|bits| 1 << bits);
+    fitting.unwrap_or(RING_USUAL).clamp(*RING_RANGE.start(), *RING_RANGE.end())
+}
+
+/// The bytes of the first processor's second-level cache.
+fn own_cache() -> Option<usize> {
+    const TEXT_MOST: u64 = 32;
+    // Miri has no files.
+    if cfg!(miri) {
+        return None;
+    }
+    let read = |index: usize, name: &str| {
+        let path = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/{name}");
+        String::from_utf8(world::read(Path::new(&path), TEXT_MOST).ok()?).ok()
+    };
+    let index = (0..8).find(|index| read(*index, "level").is_some_and(|level| level.trim() == "2"))?;
+    kibibytes(&read(index, "size")?)
+}
+
+/// A size as the system writes it: `512K`.
+fn kibibytes(text: &str) -> Option<usize> {
+    text.trim().strip_suffix('K')?.parse::<usize>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_fits_into_the_own_cache() {
+        let of = |text| ring_bytes(kibibytes(text)) >> 10;
+        assert_eq!(
+            [of("512K\n"), of("1280K"), of("2048K"), of("4096K"), of("128K"), of("0K")],
+            [512, 1024, 2048, 2048, 256, 1024]
+        );
+        for text in ["", "K", "512", "x512K", "99999999999999999999K", "18446744073709551615K"] {
+            assert_eq!(of(text), RING_USUAL >> 10, "{text}");
+        }
+        let rings = BulkRings::new(16 << 20);
+        assert!(RING_RANGE.contains(&rings.bytes) && rings.bytes.is_power_of_two());
+        assert_eq!(rings.left.into_inner() * rings.bytes, 16 << 20);
     }
 }
