@@ -612,12 +612,13 @@ fn each_message_of_a_comparison_is_reported_at_once() {
     let mut room = bulk_room(256 << 10);
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
     let mut consumer = Consumer::new(block.memory(), None);
+    let ring = bulk(&mut room);
     // SAFETY: the vector outlives both ends.
-    unsafe { producer.offer_bulk(bulk(&mut room), 0) };
+    unsafe { producer.offer_bulk(ring, 0) };
     let _ = consumer.tell();
     assert_eq!(consumer.offered(), Some(0));
     // SAFETY: as above.
-    unsafe { consumer.answer(Some(bulk(&mut room))) };
+    unsafe { consumer.answer(Some(ring)) };
     let mut in_bulk = 0;
     for sequence in 0..40 {
         let sent = message(sequence, BULK_LEAST);
