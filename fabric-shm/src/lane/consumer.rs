@@ -6,6 +6,7 @@ mod opened;
 mod read;
 
 use super::bulk::{BulkMemory, IN_BULK};
+use super::conversation;
 use super::ring::Drained;
 use super::run::{Ahead, CONTINUED_AT, CONTINUED_MOST, Run};
 use super::{APPENDED, BUNDLE, CONTINUED, Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, REPORTED, check_word, word};
@@ -479,6 +480,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     fn leave_cell(&mut self, run: Run, is_stream: bool) -> bool {
         self.ahead = Ahead::of(run, self.cell());
         self.head += 1;
+        conversation::count_cell();
         if is_stream {
             self.memory.ask_for_cell(((self.head + ASK_AHEAD) & (self.memory.cell_count() as u64 - 1)) as usize);
         }

@@ -35,6 +35,7 @@
 mod bulk;
 mod bundle;
 mod consumer;
+mod conversation;
 mod memory;
 mod pieces;
 mod producer;

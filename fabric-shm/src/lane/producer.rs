@@ -7,6 +7,7 @@ pub use room::Outstanding;
 
 use super::bulk::{BulkMemory, IN_BULK};
 use super::bundle::MESSAGE_MOST as SERIES_BYTES;
+use super::conversation;
 use super::pieces::Pieces;
 use super::ring::Filled;
 use super::run::{CONTINUED_AT, CONTINUED_MOST, Run};
@@ -63,6 +64,8 @@ pub struct Producer<M> {
     can_offer: bool,
     /// The run that the next message may belong to.
     run: Run,
+    /// The cells that the sending thread had read when it sent the last message.
+    cells_read: u32,
     /// The position from which on a packet may get a time stamp, and the time of the last one, in nanoseconds.
     stamp_from: u64,
     stamped_at: u64,
@@ -108,6 +111,7 @@ impl<M: LaneMemory> Producer<M> {
             pushed_at: 0,
             can_offer: crate::hint::can_offer(),
             run: Run::NONE,
+            cells_read: conversation::cells_read(),
             stamp_from: if STAMPED { 0 } else { u64::MAX },
             stamped_at: 0,
         })
@@ -123,6 +127,12 @@ impl<M: LaneMemory> Producer<M> {
     #[cfg(all(test, not(loom)))]
     pub(super) fn forget_stamp(&mut self) {
         (self.stamp_from, self.stamped_at) = (if STAMPED { self.tail } else { u64::MAX }, 0);
+    }
+
+    /// Lets the next message answer nothing, although this thread may also be the consumer.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn answer_nothing(&mut self) {
+        self.cells_read = conversation::cells_read();
     }
 
     /// Lets no packet have a time stamp.
@@ -220,10 +230,13 @@ impl<M: LaneMemory + Copy> Producer<M> {
         // Copies, which the compiler need not read again after each store to the lane.
         let (memory, tail) = (self.memory, self.tail);
         let mask = memory.cell_count() as u64 - 1;
+        let read = conversation::cells_read();
+        let is_answer = std::mem::replace(&mut self.cells_read, read) != read;
         if self.run.position != tail || self.run.tag != tag || self.run.sequence != sequence {
             return false;
         }
-        if let Some(at) = self.run.room()
+        if !is_answer
+            && let Some(at) = self.run.room()
             && len <= Run::most(at)
         {
             let cell = (tail.wrapping_sub(1) & mask) as usize;
