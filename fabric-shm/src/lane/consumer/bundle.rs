@@ -134,8 +134,6 @@ impl Consumer<crate::lane::RawMemory> {
     ) -> (u64, Option<bool>) {
         let Some(bundle) = self.bundle(bytes) else { return (0, None) };
         let memory = self.memory;
-        // All of it is written, so its lines come together.
-        memory.ask_for_data(bundle.place as usize + self.begun.at as usize, bytes.saturating_sub(self.begun.at as usize));
         let mut count = 0;
         if let Some(len) = bundle.len {
             let each = entry_bytes(len);
