@@ -64,8 +64,8 @@ pub struct Producer<M> {
     can_offer: bool,
     /// The run that the next message may belong to.
     run: Run,
-    /// The cells that the sending thread had read when it sent the last message.
-    cells_read: u32,
+    /// The number of cells that the thread of the last message had left when it sent it.
+    cells_left: u32,
     /// The position from which on a packet may get a time stamp, and the time of the last one, in nanoseconds.
     stamp_from: u64,
     stamped_at: u64,
@@ -111,7 +111,7 @@ impl<M: LaneMemory> Producer<M> {
             pushed_at: 0,
             can_offer: crate::hint::can_offer(),
             run: Run::NONE,
-            cells_read: conversation::cells_read(),
+            cells_left: conversation::cells_left(),
             stamp_from: if STAMPED { 0 } else { u64::MAX },
             stamped_at: 0,
         })
@@ -129,10 +129,10 @@ impl<M: LaneMemory> Producer<M> {
         (self.stamp_from, self.stamped_at) = (if STAMPED { self.tail } else { u64::MAX }, 0);
     }
 
-    /// Lets the next message answer nothing, although this thread may also be the consumer.
+    /// Lets the next message be no reply, although this thread may also be the consumer.
     #[cfg(all(test, not(loom)))]
-    pub(super) fn answer_nothing(&mut self) {
-        self.cells_read = conversation::cells_read();
+    pub(super) fn reply_to_nothing(&mut self) {
+        self.cells_left = conversation::cells_left();
     }
 
     /// Lets no packet have a time stamp.
@@ -230,12 +230,15 @@ impl<M: LaneMemory + Copy> Producer<M> {
         // Copies, which the compiler need not read again after each store to the lane.
         let (memory, tail) = (self.memory, self.tail);
         let mask = memory.cell_count() as u64 - 1;
-        let read = conversation::cells_read();
-        let is_answer = std::mem::replace(&mut self.cells_read, read) != read;
+        let left = conversation::cells_left();
+        let is_reply = left != self.cells_left;
+        if is_reply {
+            self.cells_left = left;
+        }
         if self.run.position != tail || self.run.tag != tag || self.run.sequence != sequence {
             return false;
         }
-        if !is_answer
+        if !is_reply
             && let Some(at) = self.run.room()
             && len <= Run::most(at)
         {

@@ -1,9 +1,9 @@
 //! Runs: short messages of one tag that follow each other, several in a cell.
 //!
-//! A run begins with a message of at most 56 bytes in a cell of its own. The producer *appends* the next one in the same cell, if it has the same tag and
-//! the next sequence number, and there is room: a word like the cell's first one, then the payload. Otherwise, and if its thread answers (`conversation.rs`), the producer
-//! *continues* the run in the next cell, where the payload follows the cell's first word at once, because both ends know tag and sequence
-//! number. Any other packet ends the run.
+//! A run begins with a message of at most 56 bytes in a cell of its own. The producer *appends* the next one in the same cell if it has the
+//! same tag and the next sequence number, if there is room, and if it is no reply (`conversation.rs`). If there is no room, or it is a reply,
+//! the producer *continues* the run in the next cell, where the payload follows the cell's first word at once, because both ends know tag and
+//! sequence number. Any other packet ends the run.
 //!
 //! So several messages that follow each other quickly share the journey of one line, and none is held back.
 //!

@@ -2,16 +2,16 @@
 
 use super::*;
 
-/// Pushes a message by the way of most messages, as a thread does that has also read from lanes.
-fn answer(producer: &mut Producer<RawMemory>, tag: u64, sequence: u32, bytes: &[u8]) -> bool {
+/// Pushes a message by the way of most messages. It is a reply if this thread has left a cell before.
+fn reply(producer: &mut Producer<RawMemory>, tag: u64, sequence: u32, bytes: &[u8]) -> bool {
     // SAFETY: a slice.
     unsafe { producer.push_whole(tag, sequence, bytes.as_ptr(), bytes.len()) }
 }
 
-/// The same as a thread that reads nothing.
+/// Pushes a message as `reply` does, but it is no reply.
 fn push_whole(producer: &mut Producer<RawMemory>, tag: u64, sequence: u32, bytes: &[u8]) -> bool {
-    producer.answer_nothing();
-    answer(producer, tag, sequence, bytes)
+    producer.reply_to_nothing();
+    reply(producer, tag, sequence, bytes)
 }
 
 fn ends(block: &Block) -> (Producer<RawMemory>, Consumer<RawMemory>) {
@@ -80,12 +80,12 @@ fn a_message_is_appended_behind_one_that_was_read_and_not_behind_a_later_packet(
 }
 
 #[test]
-fn an_answer_begins_in_a_cell_of_its_own_and_others_are_appended_to_it() {
+fn a_reply_begins_in_a_cell_of_its_own_and_others_are_appended_to_it() {
     let block = Block::new(16, 16 << 10);
     let (mut producer, mut consumer) = ends(&block);
     for round in 0..20 {
         for number in 0..3 {
-            assert!(answer(&mut producer, 7, 3 * round + number, &[number as u8; 8]));
+            assert!(reply(&mut producer, 7, 3 * round + number, &[number as u8; 8]));
             assert_eq!(producer.pushed(), u64::from(round) + 1);
         }
         for number in 0..3 {
@@ -93,12 +93,12 @@ fn an_answer_begins_in_a_cell_of_its_own_and_others_are_appended_to_it() {
         }
         consumer.tell();
     }
-    // What another thread reads is no reason.
-    assert!(answer(&mut producer, 7, 60, &[1; 8]));
+    // Another thread receives, so the next message is no reply.
+    assert!(reply(&mut producer, 7, 60, &[1; 8]));
     std::thread::scope(|scope| {
         scope.spawn(|| pop(&mut consumer).unwrap());
     });
-    assert!(answer(&mut producer, 7, 61, &[2; 8]));
+    assert!(reply(&mut producer, 7, 61, &[2; 8]));
     assert_eq!(producer.pushed(), 21);
 }
 
@@ -195,8 +195,8 @@ proptest! {
                 0..=2 => {
                     let bytes = message(sent, len);
                     let head = PacketHead { kind: PacketKind::Whole, tag, sequence: sent, total: len as u64 };
+                    let push = if what == 0 { reply } else { push_whole };
                     // SAFETY: slices.
-                    let push = if what == 0 { answer } else { push_whole };
                     let pushed = push(&mut producer, tag, sent, &bytes)
                         || unsafe { producer.push(&head, bytes.as_ptr(), len) } == Push::Done;
                     prop_assert!(pushed || !model.is_empty(), "full while empty");
