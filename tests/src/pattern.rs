@@ -1,10 +1,43 @@
 //! Bytes whose corruption shows.
 
+use std::sync::OnceLock;
+
+/// The length of the table from which all patterns come: a prime number, so that bytes that lie apart by a power of two differ.
+const TABLE: usize = 65_521;
+
+/// Pseudo-random bytes. Tests are not optimised, and copies and comparisons of a table are fast all the same.
+fn table() -> &'static [u8] {
+    static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
+    BYTES.get_or_init(|| {
+        let mut word = 0x9e37_79b9_7f4a_7c15_u64;
+        let next = || {
+            word ^= word << 13;
+            word ^= word >> 7;
+            word ^= word << 17;
+            word as u8
+        };
+        std::iter::repeat_with(next).take(TABLE).collect()
+    })
+}
+
+/// The parts of the table that make up `len` bytes.
+fn parts(len: usize, seed: u64) -> impl Iterator<Item = &'static [u8]> {
+    let start = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % TABLE;
+    let first = std::iter::once(&table()[start..]);
+    let mut left = len;
+    first.chain(std::iter::repeat(table())).map_while(move |part| {
+        let part = &part[..part.len().min(left)];
+        left -= part.len();
+        (!part.is_empty()).then_some(part)
+    })
+}
+
 /// Fills a buffer with bytes that depend on `seed` and on their position.
 pub fn fill(buf: &mut [u8], seed: u64) {
-    let mut words = Words::new(seed);
-    for chunk in buf.chunks_mut(8) {
-        chunk.copy_from_slice(&words.next().to_le_bytes()[..chunk.len()]);
+    let (len, mut at) = (buf.len(), 0);
+    for part in parts(len, seed) {
+        buf[at..at + part.len()].copy_from_slice(part);
+        at += part.len();
     }
 }
 
@@ -17,13 +50,13 @@ pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
 
 /// The position of the first byte that differs from what [`fill`] writes.
 pub fn fault(buf: &[u8], seed: u64) -> Option<usize> {
-    let mut words = Words::new(seed);
-    for (index, chunk) in buf.chunks(8).enumerate() {
-        let expected = words.next().to_le_bytes();
-        if chunk != &expected[..chunk.len()] {
-            let at = chunk.iter().zip(expected).position(|(found, expected)| *found != expected);
-            return Some(index * 8 + at.unwrap_or(0));
+    let mut at = 0;
+    for part in parts(buf.len(), seed) {
+        let found = &buf[at..at + part.len()];
+        if found != part {
+            return found.iter().zip(part).position(|(found, expected)| found != expected).map(|more| at + more);
         }
+        at += part.len();
     }
     None
 }
@@ -36,29 +69,17 @@ pub fn check(buf: &[u8], seed: u64) {
     }
 }
 
-struct Words(u64);
-
-impl Words {
-    fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #[test]
     fn a_wrong_byte_is_found() {
-        let mut bytes = super::bytes(1003, 5);
-        super::check(&bytes, 5);
-        assert!(super::fault(&bytes, 6).is_some());
-        bytes[1001] ^= 1;
-        assert_eq!(super::fault(&bytes, 5), Some(1001));
+        for len in [1003, 3 * super::TABLE + 7] {
+            let mut bytes = super::bytes(len, 5);
+            super::check(&bytes, 5);
+            assert!(super::fault(&bytes, 6).is_some());
+            bytes[len - 2] ^= 1;
+            assert_eq!(super::fault(&bytes, 5), Some(len - 2));
+        }
+        assert!(super::bytes(0, 5).is_empty());
     }
 }

@@ -254,7 +254,7 @@ fn a_future_that_is_polled_while_its_update_ends_has_the_result() {
     let other = builder().id(1).connect(owner.address().unwrap()).join().unwrap();
     let region = owner.region::<u64>(1).unwrap();
     let cell = RemoteCell::open(&other, region.key()).unwrap();
-    for count in 0..3_000 {
+    for count in 0..500 {
         let mut update = cell.start::<{ op::Add }, Old, _>(1).unwrap();
         let mut context = Context::from_waker(Waker::noop());
         let result = loop {

@@ -417,7 +417,7 @@ fn the_longest_vectors() {
 }
 
 proptest! {
-    #![proptest_config(cases(60, 1))]
+    #![proptest_config(cases(30, 1))]
 
     #[test]
     fn results_are_those_of_a_plain_computation(
@@ -428,7 +428,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(cases(60, 1))]
+    #![proptest_config(cases(30, 1))]
 
     #[test]
     fn long_vectors_are_those_of_a_plain_computation(

@@ -203,7 +203,7 @@ pub fn a_program_gives_numbers_of_its_own(world: &World) {
 
 pub fn two_never_own_a_key(world: &World) {
     let (_nodes, keys) = grounds::<3>(world);
-    const ROUNDS: u64 = 3000;
+    const ROUNDS: u64 = 1000;
     const THREADS: usize = 2;
     let (pair, start) = (Arc::new([const { AtomicU64::new(0) }; 2]), Arc::new(Barrier::new(3 * THREADS)));
     let threads: Vec<_> = (0..3 * THREADS)

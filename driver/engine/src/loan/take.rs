@@ -213,8 +213,13 @@ impl<T: Plain> Taken<[T]> {
 
     /// A copy of all elements.
     pub fn to_vec(&self) -> Vec<T> {
-        let mut elements: Vec<T> = (0..self.len()).map(|_| T::new_zeroed()).collect();
-        self.copy_to(&mut elements);
+        let count = self.len();
+        let mut elements = Vec::<T>::with_capacity(count);
+        // SAFETY: as `copy_to`; the vector has room for `count` elements, and the copy initialises them.
+        unsafe {
+            copy::out(self.bytes.parts().0, elements.as_mut_ptr().cast(), count * size_of::<T>());
+            elements.set_len(count);
+        }
         elements
     }
 
