@@ -2,10 +2,11 @@
 
 use std::sync::OnceLock;
 
-/// The length of the table from which all patterns come: a prime number, so that bytes that lie apart by a power of two differ.
+/// The length of the table from which all patterns come. A pattern repeats after it. The length is a prime number, so a part that moved by a
+/// power of two shows. Patterns of different seeds begin at different places of the table: compare them at the same position only.
 const TABLE: usize = 65_521;
 
-/// Pseudo-random bytes. Tests are not optimised, and copies and comparisons of a table are fast all the same.
+/// Pseudo-random bytes, worked out once. Tests are not optimised, but copies and comparisons of a table are fast.
 fn table() -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     BYTES.get_or_init(|| {

@@ -406,8 +406,8 @@ impl Victim {
     }
 }
 
-/// Bytes that a program works out word by word. A round of messages then has its work, too, as in an honest program. A round of copies
-/// alone would be so short that the limit of the toll would be another one.
+/// Bytes that the program computes word by word, as an honest program does some work for each message. With copies alone, a round would be
+/// much shorter, and the limit of the toll, a ratio, would need another value.
 fn worked_out(len: usize, seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; len];
     let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

@@ -161,7 +161,7 @@ fn a_name_that_nobody_knows_is_named() {
         &["bridge", "--to", "s", "--tcp", &at],
         &["serve", "--listen", &at],
     ];
-    // All at once: a name to connect to is looked up for seconds.
+    // All at once, because a command that connects tries for seconds to find the name.
     let (domain, cannot) = (&domain, &cannot);
     thread::scope(|scope| {
         for args in cases {
