@@ -1,5 +1,6 @@
 //! Bytes whose corruption shows.
 
+use crate::random::Random;
 use std::sync::OnceLock;
 
 /// The length of the table from which all patterns come. A pattern repeats after it. The length is a prime number, so a part that moved by a
@@ -10,14 +11,8 @@ const TABLE: usize = 65_521;
 fn table() -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     BYTES.get_or_init(|| {
-        let mut word = 0x9e37_79b9_7f4a_7c15_u64;
-        let next = || {
-            word ^= word << 13;
-            word ^= word >> 7;
-            word ^= word << 17;
-            word as u8
-        };
-        std::iter::repeat_with(next).take(TABLE).collect()
+        let mut random = Random::new(0);
+        std::iter::repeat_with(|| random.next() as u8).take(TABLE).collect()
     })
 }
 
