@@ -228,7 +228,7 @@ impl Worker {
     fn send(&mut self) {
         for (to, other) in &mut self.others {
             for (way, priority) in other.ways.iter_mut().zip(PRIORITIES) {
-                if send_one(way, priority) {
+                if send_one(way, priority, &self.words) {
                     way.sent += 1;
                     self.words[at::sent(self.me, *to, priority.index())].store(count_of(other.incarnation, way.sent), SeqCst);
                 }
@@ -274,7 +274,7 @@ impl Worker {
 }
 
 /// Sends the next message of a connection in a random form. True if it is sent now.
-fn send_one(way: &mut Way, priority: Priority) -> bool {
+fn send_one(way: &mut Way, priority: Priority, words: &Words) -> bool {
     let outcome = if let Some(request) = way.request.take() {
         if !request.test() {
             way.request = Some(request);
@@ -301,6 +301,8 @@ fn send_one(way: &mut Way, priority: Priority) -> bool {
     match outcome {
         Ok(()) => true,
         Err(Error::Full { .. } | Error::Timeout { .. } | Error::PeerDied { .. }) => false,
+        // All are told to leave at once, and the peer may be the first to do so.
+        Err(Error::PeerLeft { .. }) if words[at::STOP].load(SeqCst) != 0 => false,
         Err(error) => panic!("sending to node {}: {error}", way.peer.id()),
     }
 }
