@@ -122,14 +122,14 @@ impl ShmLink {
 }
 
 impl ShmLink {
-    /// Offers a region as a bulk ring, once. If the target accepts it, long payloads go there from then on. Returns a region that
-    /// cannot be offered.
-    pub fn offer_bulk(&mut self, region: OwnRegion) -> Option<OwnRegion> {
+    /// Offers a region as a bulk ring, once, of which a conversation uses `lap` bytes. If the target accepts it, long payloads go there
+    /// from then on. Returns a region that cannot be offered.
+    pub fn offer_bulk(&mut self, region: OwnRegion, lap: usize) -> Option<OwnRegion> {
         // SAFETY: the link drops the producer before the region.
         let ring = unsafe { BulkMemory::new(region.ptr(), region.len()) };
         let (Some(ring), None) = (ring, &self.bulk) else { return Some(region) };
         // SAFETY: the region is mapped as long as above and belongs to this node.
-        unsafe { self.producer.offer_bulk(ring, region.number()) };
+        unsafe { self.producer.offer_bulk(ring.with_lap(lap), region.number()) };
         self.bulk = Some(region);
         None
     }

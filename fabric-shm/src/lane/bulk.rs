@@ -6,6 +6,10 @@
 //! messages creates a larger ring, offers it with a control word of the lane, and uses it once the consumer has mapped it
 //! read-only.
 //!
+//! In a conversation the consumer has read each message before the next one is written. So a lap can end early, and the part of the
+//! ring that is used stays in the caches of both processors. In a stream the consumer is still reading, and the lap goes on to the ring's
+//! end. By then, the lines that are written next have left the consumer's own cache. To get them back from there would take longer.
+//!
 //! Its rules are those of the data ring (`ring.rs`). The lowest bit of a cell's place tells the two rings apart. The second bit asks
 //! for a report, as in the data ring.
 
@@ -21,6 +25,8 @@ pub(super) const IN_BULK: u64 = 1;
 pub struct BulkMemory {
     start: *mut u8,
     bytes: usize,
+    /// A lap may end early behind this many bytes.
+    lap: usize,
 }
 
 // SAFETY: accessed by copies in the order of the lane protocol; the caller of `new` keeps it mapped.
@@ -32,8 +38,22 @@ impl BulkMemory {
     /// # Safety
     /// `bytes` bytes are mapped at `start` as long as this value or a copy is used. At the producer's end they are writable.
     pub unsafe fn new(start: *mut u8, bytes: usize) -> Option<Self> {
-        (bytes.is_power_of_two() && BULK_BYTES.contains(&bytes) && start.addr().is_multiple_of(64))
-            .then_some(Self { start, bytes })
+        (bytes.is_power_of_two() && BULK_BYTES.contains(&bytes) && start.addr().is_multiple_of(64)).then_some(Self {
+            start,
+            bytes,
+            lap: bytes,
+        })
+    }
+
+    /// The same ring, of which a conversation uses the first `lap` bytes.
+    pub fn with_lap(self, lap: usize) -> Self {
+        Self { lap, ..self }
+    }
+
+    /// The bytes that a conversation uses.
+    #[inline(always)]
+    pub(super) fn lap(&self) -> u64 {
+        self.lap as u64
     }
 
     /// The number of bytes.

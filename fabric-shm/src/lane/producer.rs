@@ -78,6 +78,8 @@ struct Bulk {
     offer: u64,
     /// The consumer has mapped it.
     taken: bool,
+    /// The offset behind which this lap may end early, or `u64::MAX` after a vain attempt in this lap.
+    due: u64,
 }
 
 /// The most bytes that one packet carries: a quarter of the data ring. Then a packet, the waste at the ring's end, and the bytes
@@ -202,6 +204,7 @@ impl<M: LaneMemory> Producer<M> {
                     self.count(total as usize);
                 }
             }
+            PacketKind::GivenUp => self.coming = (0, 0),
             _ => {}
         }
         Push::Done
@@ -461,7 +464,7 @@ impl<M: LaneMemory> Producer<M> {
     #[cold]
     pub unsafe fn offer_bulk(&mut self, memory: BulkMemory, number: u32) {
         let offer = u64::from(number) + 1;
-        self.bulk = Some(Bulk { memory, ring: Filled::new(memory.len()), offer, taken: false });
+        self.bulk = Some(Bulk { memory, ring: Filled::new(memory.len()), offer, taken: false, due: memory.lap() });
         // Release: the region exists before the offer.
         self.memory.control(Control::Bulk).store(offer, Ordering::Release);
     }

@@ -8,7 +8,7 @@ use super::data_room;
 use doorbell_fabric::LinkDown;
 
 /// The consumer reports its progress at least once for this many bytes.
-const TOLD_WITHIN: u64 = 256 << 10;
+const TOLD_WITHIN: u64 = 128 << 10;
 
 /// The producer's side of a ring.
 #[derive(Clone, Copy, Debug)]
@@ -198,8 +198,8 @@ impl Drained {
     }
 
     /// Records that `len` bytes at `place`, which the ring [holds](Self::holds), were read. Returns whether to report that to the
-    /// producer: after a quarter of the ring (256 KiB of a large one), and after the first payload of a lap or behind a gap. Without these last two reports a
-    /// producer could find no room in a ring that is read.
+    /// producer: after a quarter of the ring (128 KiB of a large one), and after the first payload of a lap or behind a gap. Without
+    /// these last two reports a producer could find no room in a ring that is read.
     #[inline(always)]
     pub fn take(&mut self, place: u64, len: usize) -> bool {
         let expected = std::mem::replace(&mut self.end, place + data_room(len));
@@ -233,7 +233,7 @@ mod tests {
         }
 
         fn write(&mut self, len: usize, ends_lap: bool) -> bool {
-            let early = ends_lap && self.filled.may_end_lap(len, 6144.max(len as u64));
+            let early = ends_lap && self.filled.may_end_lap(len, u64::MAX);
             let place = if early { Some(0) } else { self.filled.place(len) };
             let Some(place) = place else { return false };
             assert!(self.drained.holds(place, len));

@@ -172,10 +172,10 @@ impl AnyLink {
         matches!(self, AnyLink::Shm(_)) && self.packet_bytes() >= BULK_LEAST
     }
 
-    /// Offers a region as a bulk ring. Returns it if the link can't use it.
-    pub fn offer_bulk(&mut self, region: OwnRegion) -> Option<OwnRegion> {
+    /// Offers a region as a bulk ring, of which a conversation uses `lap` bytes. Returns it if the link can't use it.
+    pub fn offer_bulk(&mut self, region: OwnRegion, lap: usize) -> Option<OwnRegion> {
         match self {
-            AnyLink::Shm(link) => link.offer_bulk(region),
+            AnyLink::Shm(link) => link.offer_bulk(region, lap),
             AnyLink::Udp(_) => Some(region),
         }
     }

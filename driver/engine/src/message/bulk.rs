@@ -10,12 +10,12 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The allowed lengths of a ring. It has the largest power of two that fits into a processor's own cache. A longer ring, together with the
-/// messages of both ends, also fills the cache that processors share.
+/// The allowed lengths of a ring. It has twice the largest power of two that fits into a processor's own cache, within these limits. A
+/// conversation uses only as much as fits.
 const RING_RANGE: RangeInclusive<usize> = 256 << 10..=2 << 20;
 const _: () = assert!(PACKET_MOST <= *RING_RANGE.start() / 4, "a packet takes at most a quarter of a ring");
-/// The length where the system does not tell the size of that cache.
-const RING_USUAL: usize = 1 << 20;
+/// What a conversation uses where the system does not tell the size of that cache.
+const LAP_USUAL: usize = 1 << 20;
 /// A ring may take one part in this many of the free memory, which other programs need more.
 const SHARE: u64 = 8;
 
@@ -27,6 +27,8 @@ pub struct BulkRings {
     left: AtomicUsize,
     /// The length of a ring.
     bytes: usize,
+    /// The bytes of a ring that a conversation uses.
+    lap: usize,
 }
 
 /// A ring that is no longer used, and the target that it led to: a living target may still be reading what was written last.
@@ -40,8 +42,16 @@ struct Kept {
 impl BulkRings {
     /// No rings yet; at most `bytes` bytes of rings together.
     pub fn new(bytes: usize) -> Self {
-        let ring = ring_bytes(own_cache());
-        Self { free: Mutex::default(), left: AtomicUsize::new(bytes / ring), bytes: ring }
+        let (ring, lap) = ring_and_lap(own_cache());
+        // One shorter ring is better than none.
+        let most = bytes.checked_ilog2().map_or(0, |bits| 1 << bits).max(*RING_RANGE.start());
+        let (ring, lap) = (ring.min(most), lap.min(most));
+        Self { free: Mutex::default(), left: AtomicUsize::new(bytes / ring), bytes: ring, lap }
+    }
+
+    /// The bytes of a ring that a conversation uses.
+    pub fn lap(&self) -> usize {
+        self.lap
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<Kept>> {
@@ -94,10 +104,11 @@ impl BulkRings {
     }
 }
 
-/// The length of a ring beside an own cache of that many bytes.
-fn ring_bytes(own_cache: Option<usize>) -> usize {
-    let fitting = own_cache.and_then(usize::checked_ilog2).map(|bits| 1 << bits);
-    fitting.unwrap_or(RING_USUAL).clamp(*RING_RANGE.start(), *RING_RANGE.end())
+/// The length of a ring beside an own cache of that many bytes, and what of it a conversation uses.
+fn ring_and_lap(own_cache: Option<usize>) -> (usize, usize) {
+    let fitting = own_cache.and_then(usize::checked_ilog2).map_or(LAP_USUAL, |bits| 1 << bits);
+    let ring = fitting.saturating_mul(2).clamp(*RING_RANGE.start(), *RING_RANGE.end());
+    (ring, fitting.clamp(*RING_RANGE.start(), ring))
 }
 
 /// The bytes of the first processor's second-level cache.
@@ -125,17 +136,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_fits_into_the_own_cache() {
-        let of = |text| ring_bytes(kibibytes(text)) >> 10;
-        assert_eq!(
-            [of("512K\n"), of("1280K"), of("2048K"), of("4096K"), of("128K"), of("0K")],
-            [512, 1024, 2048, 2048, 256, 1024]
-        );
-        for text in ["", "K", "512", "x512K", "99999999999999999999K", "18446744073709551615K"] {
-            assert_eq!(of(text), RING_USUAL >> 10, "{text}");
+    fn a_conversation_uses_what_fits_into_the_own_cache() {
+        let of = |text| {
+            let (ring, lap) = ring_and_lap(kibibytes(text));
+            (ring >> 10, lap >> 10)
+        };
+        let caches = ["128K", "512K\n", "1280K", "2048K", "4096K"];
+        assert_eq!(caches.map(of), [(256, 256), (1024, 512), (2048, 1024), (2048, 2048), (2048, 2048)]);
+        for text in ["0K", "", "K", "512", "x512K", "99999999999999999999K", "18446744073709551615K"] {
+            assert_eq!(of(text), (2048, 1024), "{text}");
         }
         let rings = BulkRings::new(16 << 20);
         assert!(RING_RANGE.contains(&rings.bytes) && rings.bytes.is_power_of_two());
         assert_eq!(rings.left.into_inner() * rings.bytes, 16 << 20);
+        let few = |bytes| {
+            let rings = BulkRings::new(bytes);
+            (rings.left.into_inner(), rings.bytes >> 10)
+        };
+        assert_eq!([few(300 << 10), few(256 << 10), few(255 << 10), few(0)], [(1, 256), (1, 256), (0, 256), (0, 256)]);
     }
 }

@@ -209,7 +209,7 @@ impl OutState {
     /// Gives the lane a bulk ring.
     pub fn set_bulk(&mut self, ring: OwnRegion) {
         let refused = match &mut self.link {
-            Some(link) => link.offer_bulk(ring),
+            Some(link) => link.offer_bulk(ring, self.rings.lap()),
             None => Some(ring),
         };
         refused.into_iter().for_each(|ring| self.rings.put(ring, self.target, self.incarnation));

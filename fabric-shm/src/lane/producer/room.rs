@@ -136,6 +136,9 @@ impl<M: LaneMemory> Producer<M> {
         if self.ways.is_due(self.data.end(), len) && !(may_bulk && self.goes_to_bulk(len)) && self.ends_lap(len)? {
             return Ok(0);
         }
+        if may_bulk && self.goes_to_bulk(len) && self.is_bulk_lap_due(self.bulk_end(), len) && self.ends_bulk_lap(len)? {
+            return Ok(IN_BULK);
+        }
         let found = match place(self) {
             Some(found) => found,
             None => {
@@ -143,8 +146,10 @@ impl<M: LaneMemory> Producer<M> {
                 place(self).ok_or(Push::Full)?
             }
         };
-        if found == 0 {
-            self.ways.began();
+        match (found, &mut self.bulk) {
+            (0, _) => self.ways.began(),
+            (IN_BULK, Some(bulk)) => bulk.due = bulk.memory.lap(),
+            _ => {}
         }
         Ok(found)
     }
@@ -152,7 +157,54 @@ impl<M: LaneMemory> Producer<M> {
     /// A place as its cell states it.
     #[inline(always)]
     pub(super) fn told(&self, place: u64, len: usize) -> u64 {
-        if self.ways.wants_report(place & IN_BULK != 0, place, len) { place | REPORTED } else { place }
+        let in_bulk = place & IN_BULK != 0;
+        if self.ways.wants_report(in_bulk, place, len) || in_bulk && self.ends_soon(place & !IN_BULK, len) {
+            place | REPORTED
+        } else {
+            place
+        }
+    }
+
+    /// Whether the next payload may begin a lap of the bulk ring, if the consumer has read these `len` bytes by then. The next payload may be
+    /// longer than this one.
+    #[inline(always)]
+    fn ends_soon(&self, place: u64, len: usize) -> bool {
+        self.bulk.as_ref().is_some_and(|bulk| {
+            let room = data_room(len);
+            place + room + room.max(bulk.memory.lap() / 8) > bulk.due
+        })
+    }
+
+    /// Where the bulk ring's lap ends so far.
+    #[inline(always)]
+    fn bulk_end(&self) -> u64 {
+        self.bulk.as_ref().map_or(0, |bulk| bulk.ring.end())
+    }
+
+    /// Whether the next `len` bytes should begin a lap of the bulk ring, where this one has come to `end`.
+    #[inline(always)]
+    fn is_bulk_lap_due(&self, end: u64, len: usize) -> bool {
+        self.bulk.as_ref().is_some_and(|bulk| end + data_room(len) > bulk.due)
+    }
+
+    /// Whether the bulk ring's lap ends here, and the next begins with `len` bytes.
+    #[cold]
+    #[inline(never)]
+    fn ends_bulk_lap(&mut self, len: usize) -> Result<bool, Push> {
+        self.see_head().map_err(Push::Down)?;
+        let (total, rest) = self.coming;
+        let Some(bulk) = &mut self.bulk else { return Ok(false) };
+        let lap = bulk.memory.lap();
+        // The consumer may still be reading this lap, if the message is longer than a lap.
+        let unread = if rest > 0 && total > lap { lap + data_room(len) } else { 0 };
+        let ends = bulk.ring.may_end_lap(len, unread);
+        if ends {
+            bulk.due = lap;
+        } else if rest == 0 {
+            // In a stream it is tried once in a lap, since each attempt costs a report.
+            bulk.due = u64::MAX;
+        }
+        Ok(ends)
     }
 
     /// Whether the lap ends here, and the next begins with `len` bytes.
