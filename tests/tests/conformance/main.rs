@@ -100,6 +100,7 @@ suite! {
         a_receive_is_cancelled_before_its_message
         a_receive_is_cancelled_in_the_middle_of_its_message
         a_receive_is_cancelled_after_its_message
+        a_receive_that_is_dropped_gives_its_message_to_the_next
         a_send_is_cancelled_before_it_is_in_the_lane
         a_send_is_cancelled_after_it_is_in_the_lane
         dropping_a_request_cancels_it

@@ -1,6 +1,6 @@
 //! Nonblocking operations, their ends, and taking them back.
 
-use doorbell::{Completion, Error, Match, Node, Operation, Progress};
+use doorbell::{Completion, Envelope, Error, Match, Node, Operation, Payload, Progress};
 use doorbell_tests::patience::{block_on, briefly, eventually, soon, take_back, until};
 use doorbell_tests::pattern;
 use doorbell_tests::world::{BLOCKING, World};
@@ -138,6 +138,35 @@ pub fn a_receive_is_cancelled_after_its_message(world: &World) {
     let completion = take_back(receive).unwrap_err();
     assert!(matches!(completion.result, Ok(envelope) if envelope.tag == 1));
     assert_eq!(&completion.buffer.unwrap()[..4], b"came");
+}
+
+pub fn a_receive_that_is_dropped_gives_its_message_to_the_next(world: &World) {
+    let [a, b] = nodes(world);
+    for outside in [true, false] {
+        for tag in 1..4 {
+            a.send_until(b.id(), tag, &tag.to_le_bytes(), soon()).unwrap();
+        }
+        let receive = b.start_recv(Match::any(), [0; 8]).unwrap();
+        eventually("the receive ends", || receive.test());
+        let left: &[u64] = if outside {
+            drop(receive);
+            &[1, 2, 3]
+        } else {
+            // Within a reader, the engine is out of reach.
+            let mut receive = Some(receive);
+            let read = |envelope: &Envelope, _: Payload<'_>| {
+                assert_eq!(envelope.tag, 2);
+                receive = None;
+            };
+            assert_eq!(b.recv_many_until(Match::any(), 1, soon(), read).unwrap(), 1);
+            &[1, 3]
+        };
+        for &tag in left {
+            let mut bytes = [0; 8];
+            let envelope = b.recv_until(Match::any(), &mut bytes, soon()).unwrap();
+            assert_eq!((envelope.tag, u64::from_le_bytes(bytes)), (tag, tag));
+        }
+    }
 }
 
 pub fn a_send_is_cancelled_before_it_is_in_the_lane(world: &World) {

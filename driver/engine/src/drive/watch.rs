@@ -85,6 +85,14 @@ impl Shared {
         self.done_within(is_left);
     }
 
+    /// Has done what was left for the next turn, if anything was.
+    #[inline(always)]
+    pub fn catch_up(&self) {
+        if self.later.any() {
+            self.have_done(Token::current(), |_| ());
+        }
+    }
+
     /// Work for a service that looks for it at each turn was published. Makes sure that there is a turn: the poller's, unless
     /// with `Progress::Inline`. Never waits.
     pub(crate) fn injected(&self, class: PacketKind) {

@@ -123,6 +123,8 @@ impl Shared {
             // The first message is worth a wait, and the others are not.
             rounds = 1;
         }
+        // A reader may have dropped a receive. The message that it had comes before those that follow.
+        self.catch_up();
         taken
     }
 

@@ -46,8 +46,33 @@ pub struct Operation<T>(State<T>);
 enum State<T> {
     /// It took place when it was started.
     Over(T),
+    /// The same, but dropping it gives something back.
+    Had(Had<T>),
     UnderWay(UnderWay<T>),
     Taken,
+}
+
+/// An operation that took place when it was started. It has no `Op`, and changes only one reference count: each change takes a locked
+/// instruction, which waits until all bytes of the message are in the caches. It does not keep its node joined.
+struct Had<T> {
+    shared: Arc<Shared>,
+    /// The work and its outcome, until the result is taken.
+    end: Option<(Box<dyn Work<T>>, Outcome)>,
+}
+
+impl<T> Had<T> {
+    fn take(&mut self) -> T {
+        let (work, outcome) = self.end.take().expect(TAKEN);
+        work.finish(outcome)
+    }
+}
+
+impl<T> Drop for Had<T> {
+    fn drop(&mut self) {
+        if let Some((work, outcome)) = self.end.take() {
+            work.discard(&self.shared, Some(outcome));
+        }
+    }
 }
 
 struct UnderWay<T> {
@@ -96,6 +121,11 @@ pub trait Work<T>: Send {
 /// An operation that took place at once.
 pub fn over<T>(result: T) -> Operation<T> {
     Operation(State::Over(result))
+}
+
+/// An operation that took place at once, and whose work says what follows if the result is dropped.
+pub fn had<T>(shared: Arc<Shared>, work: Box<dyn Work<T>>, outcome: Outcome) -> Operation<T> {
+    Operation(State::Had(Had { shared, end: Some((work, outcome)) }))
 }
 
 /// Begins an operation. `start` gets the work at the address that it keeps until the operation ends.
@@ -240,7 +270,7 @@ impl<T> Operation<T> {
     /// Whether the operation has ended. Turns the engine once, so that a loop of tests makes progress. Never waits.
     pub fn test(&self) -> bool {
         match &self.0 {
-            State::Over(_) | State::Taken => true,
+            State::Over(_) | State::Had(_) | State::Taken => true,
             State::UnderWay(under_way) => under_way.test(),
         }
     }
@@ -254,6 +284,7 @@ impl<T> Operation<T> {
     pub fn wait(self) -> T {
         match self.0 {
             State::Over(result) => result,
+            State::Had(mut had) => had.take(),
             State::UnderWay(mut under_way) => match under_way.drive(None) {
                 Ok(_) => under_way.finish(),
                 Err(error) => under_way.give_up(error),
@@ -290,6 +321,7 @@ impl<T> Operation<T> {
     pub fn cancel(self) -> T {
         match self.0 {
             State::Over(result) => result,
+            State::Had(mut had) => had.take(),
             State::UnderWay(mut under_way) => under_way.give_up(Error::Cancelled),
             State::Taken => panic!("{TAKEN}"),
         }
@@ -311,6 +343,7 @@ impl<T> Future for Operation<T> {
         }
         match std::mem::replace(&mut self.0, State::Taken) {
             State::Over(result) => Poll::Ready(result),
+            State::Had(mut had) => Poll::Ready(had.take()),
             State::UnderWay(mut under_way) => Poll::Ready(under_way.finish()),
             State::Taken => panic!("{TAKEN}"),
         }
@@ -320,7 +353,7 @@ impl<T> Future for Operation<T> {
 impl<T> fmt::Debug for Operation<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_over = match &self.0 {
-            State::Over(_) | State::Taken => true,
+            State::Over(_) | State::Had(_) | State::Taken => true,
             State::UnderWay(under_way) => under_way.op.is_done(),
         };
         f.debug_struct("Operation").field("is_over", &is_over).finish()

@@ -1,6 +1,6 @@
 //! Sends and receives that own their buffers.
 
-use super::operation::{Dropper, Operation, Work, begin, over};
+use super::operation::{Dropper, Operation, Work, begin, had, over};
 use super::receive::received;
 use super::send::{Patience, ToSend};
 use super::{Node, Shared};
@@ -38,13 +38,9 @@ struct Sending<B> {
 /// A receive. The engine writes to the buffer meanwhile.
 struct Receiving<B> {
     buffer: UnsafeCell<B>,
-    /// The bytes of the buffer.
-    bytes: *const u8,
+    /// The length of the buffer in bytes.
     capacity: usize,
 }
-
-// SAFETY: `bytes` points to what the buffer owns.
-unsafe impl<B: Send> Send for Receiving<B> {}
 
 /// Sends at once if that takes no waiting, as most sends of some KiB do, or begins to send.
 ///
@@ -89,6 +85,26 @@ pub(crate) fn send<B: AsRef<[u8]> + Send + 'static>(
     })
 }
 
+/// Receives at once if the message is the first in the lane that was busy last, and nothing else is pending in the node. Otherwise begins
+/// to receive.
+#[inline]
+pub(crate) fn receive_or_begin<B: AsMut<[u8]> + Send + 'static>(
+    node: &Node,
+    accepts: Match,
+    mut buffer: B,
+) -> Result<Operation<Received<B>>> {
+    let bytes = buffer.as_mut();
+    let capacity = bytes.len();
+    match node.shared.receive_now(&accepts, bytes) {
+        Some(envelope) => {
+            let work = Box::new(Receiving { buffer: UnsafeCell::new(buffer), capacity });
+            Ok(had(node.shared.clone(), work, Outcome::Received(envelope)))
+        }
+        None => receive(node.clone(), accepts, buffer, Op::new()),
+    }
+}
+
+/// Begins to receive.
 pub(crate) fn receive<B: AsMut<[u8]> + Send + 'static>(
     node: Node,
     accepts: Match,
@@ -96,13 +112,11 @@ pub(crate) fn receive<B: AsMut<[u8]> + Send + 'static>(
     op: Arc<Op>,
 ) -> Result<Operation<Received<B>>> {
     let me = node.shared.check()?;
-    let work = Receiving { buffer: UnsafeCell::new(buffer), bytes: std::ptr::null(), capacity: 0 };
-    begin(node, work, |node, work| {
+    begin(node, Receiving { buffer: UnsafeCell::new(buffer), capacity: 0 }, |node, work| {
         let bytes = work.buffer.get_mut().as_mut();
-        let (bytes, capacity) = (bytes.as_mut_ptr(), bytes.len());
-        (work.bytes, work.capacity) = (bytes, capacity);
+        work.capacity = bytes.len();
         // SAFETY: the work is at its address until the op is over or removed.
-        let receive = unsafe { RecvOp::new(accepts, bytes, capacity, op.clone()) };
+        let receive = unsafe { RecvOp::new(accepts, bytes.as_mut_ptr(), bytes.len(), op.clone()) };
         node.shared.post_recv(me, RecvOp { holder: Holder::Operation, ..receive })?;
         Ok(op)
     })
@@ -129,7 +143,7 @@ impl<B: Send> Work<Completion<B>> for Sending<B> {
     }
 }
 
-impl<B: Send> Work<Received<B>> for Receiving<B> {
+impl<B: AsMut<[u8]> + Send> Work<Received<B>> for Receiving<B> {
     fn operation(&self) -> &'static str {
         "wait for a receive"
     }
@@ -159,12 +173,13 @@ impl<B: Send> Work<Received<B>> for Receiving<B> {
     }
 
     /// The next receive gets the message that this one had.
-    fn discard(self: Box<Self>, node: &Shared, outcome: Option<Outcome>) {
+    fn discard(mut self: Box<Self>, node: &Shared, outcome: Option<Outcome>) {
         let message = match outcome {
             Some(Outcome::Received(envelope)) => {
-                // SAFETY: the buffer has this length. The engine has filled it and no longer touches it.
-                let bytes = unsafe { std::slice::from_raw_parts(self.bytes, envelope.len.min(self.capacity)) };
-                Message { envelope, bytes: bytes.to_vec() }
+                let bytes = self.buffer.get_mut().as_mut();
+                // A buffer can show fewer bytes than before.
+                let len = envelope.len.min(bytes.len());
+                Message { envelope: Envelope { len, ..envelope }, bytes: bytes[..len].to_vec() }
             }
             Some(Outcome::Truncated(message)) => *message,
             _ => return,

@@ -161,15 +161,19 @@ impl<F: FnOnce(&Envelope, Payload<'_>) -> R, R> Direct for InPlace<F, R> {
 impl Shared {
     #[inline]
     fn receive(&self, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
-        if let Some(mut engine) = self.enter_settled()
-            && let Some(envelope) = engine.take_short(&accepts, buf)
-        {
-            return Ok(envelope);
+        match self.receive_now(&accepts, buf) {
+            Some(envelope) => Ok(envelope),
+            None => self.receive_later(accepts, buf, deadline),
         }
-        self.receive_later(accepts, buf, deadline)
     }
 
-    /// The same for a message that is not there at the first look.
+    /// Receives a whole message that is there, if it goes by the shortest path.
+    #[inline(always)]
+    pub(super) fn receive_now(&self, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
+        self.enter_settled()?.take_short(accepts, buf)
+    }
+
+    /// Receives a message that is not there at the first look.
     #[inline(never)]
     fn receive_later(&self, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
         let rounds = if self.wait() == Wait::Park { 1 } else { SPIN_ROUNDS };
@@ -597,7 +601,7 @@ impl Node {
     /// # Errors
     /// [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
     pub fn start_recv<B: AsMut<[u8]> + Send + 'static>(&self, accepts: Match, buffer: B) -> Result<Operation<Received<B>>> {
-        owned::receive(self.clone(), accepts, buffer, Op::new())
+        owned::receive_or_begin(self, accepts, buffer)
     }
 
     /// Returns the envelope of the first message that `accepts` would accept, without receiving the message. Does not wait.
