@@ -171,7 +171,7 @@ impl NodeBuilder {
 
     /// The most bytes of shared memory that this node takes for bulk rings. The default is 16 MiB. A bulk ring is twice as long as the
     /// largest power of two that fits into a processor's second-level cache, 256 KiB to 2 MiB, or shorter if this limit is. A conversation uses
-    /// its first half, which fits into that cache. It carries messages of 8 KiB and more in private memory to one target, where a copy by the
+    /// only as much of it as fits into that cache. A ring carries messages of 8 KiB and more in private memory to one target, where a copy by the
     /// kernel would be slower. A target gets a ring with its second such message that is sent without a deadline, by
     /// [`start_send`](crate::Peer::start_send) too, and not from within a callback. That send makes a file. The ring must take less than an
     /// eighth of the free memory. Without a ring, such messages take the lane's own, smaller ring.
