@@ -17,8 +17,8 @@ pub struct ShmLink {
     pub(super) producer: Producer<RawMemory>,
     /// The region that holds its bulk ring.
     pub(super) bulk: Option<OwnRegion>,
-    /// The header page of the target's inbox.
-    pub(super) bell: *mut u8,
+    /// The bell of the target's inbox.
+    pub(super) bell: *const Bell,
     pub(super) fenced: bool,
     pub(super) faults: Option<Faults>,
     pub(super) last_len: usize,
@@ -165,8 +165,8 @@ impl ShmLink {
     /// Wakes the target if it sleeps.
     #[inline(always)]
     pub fn ring(&self) {
-        // SAFETY: `_inbox` keeps the header page mapped.
-        unsafe { Bell::at(self.bell) }.ring(self.fenced);
+        // SAFETY: `_inbox` keeps the header page mapped, in which the bell lies.
+        unsafe { &*self.bell }.ring(self.fenced);
     }
 }
 

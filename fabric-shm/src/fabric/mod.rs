@@ -408,23 +408,27 @@ impl ShmFabric {
         is_open.then_some(Hot { lane, index })
     }
 
+    /// Counts a look at the lane that was busy last. False if the idle lanes are due for a look first: then that one did not count.
+    #[inline(always)]
+    pub fn count_look(&mut self) -> bool {
+        let (left, is_due) = self.left.overflowing_sub(1);
+        self.left = left;
+        if is_due {
+            self.left = 0;
+        }
+        !is_due
+    }
+
     /// As [`hot`](Self::hot) for a caller that knows that nothing but packets was taken since it returned a lane, so that the
     /// other conditions still hold.
     #[inline(always)]
-    pub fn hot_again(&mut self) -> Option<Hot<'_>> {
-        self.left = self.left.checked_sub(1)?;
+    pub fn same_hot(&mut self) -> Option<Hot<'_>> {
         let index = self.hottest;
         debug_assert_eq!(self.busy.get(self.next_busy), Some(&index));
         self.lanes.get_mut(index).map(|lane| Hot { lane, index })
     }
 
-    /// Whether the idle lanes are due for a look.
-    #[inline(always)]
-    pub fn is_look_due(&self) -> bool {
-        self.left == 0
-    }
-
-    /// The look that is due, for a caller of [`hot_again`](Self::hot_again). False if [`poll`](Fabric::poll) has something to do in
+    /// The look that is due, for a caller of [`same_hot`](Self::same_hot). False if [`poll`](Fabric::poll) has something to do in
     /// another lane or in the directory.
     pub fn look_around(&mut self) -> bool {
         let is_same = !self.has_callers() && self.membership.generation() == self.generation && self.closing == 0;
@@ -508,7 +512,9 @@ impl Fabric for ShmFabric {
         producer.limit(packet_bytes(first.data_bytes()));
         let fenced = inbox.flags() & FLAG_FENCE != 0 || !Barriers::join().machine;
         let faults = self.faults.as_mut().map(Faults::fork);
-        Ok(ShmLink { producer, bulk: None, bell: inbox.header(), fenced, faults, last_len: 0, larger, pair, _inbox: inbox })
+        // SAFETY: the link keeps the inbox, whose header page stays mapped with it.
+        let bell = unsafe { Bell::at(inbox.header()) };
+        Ok(ShmLink { producer, bulk: None, bell, fenced, faults, last_len: 0, larger, pair, _inbox: inbox })
     }
 
     #[inline]

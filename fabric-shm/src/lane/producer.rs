@@ -248,8 +248,8 @@ impl<M: LaneMemory + Copy> Producer<M> {
             let cell = (tail.wrapping_sub(1) & mask) as usize;
             // SAFETY: `len` bytes are readable (caller); they have room.
             unsafe { write_words(&memory, cell, at + 1, bytes, len) };
-            reveal(&memory, cell, at, self.run.check(len));
-            self.run = Run::behind(tail, tag, sequence, at + 1, len);
+            reveal(&memory, cell, at, Run::check(tail, len));
+            self.run.append(at + 1, len);
             return true;
         }
         if len > CONTINUED_MOST || self.may_be_stamped() || tail - self.head_seen >= mask + 1 - SPARE {

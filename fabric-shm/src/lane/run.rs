@@ -59,6 +59,12 @@ impl Run {
         Self::behind(position, tag, sequence, word::COUNT, 0)
     }
 
+    /// Goes on behind an appended message, whose payload of `len` bytes begins at the word `at`.
+    #[inline(always)]
+    pub fn append(&mut self, at: usize, len: usize) {
+        *self = Self { position: self.position, tag: self.tag, ..Self::behind(0, 0, self.sequence, at, len) };
+    }
+
     /// The index of the word that the producer sets to zero behind such a payload: there the next message may be appended.
     #[inline(always)]
     pub fn blank(at: usize, len: usize) -> Option<usize> {
@@ -78,10 +84,10 @@ impl Run {
         (word::COUNT - 1 - at) * 8
     }
 
-    /// The first word of an appended message of `len` bytes.
+    /// The first word of an appended message of `len` bytes, if the run is at this position.
     #[inline(always)]
-    pub fn check(&self, len: usize) -> u64 {
-        check_word(self.position, APPENDED, len)
+    pub fn check(position: u64, len: usize) -> u64 {
+        check_word(position, APPENDED, len)
     }
 }
 
@@ -94,6 +100,8 @@ pub(super) struct Ahead {
     place: usize,
     /// Its value without the length, if a message is appended.
     expected: u64,
+    /// The words of its cell behind that word.
+    left: i32,
     /// The position behind the last cell of the run.
     pub position: u64,
     /// The tag of the run's messages.
@@ -111,8 +119,9 @@ impl Ahead {
     pub fn of(run: Run, cell: usize) -> Self {
         let Run { position, tag, sequence, .. } = run;
         // A look always reads a word. Without room it reads the first word of the same cell, and `NEVER` does not match.
-        let (at, expected) = run.room().map_or((word::CHECK, Self::NEVER), |at| (at, run.check(0) << 24));
-        Self { place: cell * word::COUNT + at, expected, position, tag, sequence }
+        let (at, expected) = run.room().map_or((word::CHECK, Self::NEVER), |at| (at, Run::check(position, 0) << 24));
+        let left = (word::COUNT - 1 - at) as i32;
+        Self { place: cell * word::COUNT + at, expected, left, position, tag, sequence }
     }
 
     /// The index of that word.
@@ -130,16 +139,20 @@ impl Ahead {
     /// Whether an appended message of this length has room.
     #[inline(always)]
     pub fn has_room_for(&self, len: usize) -> bool {
-        self.place % word::COUNT + 1 + words(len) <= word::COUNT
+        words(len) as i32 <= self.left
     }
 
     /// Goes on behind an appended message of this length, which has room.
     #[inline(always)]
     pub fn pass(&mut self, len: usize) {
         let words = 1 + words(len);
-        let has_room = self.place % word::COUNT + words <= LAST;
-        self.place = if has_room { self.place + words } else { self.place };
-        self.expected = if has_room { self.expected } else { Self::NEVER };
+        let left = self.left - words as i32;
+        // A further message has a payload of one word at least.
+        if left > 0 {
+            (self.place, self.left) = (self.place + words, left);
+        } else {
+            self.expected = Self::NEVER;
+        }
         self.sequence = self.sequence.wrapping_add(1);
     }
 }

@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 /// so it also works in children made by a bare `clone`.
 static WORD: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const PLAIN_WORD).cast_mut());
 static PLAIN_WORD: AtomicU32 = AtomicU32::new(1);
+/// Nobody writes it.
+static REFUSED: AtomicU32 = AtomicU32::new(0);
 
 /// Whether this process is a forked child of one that had joined a domain. Two loads; thread-safe and signal-safe.
 #[inline]
@@ -33,6 +35,35 @@ pub fn forked() -> bool {
 pub(crate) fn word() -> &'static AtomicU32 {
     // SAFETY: points to a static or to a page that is never unmapped; both are initialised.
     unsafe { &*WORD.load(Ordering::Acquire) }
+}
+
+/// Whether something is allowed that no forked child may do. One word says both, so that a look costs two loads and one comparison.
+#[derive(Debug)]
+pub struct Permission(AtomicPtr<AtomicU32>);
+
+impl Permission {
+    /// Refused to every process.
+    pub fn to_nobody() -> Self {
+        Self(AtomicPtr::new((&raw const REFUSED).cast_mut()))
+    }
+
+    /// Granted to this process, and not to the children that it forks from now on. Call it behind what makes a process watch for forks: a
+    /// node that joins.
+    pub fn to_this_process() -> Self {
+        Self(AtomicPtr::new(word().as_ptr().cast()))
+    }
+
+    /// Refused from now on.
+    pub fn end(&self) {
+        self.0.store((&raw const REFUSED).cast_mut(), Ordering::Relaxed);
+    }
+
+    /// Whether it is granted.
+    #[inline(always)]
+    pub fn is_granted(&self) -> bool {
+        // SAFETY: points to a static or to a page that is never unmapped; both are initialised.
+        unsafe { (*self.0.load(Ordering::Relaxed)).load(Ordering::Relaxed) != 0 }
+    }
 }
 
 /// The number of descriptors that the table can hold. Each own node needs two, and each open peer two, or four if its regions are

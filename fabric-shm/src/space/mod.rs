@@ -11,7 +11,7 @@ mod posix;
 
 use crate::error::ShmError;
 use crate::segment::{HeapBlock, Segment};
-pub use fork::forked;
+pub use fork::{Permission, forked};
 pub(crate) use fork::word as fork_word;
 pub(crate) use fork::{HeldFile, watch};
 pub use heap::HeapSpace;

@@ -177,8 +177,10 @@ impl Report {
                 add("floor", time(floor.p50_ns), format!("the best here; Doorbell takes {ratio:.2} times as long"));
             }
         }
-        if let Some((low, high)) = self.hop() {
-            add("hop", time(low), format!("a cache line between the processors; {} at most", time(high)));
+        match self.hop() {
+            Some((low, high)) => add("hop", time(low), format!("a cache line between the processors; {} at most", time(high))),
+            // A probe gives no figure while other programs keep a process from running.
+            None => add("hop", "?".into(), "not measured: the machine was busy".into()),
         }
         if let Some(row) = self.rate.rows.first() {
             let size = crate::text::bytes(row.bytes as u64);

@@ -39,6 +39,7 @@ use doorbell_shm::board::{Metric, Record, RecordKind};
 use doorbell_shm::domain::{Member, Membership};
 use doorbell_shm::doorbell::Bell;
 use doorbell_shm::fabric::ShmFabric;
+use doorbell_shm::space::Permission;
 use poller::{PollerWord, Progress, Turned};
 use std::any::Any;
 use std::net::SocketAddr;
@@ -68,7 +69,7 @@ pub struct Shared {
     /// Whether threads of this node must fence before they look whether the bell is armed.
     fenced: bool,
     /// Threads of the program turn the engine. Not once the node is closed.
-    callers: AtomicBool,
+    callers: Permission,
     /// A thread that gives services work need only ring the bell. Not once the node is closed.
     rings: AtomicBool,
     closed: AtomicBool,
@@ -119,7 +120,7 @@ impl Shared {
             wait,
             progress,
             fenced,
-            callers: AtomicBool::new(progress != Progress::Poller),
+            callers: if progress == Progress::Poller { Permission::to_nobody() } else { Permission::to_this_process() },
             rings: AtomicBool::new(!fenced && progress != Progress::Adaptive),
             closed: AtomicBool::new(false),
             updating: AtomicUsize::new(0),
@@ -285,7 +286,7 @@ impl Shared {
     /// Whether this process may use the node, and the program's threads turn its engine.
     #[inline(always)]
     pub fn program_turns(&self) -> bool {
-        self.callers.load(Ordering::Relaxed) && !doorbell_shm::space::forked()
+        self.callers.is_granted()
     }
 
     /// Checks that this process may use the node.
@@ -345,7 +346,7 @@ impl Shared {
     /// [`Engine::may_take_short`] asks: the answer holds on.
     #[inline(always)]
     pub fn enter_at_once(&self) -> Option<AtOnce<'_, Engine>> {
-        self.baton.enter_at_once(Token::current())
+        self.baton.enter_at_once(Token::at_hand())
     }
 
     fn bell(&self) -> &Bell {
@@ -504,7 +505,7 @@ impl Shared {
 
     /// Ends everything that is pending. The first half of leaving.
     pub(crate) fn close(&self, in_good_order: bool) {
-        self.callers.store(false, Ordering::Relaxed);
+        self.callers.end();
         self.rings.store(false, Ordering::Relaxed);
         self.closed.store(true, Ordering::SeqCst);
         self.poller.stop();

@@ -139,14 +139,14 @@ impl Fabrics {
 
     /// As [`hot`](Self::hot) for a caller that knows that nothing but messages was taken since it returned a lane.
     #[inline(always)]
-    pub fn hot_again(&mut self) -> Option<Hot<'_>> {
-        self.shm.hot_again()
+    pub fn same_hot(&mut self) -> Option<Hot<'_>> {
+        self.shm.same_hot()
     }
 
-    /// Whether the idle lanes are due for a look.
+    /// Counts a look at the lane that was busy last. False if the idle lanes are due for a look first.
     #[inline(always)]
-    pub fn is_look_due(&self) -> bool {
-        self.shm.is_look_due()
+    pub fn count_look(&mut self) -> bool {
+        self.shm.count_look()
     }
 
     /// The look that is due. False if [`poll`](Self::poll) has something to do: with a network it always has.

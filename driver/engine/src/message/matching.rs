@@ -64,7 +64,13 @@ impl Match {
     /// As this, but only from one incarnation of one node.
     #[inline]
     pub const fn incarnation(self, node: NodeId, incarnation: Incarnation) -> Self {
-        Self { from: PeerWord::new(node, incarnation), from_mask: PeerWord::NODE | PeerWord::INCARNATION, ..self }
+        self.peer(PeerWord::new(node, incarnation))
+    }
+
+    /// The same, with both in one word.
+    #[inline(always)]
+    pub(crate) const fn peer(self, from: PeerWord) -> Self {
+        Self { from, from_mask: PeerWord::NODE | PeerWord::INCARNATION, ..self }
     }
 
     /// The node to which it is bound, if it is.

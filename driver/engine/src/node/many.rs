@@ -1,6 +1,6 @@
 //! Several messages by one call.
 
-use super::receive::{Reading, give, settle};
+use super::receive::{Reading, give, settled};
 use super::send::Patience;
 use super::{Node, Peer};
 use crate::Result;
@@ -108,10 +108,8 @@ impl Shared {
             return 0;
         }
         while taken < limit {
-            let Some(mut engine) = self.enter_at_once() else { break };
-            if !engine.is_settled() && !settle(&mut engine) {
-                break;
-            }
+            let Some(engine) = self.enter_at_once() else { break };
+            let Some(mut engine) = settled(engine) else { break };
             let more = engine.take_many(accepts, limit - taken, rounds, &mut *read);
             if more == 0 {
                 break;
@@ -293,6 +291,6 @@ impl Peer {
         if !self.node().shared.program_turns() {
             return 0;
         }
-        self.outbound().send_series(Token::current(), self.incarnation(), messages)
+        self.outbound().send_series(Token::at_hand(), self.incarnation(), messages)
     }
 }

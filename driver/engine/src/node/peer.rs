@@ -11,7 +11,7 @@ use crate::message::outbound::{Outbound, WHOLE_BYTES};
 use crate::mode::{ModeRequest, Receipt};
 use crate::sync::baton::Token;
 use crate::sync::op::Op;
-use doorbell_fabric::{Envelope, Incarnation, NodeId, Payload, Priority};
+use doorbell_fabric::{Envelope, Incarnation, NodeId, Payload, PeerWord, Priority};
 use std::cell::RefCell;
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -42,24 +42,27 @@ use std::time::Instant;
 pub struct Peer {
     node: Node,
     outbound: Arc<Outbound>,
-    incarnation: Incarnation,
+    /// The node and the incarnation at the other end.
+    other: PeerWord,
     /// A RefCell makes the type Send, but not Sync.
     regions: RefCell<RegionCache>,
 }
 
 impl Peer {
     pub(super) fn new(node: Node, outbound: Arc<Outbound>, incarnation: Incarnation) -> Self {
-        Self { node, outbound, incarnation, regions: RefCell::default() }
+        let other = PeerWord::new(outbound.target, incarnation);
+        Self { node, outbound, other, regions: RefCell::default() }
     }
 
     /// The node at the other end.
     pub fn id(&self) -> NodeId {
-        self.outbound.target
+        self.other.node()
     }
 
     /// The incarnation of the node at the other end.
+    #[inline]
     pub fn incarnation(&self) -> Incarnation {
-        self.incarnation
+        self.other.incarnation()
     }
 
     /// The node at this end.
@@ -117,7 +120,7 @@ impl Peer {
     /// # Errors
     /// As [`Node::start_send`].
     pub fn start_send<B: AsRef<[u8]> + Send + 'static>(&self, tag: u64, buffer: B) -> Result<Operation<Completion<B>>> {
-        owned::send_or_begin(&self.node, &self.outbound, Some(self.incarnation), tag, buffer, None)
+        owned::send_or_begin(&self.node, &self.outbound, Some(self.incarnation()), tag, buffer, None)
     }
 
     /// Sends a message with the requested mode: as [`Node::send_as`].
@@ -152,7 +155,7 @@ impl Peer {
         buffer: B,
         mode: ModeRequest,
     ) -> Result<Operation<Completion<B>>> {
-        owned::send(self.node.clone(), self.outbound.clone(), Some(self.incarnation), tag, buffer, Some(mode), Op::new())
+        owned::send(self.node.clone(), self.outbound.clone(), Some(self.incarnation()), tag, buffer, Some(mode), Op::new())
     }
 
     /// Receives a message from this incarnation of the node: as [`Node::recv`].
@@ -161,7 +164,7 @@ impl Peer {
     /// As [`Node::recv`].
     #[inline]
     pub fn recv(&self, accepts: Match, buf: &mut [u8]) -> Result<Envelope> {
-        self.node.recv(accepts.incarnation(self.id(), self.incarnation), buf)
+        self.node.recv(accepts.peer(self.other), buf)
     }
 
     /// Receives a message from this incarnation of the node, if one is there: as [`Node::try_recv`].
@@ -170,7 +173,7 @@ impl Peer {
     /// As [`Node::try_recv`].
     #[inline]
     pub fn try_recv(&self, accepts: Match, buf: &mut [u8]) -> Result<Option<Envelope>> {
-        self.node.try_recv(accepts.incarnation(self.id(), self.incarnation), buf)
+        self.node.try_recv(accepts.peer(self.other), buf)
     }
 
     /// Receives up to `limit` messages from this incarnation of the node in place: as [`Node::recv_many`].
@@ -179,7 +182,7 @@ impl Peer {
     /// As [`Node::recv_many`].
     #[inline]
     pub fn recv_many(&self, accepts: Match, limit: usize, read: impl FnMut(&Envelope, Payload<'_>)) -> Result<usize> {
-        self.node.recv_many(accepts.incarnation(self.id(), self.incarnation), limit, read)
+        self.node.recv_many(accepts.peer(self.other), limit, read)
     }
 
     /// As [`recv_many`](Self::recv_many), waiting for the first message until `deadline` at most.
@@ -194,7 +197,7 @@ impl Peer {
         deadline: Instant,
         read: impl FnMut(&Envelope, Payload<'_>),
     ) -> Result<usize> {
-        self.node.recv_many_until(accepts.incarnation(self.id(), self.incarnation), limit, deadline, read)
+        self.node.recv_many_until(accepts.peer(self.other), limit, deadline, read)
     }
 
     /// Receives up to `limit` messages from this incarnation of the node that are there now: as [`Node::try_recv_many`].
@@ -203,7 +206,7 @@ impl Peer {
     /// As [`Node::recv_many`].
     #[inline]
     pub fn try_recv_many(&self, accepts: Match, limit: usize, read: impl FnMut(&Envelope, Payload<'_>)) -> Result<usize> {
-        self.node.try_recv_many(accepts.incarnation(self.id(), self.incarnation), limit, read)
+        self.node.try_recv_many(accepts.peer(self.other), limit, read)
     }
 
     /// Receives a message from this incarnation of the node, waiting until `deadline` at most: as [`Node::recv_until`].
@@ -212,14 +215,14 @@ impl Peer {
     /// As [`Node::recv_until`].
     #[inline]
     pub fn recv_until(&self, accepts: Match, buf: &mut [u8], deadline: Instant) -> Result<Envelope> {
-        self.node.recv_until(accepts.incarnation(self.id(), self.incarnation), buf, deadline)
+        self.node.recv_until(accepts.peer(self.other), buf, deadline)
     }
 
     #[inline(always)]
     pub(super) fn send_with(&self, tag: u64, bytes: &[u8], patience: Patience) -> Result<()> {
         let is_short = bytes.len() <= WHOLE_BYTES && self.node.shared.program_turns();
         // Whatever is not short comes out of line, so that the common case needs no stack.
-        if is_short && self.outbound.send_short(Token::current(), self.incarnation, tag, bytes) {
+        if is_short && self.outbound.send_short(Token::at_hand(), self.incarnation(), tag, bytes) {
             return Ok(());
         }
         self.send_any(tag, bytes, patience)
@@ -232,7 +235,7 @@ impl Peer {
         }
         let shared = &self.node.shared;
         let me = shared.check()?;
-        if shared.send_now(me, &self.outbound, Some(self.incarnation), tag, bytes, patience)? {
+        if shared.send_now(me, &self.outbound, Some(self.incarnation()), tag, bytes, patience)? {
             return Ok(());
         }
         shared.send_slow(me, self.to_send(tag, bytes), patience)
@@ -240,13 +243,13 @@ impl Peer {
 
     #[inline(always)]
     fn to_send<'a>(&'a self, tag: u64, bytes: &'a [u8]) -> ToSend<'a> {
-        ToSend { outbound: &self.outbound, incarnation: Some(self.incarnation), tag, bytes }
+        ToSend { outbound: &self.outbound, incarnation: Some(self.incarnation()), tag, bytes }
     }
 }
 
 impl std::fmt::Debug for Peer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Peer").field("id", &self.id()).field("incarnation", &self.incarnation).finish_non_exhaustive()
+        f.debug_struct("Peer").field("id", &self.id()).field("incarnation", &self.incarnation()).finish_non_exhaustive()
     }
 }
 

@@ -188,8 +188,7 @@ impl Shared {
     /// Enters the engine if this thread needs no lock for that, and if nothing is pending that the shortest path of a receive passes by.
     #[inline(always)]
     fn enter_settled(&self) -> Option<AtOnce<'_, Engine>> {
-        let mut engine = if self.program_turns() { self.enter_at_once()? } else { return None };
-        (engine.is_settled() || settle(&mut engine)).then_some(engine)
+        if self.program_turns() { settled(self.enter_at_once()?) } else { None }
     }
 
     /// Everything but whole messages of the lane that was busy last while nothing else is pending.
@@ -419,14 +418,21 @@ impl Shared {
     }
 }
 
-/// Finds out whether the shortest path of a receive can be taken until somebody does anything else with the engine.
+/// Returns the engine if the shortest path of a receive can be taken.
+#[inline(always)]
+pub(super) fn settled(engine: AtOnce<'_, Engine>) -> Option<AtOnce<'_, Engine>> {
+    if engine.is_settled() { Some(engine) } else { settle(engine) }
+}
+
+/// Finds out whether that path can be taken until somebody does anything else with the engine. By value: a guard whose address is taken
+/// would lie in memory, and not in registers.
 #[inline(never)]
-pub(super) fn settle(engine: &mut AtOnce<'_, Engine>) -> bool {
-    let may = engine.may_take_short();
-    if may {
-        engine.settle();
+fn settle(mut engine: AtOnce<'_, Engine>) -> Option<AtOnce<'_, Engine>> {
+    if !engine.may_take_short() {
+        return None;
     }
-    may
+    engine.settle();
+    Some(engine)
 }
 
 /// Takes a message that is available now: from the pool, else from the lanes. True if the message is there, whole or in part.

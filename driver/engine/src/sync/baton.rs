@@ -33,11 +33,12 @@ pub struct Baton<T> {
 
 /// The place of one thread that has or had the bias.
 #[derive(Default)]
+#[repr(C)]
 struct Seat {
+    /// 1 while that thread is inside by bias. Only that thread writes it. It comes first, so that its address takes one step less.
+    inside: AtomicU32,
     /// The seat's thread, for ever; 0 while it is free. Written under the lock.
     token: AtomicU32,
-    /// 1 while that thread is inside by bias. Only that thread writes it.
-    inside: AtomicU32,
 }
 
 struct Held<T> {
@@ -57,25 +58,35 @@ unsafe impl<T: Send> Send for Baton<T> {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token(u32);
 
+/// The token of a thread that has none yet. No baton is biased to it.
+#[cfg(not(loom))]
+const UNNAMED: Token = Token(u32::MAX);
+
+#[cfg(not(loom))]
+thread_local!(static TOKEN: std::cell::Cell<Token> = const { std::cell::Cell::new(UNNAMED) });
+
 impl Token {
     /// The token of the calling thread.
     #[cfg(not(loom))]
     #[inline(always)]
     pub fn current() -> Token {
-        use std::cell::Cell;
-        thread_local!(static TOKEN: Cell<u32> = const { Cell::new(0) });
         #[cold]
-        fn assign() -> u32 {
+        fn assign() -> Token {
             static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
             // After four thousand million threads a token is used twice; by then the first thread with it has ended.
-            NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed).max(1)
+            Token(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed).clamp(1, UNNAMED.0 - 1))
         }
-        TOKEN.with(|token| {
-            if token.get() == 0 {
-                token.set(assign());
-            }
-            Token(token.get())
-        })
+        if TOKEN.get() == UNNAMED {
+            TOKEN.set(assign());
+        }
+        TOKEN.get()
+    }
+
+    /// The token of the calling thread, or one that belongs to no thread: for [`Baton::enter_at_once`], which lets in no thread without one.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub fn at_hand() -> Token {
+        TOKEN.get()
     }
 
     /// The token's number, which no other living thread has.
@@ -416,6 +427,12 @@ mod tests {
     fn what_was_found_out_holds_until_another_guard_was_there() {
         let (baton, me) = (Baton::new(0), Token::current());
         assert!(baton.enter_at_once(me).is_none(), "without bias");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(baton.enter_at_once(Token::at_hand()).is_none(), "this thread has no token yet");
+                assert_eq!(Token::current(), Token::at_hand());
+            });
+        });
         if !Barriers::join().process {
             return;
         }

@@ -77,10 +77,10 @@ impl Engine {
     /// asked. One look: if the message is there, others are likely to follow.
     #[inline(always)]
     pub fn take_short(&mut self, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
-        if !self.has_looked_around() {
+        if !self.fabric.count_look() && !self.look_around() {
             return None;
         }
-        let mut hot = self.fabric.hot_again()?;
+        let mut hot = self.fabric.same_hot()?;
         if !accepts.accepts_peer(hot.source()) {
             return None;
         }
@@ -93,7 +93,10 @@ impl Engine {
     /// writing.
     #[inline(always)]
     pub fn wait_short(&mut self, accepts: &Match, buf: &mut [u8], rounds: u32) -> Option<Envelope> {
-        let mut hot = self.fabric.hot_again()?;
+        if !self.fabric.count_look() {
+            return None;
+        }
+        let mut hot = self.fabric.same_hot()?;
         if !accepts.accepts_peer(hot.source()) {
             return None;
         }
@@ -126,11 +129,11 @@ impl Engine {
         rounds: u32,
         mut read: impl FnMut(&Envelope, Payload<'_>),
     ) -> usize {
-        if !self.has_looked_around() {
+        if !self.fabric.count_look() && !self.look_around() {
             return 0;
         }
         let inbound = &mut self.inbound;
-        let Some(hot) = self.fabric.hot_again() else { return 0 };
+        let Some(hot) = self.fabric.same_hot() else { return 0 };
         if !accepts.accepts_peer(hot.source()) {
             return 0;
         }
@@ -183,13 +186,8 @@ impl Engine {
         taken
     }
 
-    /// Looks at the idle lanes if that is due after some looks at the busy one. False if there is something that only
-    /// [`poll`](Self::poll) does.
-    #[inline(always)]
-    fn has_looked_around(&mut self) -> bool {
-        !self.fabric.is_look_due() || self.look_around()
-    }
-
+    /// Looks at the idle lanes, as is due after some looks at the busy one. False if there is something that only [`poll`](Self::poll)
+    /// does.
     #[cold]
     #[inline(never)]
     fn look_around(&mut self) -> bool {

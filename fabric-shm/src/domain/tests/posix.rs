@@ -1,7 +1,7 @@
 //! Domains in a directory of files, and processes that are killed.
 
 use super::*;
-use crate::space::PosixSpace;
+use crate::space::{Permission, PosixSpace};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -130,6 +130,8 @@ fn fork_and_look(node: &Membership) -> i32 {
     let peer = node.open_peer(node.id()).unwrap();
     let own = node.create_region(1, 100).unwrap();
     let seen = node.open_region(node.id(), node.incarnation(), 1, true).unwrap();
+    let permission = Permission::to_this_process();
+    assert!(permission.is_granted());
     // SAFETY: the child takes no lock that another thread may hold, and ends by `_exit`.
     match unsafe { nix::unistd::fork() }.unwrap() {
         nix::unistd::ForkResult::Child => {
@@ -146,6 +148,7 @@ fn fork_and_look(node: &Membership) -> i32 {
                 matches!(own.withdraw(), Err(ShmError::Forked { .. })),
                 !own.is_live() && !seen.is_live(),
                 peer.reach().is_none(),
+                !permission.is_granted(),
             ];
             drop((own, seen));
             // SAFETY: the process ends without dropping the originals.
@@ -156,6 +159,9 @@ fn fork_and_look(node: &Membership) -> i32 {
         }
         nix::unistd::ForkResult::Parent { child } => match nix::sys::wait::waitpid(child, None).unwrap() {
             nix::sys::wait::WaitStatus::Exited(_, code) if peer.is_alive() && !forked() && own.is_live() && seen.is_live() => {
+                assert!(permission.is_granted());
+                permission.end();
+                assert!(!permission.is_granted());
                 code
             }
             other => panic!("{other:?}"),
