@@ -11,9 +11,9 @@ mod posix;
 
 use crate::error::ShmError;
 use crate::segment::{HeapBlock, Segment};
-pub use fork::{Permission, forked};
 pub(crate) use fork::word as fork_word;
 pub(crate) use fork::{HeldFile, watch};
+pub use fork::{Permission, forked};
 pub use heap::HeapSpace;
 pub(crate) use name::{Names, Part, parse, valid_device_name, valid_domain_name};
 pub use posix::PosixSpace;
