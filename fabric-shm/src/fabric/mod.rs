@@ -420,7 +420,8 @@ impl ShmFabric {
     }
 
     /// As [`hot`](Self::hot) for a caller that knows that nothing but packets was taken since it returned a lane, so that the
-    /// other conditions still hold.
+    /// other conditions still hold. The caller has [counted](Self::count_look) its look, or has made the look at the idle lanes that was
+    /// due. Otherwise no idle lane is ever looked at.
     #[inline(always)]
     pub fn same_hot(&mut self) -> Option<Hot<'_>> {
         let index = self.hottest;

@@ -13,7 +13,7 @@
 
 use super::{APPENDED, check_word, word};
 
-/// The last word at which an appended message may begin: it has a payload of one word at least.
+/// The last word at which an appended message may begin: a word is left for its payload.
 const LAST: usize = word::COUNT - 2;
 
 /// The word where the payload begins in a cell that continues a run.
@@ -62,7 +62,8 @@ impl Run {
     /// Goes on behind an appended message, whose payload of `len` bytes begins at the word `at`.
     #[inline(always)]
     pub fn append(&mut self, at: usize, len: usize) {
-        *self = Self { position: self.position, tag: self.tag, ..Self::behind(0, 0, self.sequence, at, len) };
+        self.sequence = self.sequence.wrapping_add(1);
+        self.at = (at + words(len)) as u32;
     }
 
     /// The index of the word that the producer sets to zero behind such a payload: there the next message may be appended.
@@ -147,7 +148,7 @@ impl Ahead {
     pub fn pass(&mut self, len: usize) {
         let words = 1 + words(len);
         let left = self.left - words as i32;
-        // A further message has a payload of one word at least.
+        // A message begins only where a word is left behind its first word.
         if left > 0 {
             (self.place, self.left) = (self.place + words, left);
         } else {

@@ -47,8 +47,8 @@ impl Permission {
         Self(AtomicPtr::new((&raw const REFUSED).cast_mut()))
     }
 
-    /// Granted to this process, and not to the children that it forks from now on. Call it behind what makes a process watch for forks: a
-    /// node that joins.
+    /// Granted to this process, and not to the children that it forks from now on. Call it after a node has joined: joining makes the
+    /// process watch for forks.
     pub fn to_this_process() -> Self {
         Self(AtomicPtr::new(word().as_ptr().cast()))
     }

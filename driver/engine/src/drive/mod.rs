@@ -68,7 +68,7 @@ pub struct Shared {
     progress: Progress,
     /// Whether threads of this node must fence before they look whether the bell is armed.
     fenced: bool,
-    /// Threads of the program turn the engine. Not once the node is closed.
+    /// Threads of the program turn the engine. Not once the node is closed, nor in a forked child.
     callers: Permission,
     /// A thread that gives services work need only ring the bell. Not once the node is closed.
     rings: AtomicBool,

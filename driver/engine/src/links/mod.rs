@@ -137,7 +137,8 @@ impl Fabrics {
         self.shm.hot()
     }
 
-    /// As [`hot`](Self::hot) for a caller that knows that nothing but messages was taken since it returned a lane.
+    /// As [`hot`](Self::hot) for a caller that knows that nothing but messages was taken since it returned a lane, and
+    /// that has [counted](Self::count_look) its look.
     #[inline(always)]
     pub fn same_hot(&mut self) -> Option<Hot<'_>> {
         self.shm.same_hot()

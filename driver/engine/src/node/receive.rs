@@ -424,8 +424,8 @@ pub(super) fn settled(engine: AtOnce<'_, Engine>) -> Option<AtOnce<'_, Engine>> 
     if engine.is_settled() { Some(engine) } else { settle(engine) }
 }
 
-/// Finds out whether that path can be taken until somebody does anything else with the engine. By value: a guard whose address is taken
-/// would lie in memory, and not in registers.
+/// Finds out whether that path can be taken until somebody does anything else with the engine. It takes the guard by value, because a guard
+/// whose address is taken lies in memory, and not in registers.
 #[inline(never)]
 fn settle(mut engine: AtOnce<'_, Engine>) -> Option<AtOnce<'_, Engine>> {
     if !engine.may_take_short() {

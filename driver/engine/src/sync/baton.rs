@@ -73,8 +73,13 @@ impl Token {
         #[cold]
         fn assign() -> Token {
             static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
-            // After four thousand million threads a token is used twice; by then the first thread with it has ended.
-            Token(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed).clamp(1, UNNAMED.0 - 1))
+            // After four thousand million threads a token is used twice. No thread may live as long as that.
+            loop {
+                let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                if number != 0 && number != UNNAMED.0 {
+                    break Token(number);
+                }
+            }
         }
         if TOKEN.get() == UNNAMED {
             TOKEN.set(assign());

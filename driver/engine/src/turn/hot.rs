@@ -77,7 +77,7 @@ impl Engine {
     /// asked. One look: if the message is there, others are likely to follow.
     #[inline(always)]
     pub fn take_short(&mut self, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
-        if !self.fabric.count_look() && !self.look_around() {
+        if !self.may_look() {
             return None;
         }
         let mut hot = self.fabric.same_hot()?;
@@ -93,7 +93,7 @@ impl Engine {
     /// writing.
     #[inline(always)]
     pub fn wait_short(&mut self, accepts: &Match, buf: &mut [u8], rounds: u32) -> Option<Envelope> {
-        if !self.fabric.count_look() {
+        if !self.may_look() {
             return None;
         }
         let mut hot = self.fabric.same_hot()?;
@@ -129,7 +129,7 @@ impl Engine {
         rounds: u32,
         mut read: impl FnMut(&Envelope, Payload<'_>),
     ) -> usize {
-        if !self.fabric.count_look() && !self.look_around() {
+        if !self.may_look() {
             return 0;
         }
         let inbound = &mut self.inbound;
@@ -184,6 +184,13 @@ impl Engine {
         drop(taking);
         self.fabric.took(taken);
         taken
+    }
+
+    /// Counts a look at the busy lane. Looks at the idle lanes first if that is due. False if there is something that only
+    /// [`poll`](Self::poll) does.
+    #[inline(always)]
+    fn may_look(&mut self) -> bool {
+        self.fabric.count_look() || self.look_around()
     }
 
     /// Looks at the idle lanes, as is due after some looks at the busy one. False if there is something that only [`poll`](Self::poll)

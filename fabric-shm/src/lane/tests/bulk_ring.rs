@@ -164,10 +164,11 @@ fn a_consumer_that_says_it_read_what_was_not_written_is_found_out() {
     assert!(matches!(end, Push::Down(_)), "{end:?}");
 }
 
-/// Both ends of a lane with a bulk ring of 256 KiB, of which a conversation uses 64 KiB.
+/// Both ends of a lane with a bulk ring, of which a conversation uses a quarter.
 fn ends_with_a_lap(block: &Block, room: &mut [Line]) -> (Producer<RawMemory>, Consumer<RawMemory>) {
     let (mut producer, mut consumer) = (Producer::claim(block.memory(), 1).unwrap(), Consumer::new(block.memory(), None));
-    let ring = bulk(room).with_lap(64 << 10);
+    let lap = size_of_val(room) / 4;
+    let ring = bulk(room).with_lap(lap);
     // SAFETY: the vector outlives both ends.
     unsafe { producer.offer_bulk(ring, 0) };
     // It reads the offer when it tells its progress.
@@ -235,4 +236,42 @@ fn a_message_longer_than_a_lap_begins_laps_while_it_is_read() {
         }
     }
     assert!(reached <= 128 << 10, "it reaches {reached}");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "too slow")]
+fn a_conversation_of_mixed_lengths_uses_the_first_lap_of_a_bulk_ring() {
+    let (block, mut room) = (Block::new(64, 64 << 10), bulk_room(1 << 20));
+    let (mut producer, mut consumer) = ends_with_a_lap(&block, &mut room);
+    let mut reached = 0;
+    for sequence in 0..300 {
+        // A long one follows a short one at every place of the ring.
+        let len = [8 << 10, 32 << 10, 9000, 30_000, 8 << 10, 12_000, 27_000][sequence as usize % 7];
+        assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &message(sequence, len)), Push::Done);
+        reached = reach(&consumer).max(reached);
+        assert_eq!(pop(&mut consumer).unwrap().1, message(sequence, len));
+    }
+    assert!((224 << 10..=256 << 10).contains(&reached), "it reaches {reached}");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "too slow")]
+fn a_long_message_that_was_given_up_leaves_a_stream_the_whole_bulk_ring() {
+    let (block, mut room) = (Block::new(64, 64 << 10), bulk_room(256 << 10));
+    let (mut producer, mut consumer) = ends_with_a_lap(&block, &mut room);
+    let part = message(0, BULK_LEAST);
+    assert_eq!(push_of(&mut producer, PacketKind::First, 0, &part, 20 * part.len() as u64), Push::Done);
+    assert_eq!(pop(&mut consumer).unwrap().1, part);
+    assert_eq!(push_of(&mut producer, PacketKind::GivenUp, 0, &[], 0), Push::Done);
+    assert_eq!(pop(&mut consumer).unwrap().0.kind, PacketKind::GivenUp);
+    let mut reached = 0;
+    for sequence in 0..60 {
+        assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &message(sequence, BULK_LEAST)), Push::Done);
+        // The consumer is a message behind.
+        if sequence > 0 {
+            reached = reach(&consumer).max(reached);
+            assert_eq!(pop(&mut consumer).unwrap().1, message(sequence - 1, BULK_LEAST));
+        }
+    }
+    assert!(reached > 224 << 10, "it reaches {reached}");
 }
