@@ -100,17 +100,24 @@ impl Driver<'_> {
 
     /// Sends the messages of a section, several by one call.
     fn pour_batches(&self, peer: &Peer, section: Section) -> Result<(), Trouble> {
-        let mut room = Memory::private(section.bytes * self.batch).or_usage("could not allocate buffers", "")?;
+        let Section { bytes, touched, .. } = section;
+        let mut room = Memory::private(bytes * self.batch).or_usage("could not allocate buffers", "")?;
         let mut left = section.warmup + section.count;
         while left > 0 {
-            let count = left.min(self.batch);
-            if section.touched {
-                room.chunks_mut(section.bytes.max(1)).take(count).for_each(|message| touch::write(message, left as u64));
+            if touched {
+                room.chunks_mut(bytes.max(1)).for_each(|message| touch::write(message, left as u64));
             }
-            let messages: Vec<(u64, &[u8])> = (0..count).map(|at| (TAG, &room[at * section.bytes..][..section.bytes])).collect();
-            peer.send_many(&messages)?;
-            unless_stopped(self.patience)?;
-            left -= count;
+            let messages: Vec<(u64, &[u8])> = (0..self.batch).map(|at| (TAG, &room[at * bytes..][..bytes])).collect();
+            // Messages that stay as they are need no new list.
+            while left > 0 {
+                let count = left.min(self.batch);
+                peer.send_many(&messages[..count])?;
+                unless_stopped(self.patience)?;
+                left -= count;
+                if touched {
+                    break;
+                }
+            }
         }
         Ok(())
     }

@@ -245,8 +245,8 @@ fn a_conversation_of_mixed_lengths_uses_the_first_lap_of_a_bulk_ring() {
     let (mut producer, mut consumer) = ends_with_a_lap(&block, &mut room);
     let mut reached = 0;
     for sequence in 0..300 {
-        // A long one follows a short one at every place of the ring.
-        let len = [8 << 10, 32 << 10, 9000, 30_000, 8 << 10, 12_000, 27_000][sequence as usize % 7];
+        // Long ones follow short ones at many places of the ring.
+        let len = BULK_LEAST + sequence as usize * 7919 % (24 << 10);
         assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &message(sequence, len)), Push::Done);
         reached = reach(&consumer).max(reached);
         assert_eq!(pop(&mut consumer).unwrap().1, message(sequence, len));
