@@ -1,6 +1,7 @@
 //! Payloads in the sender's bulk ring.
 
 use super::*;
+use std::ops::Range;
 
 #[test]
 // Miri is too slow for half a million single bytes.
@@ -189,6 +190,19 @@ fn reach(consumer: &Consumer<RawMemory>) -> u64 {
     place + seen.len as u64
 }
 
+/// Messages of `len` bytes, each of which the consumer reads after the next one is written. Returns how far into the ring they reach.
+fn stream(producer: &mut Producer<RawMemory>, consumer: &mut Consumer<RawMemory>, numbers: Range<u32>, len: usize) -> u64 {
+    let (first, mut reached) = (numbers.start, 0);
+    for sequence in numbers {
+        assert_eq!(push(producer, PacketKind::Whole, sequence, &message(sequence, len)), Push::Done);
+        if sequence > first {
+            reached = reach(consumer).max(reached);
+            assert_eq!(pop(consumer).unwrap().1, message(sequence - 1, len));
+        }
+    }
+    reached
+}
+
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn a_conversation_uses_the_first_lap_of_a_bulk_ring_and_a_stream_all_of_it() {
@@ -202,14 +216,7 @@ fn a_conversation_uses_the_first_lap_of_a_bulk_ring_and_a_stream_all_of_it() {
             assert_eq!(pop(&mut consumer).unwrap().1, message(sequence, len));
         }
         assert!((48 << 10..=64 << 10).contains(&reached), "a conversation of {len} bytes reaches {reached}");
-        // The consumer reads each message after the next one is written.
-        for sequence in 60..160 {
-            assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &message(sequence, len)), Push::Done);
-            if sequence > 60 {
-                reached = reach(&consumer).max(reached);
-                assert_eq!(pop(&mut consumer).unwrap().1, message(sequence - 1, len));
-            }
-        }
+        reached = stream(&mut producer, &mut consumer, 60..160, len);
         assert!(reached > 224 << 10, "a stream of {len} bytes reaches {reached}");
     }
 }
@@ -264,14 +271,6 @@ fn a_long_message_that_was_given_up_leaves_a_stream_the_whole_bulk_ring() {
     assert_eq!(pop(&mut consumer).unwrap().1, part);
     assert_eq!(push_of(&mut producer, PacketKind::GivenUp, 0, &[], 0), Push::Done);
     assert_eq!(pop(&mut consumer).unwrap().0.kind, PacketKind::GivenUp);
-    let mut reached = 0;
-    for sequence in 0..60 {
-        assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &message(sequence, BULK_LEAST)), Push::Done);
-        // The consumer is a message behind.
-        if sequence > 0 {
-            reached = reach(&consumer).max(reached);
-            assert_eq!(pop(&mut consumer).unwrap().1, message(sequence - 1, BULK_LEAST));
-        }
-    }
+    let reached = stream(&mut producer, &mut consumer, 0..60, BULK_LEAST);
     assert!(reached > 224 << 10, "it reaches {reached}");
 }
