@@ -31,12 +31,13 @@ const LINE: usize = 64;
 const VARIABLE: &str = "DOORBELL_COUNTED_PATH";
 
 /// The counted functions by their names, and what they do.
-const PATHS: [(&str, &str); 14] = [
+const PATHS: [(&str, &str); 15] = [
     ("send_message", "Peer::send of 8 bytes"),
     ("receive_message", "Peer::recv of 8 bytes"),
     ("send_line", "Peer::send of 64 bytes"),
     ("receive_line", "Peer::recv of 64 bytes"),
     ("send_series", "one of 64 messages of 8 bytes that Peer::send_many sends"),
+    ("send_chunks", "one of 64 messages of 8 bytes that Peer::send_chunks sends"),
     ("receive_series", "one of 64 messages of 8 bytes that Node::recv_many reads"),
     ("send_loan", "Node::loan_bytes of 64 bytes, LoanMut::send"),
     ("take_loan", "Peer::take of a loan, dropping it"),
@@ -81,6 +82,11 @@ fn receive_line(from: &Peer, message: &mut [u8; LINE]) {
 #[inline(never)]
 fn send_series(to: &Peer, messages: &[(u64, &[u8]); SERIES]) {
     to.send_many(messages).unwrap();
+}
+
+#[inline(never)]
+fn send_chunks(to: &Peer, bytes: &[u8; SERIES * BYTES]) {
+    to.send_chunks(7, BYTES, bytes).unwrap();
 }
 
 #[inline(never)]
@@ -158,9 +164,14 @@ fn run(path: &str) {
         to.send(7, &message).unwrap();
         b.recv(Match::any(), &mut message).unwrap();
     }
-    if path.ends_with("_series") {
+    if path.ends_with("_series") || path == "send_chunks" {
+        let chunks = [1; SERIES * BYTES];
         for _ in 0..COUNT / SERIES {
-            send_series(&to, &series);
+            if path == "send_chunks" {
+                send_chunks(&to, &chunks)
+            } else {
+                send_series(&to, &series)
+            }
             receive_series(&b);
         }
         return;

@@ -3,7 +3,7 @@
 use crate::domain::{Pair, PeerInbox};
 use crate::doorbell::Bell;
 use crate::faults::Faults;
-use crate::lane::{BulkMemory, LaneMemory, Outstanding, Producer, RawMemory, packet_bytes};
+use crate::lane::{BulkMemory, LaneMemory, Outstanding, Producer, RawMemory, Series, packet_bytes};
 use crate::region::OwnRegion;
 use doorbell_fabric::{Link, PacketHead, PacketKind, Push, world};
 use std::sync::Arc;
@@ -158,7 +158,7 @@ impl ShmLink {
 
     /// Pushes the first of several short messages: see [`Producer::push_series`]. Then call [`ring`](Self::ring).
     #[inline(always)]
-    pub fn push_series(&mut self, sequence: u32, messages: &[(u64, &[u8])]) -> (usize, u64) {
+    pub fn push_series<'a>(&mut self, sequence: u32, messages: impl Series<'a>) -> (usize, u64) {
         if self.faults.is_some() { (0, 0) } else { self.producer.push_series(sequence, messages) }
     }
 

@@ -164,7 +164,7 @@ fn bundles_arrive_whole() {
         let sender = loom::thread::spawn(move || {
             let bytes = [[1; 64], [2; 64], [3; 64]];
             let messages = [(7, &bytes[0][..]), (7, &bytes[1]), (7, &bytes[2])];
-            assert_eq!(producer.push_series(0, &messages), (2, 128));
+            assert_eq!(producer.push_series(0, &messages[..]), (2, 128));
             let head = PacketHead { kind: PacketKind::Whole, tag: 7, sequence: 2, total: 64 };
             // SAFETY: an array of 64 bytes.
             assert_eq!(unsafe { producer.push(&head, bytes[2].as_ptr(), 64) }, Push::Done);

@@ -52,7 +52,7 @@ pub use consumer::{Consumer, FirstWord, Opened, Peek, Place, Seen};
 #[cfg(not(loom))]
 pub use memory::RawMemory;
 pub use memory::{Control, LaneMemory};
-pub use producer::{Outstanding, Producer, packet_bytes};
+pub use producer::{Chunks, Outstanding, Producer, Series, packet_bytes};
 
 /// The longest payload that fits into a cell.
 pub const INLINE_BYTES: usize = 40;

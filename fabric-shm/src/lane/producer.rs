@@ -4,6 +4,7 @@ mod room;
 mod series;
 
 pub use room::Outstanding;
+pub use series::{Chunks, Series};
 
 use super::bulk::{BulkMemory, IN_BULK};
 use super::bundle::MESSAGE_MOST as SERIES_BYTES;

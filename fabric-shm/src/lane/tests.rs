@@ -7,6 +7,7 @@ use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::{PacketHead, PacketKind, Payload, Priority, Push};
 use proptest::prelude::*;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::num::NonZeroUsize;
 
 mod bulk_ring;
 mod moves;
@@ -144,6 +145,42 @@ fn a_series_goes_through_the_lane_in_order_and_stops_where_it_must() {
     }
 }
 
+#[test]
+fn chunks_go_through_the_lane_as_a_list_of_them_does() {
+    // In one piece where their length is that of their place in a bundle. The last one is shorter, and the long ones have no bundle.
+    for len in [1, 5, 8, 40, 64, 600, 1000, SERIES_BYTES, SERIES_BYTES + 8] {
+        let block = Block::new(16, 16 << 10);
+        let mut producer = Producer::claim(block.memory(), 1).unwrap();
+        let mut consumer = Consumer::new(block.memory(), None);
+        let bytes = message(0, if cfg!(miri) { 20 * len } else { 200 * len } + len / 3);
+        let all = Chunks::new(7, NonZeroUsize::new(len).unwrap(), &bytes);
+        let expected: Vec<&[u8]> = bytes.chunks(len).collect();
+        let (mut sent, mut read) = (0, 0);
+        while read < expected.len() {
+            producer.stamp_not();
+            let left = all.behind(sent);
+            assert_eq!(left.first(), expected.get(sent).map(|bytes| (7, *bytes)));
+            let (count, sum) = producer.push_series(sent as u32, left);
+            assert_eq!(sum, expected[sent..][..count].iter().map(|bytes| bytes.len() as u64).sum::<u64>());
+            sent += count;
+            if count == 0
+                && let Some((tag, bytes)) = all.behind(sent).first()
+            {
+                let head = PacketHead { kind: PacketKind::Whole, tag, sequence: sent as u32, total: bytes.len() as u64 };
+                // SAFETY: a slice.
+                sent += usize::from(unsafe { producer.push(&head, bytes.as_ptr(), bytes.len()) } == Push::Done);
+            }
+            if let Some((head, payload)) = pop(&mut consumer) {
+                assert_eq!((head.tag, head.sequence as usize, &payload[..]), (7, read, expected[read]), "{len}");
+                read += 1;
+            }
+        }
+        assert_eq!((sent, all.behind(sent).first()), (expected.len(), None));
+        let packets = if len <= SERIES_BYTES { expected.len() as u64 * 2 / 3 } else { expected.len() as u64 };
+        assert!(producer.pushed() <= packets, "{} packets for {} messages of {len}", producer.pushed(), expected.len());
+    }
+}
+
 /// A series of messages of these lengths in turn, of which so many have the same tag.
 fn series(lens: &[usize], same: u64) {
     let block = Block::new(16, 16 << 10);
@@ -193,7 +230,7 @@ fn series(lens: &[usize], same: u64) {
     // A reader that panics leaves its message, and has the ones before it.
     producer.stamp_not();
     let both = [(1, &bytes[1][..]), (2, &bytes[2][..])];
-    assert_eq!(producer.push_series(0, &both).0, 2);
+    assert_eq!(producer.push_series(0, &both[..]).0, 2);
     let mut seen = Vec::new();
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let _ = consumer.read_series(

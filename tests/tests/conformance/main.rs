@@ -81,6 +81,7 @@ suite! {
         a_series_is_received_in_any_way
         a_series_of_one_tag_leaves_the_others
         a_series_without_room_says_how_far_it_came
+        chunks_arrive_as_messages_of_their_own
         a_series_whose_reader_panics_goes_on
         a_conversation_reads_one_message_at_a_time
         calls_from_within_a_series_are_told_apart;

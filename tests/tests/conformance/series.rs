@@ -167,6 +167,51 @@ pub fn a_series_without_room_says_how_far_it_came(world: &World) {
     assert_eq!(sent as u64, COUNT);
 }
 
+pub fn chunks_arrive_as_messages_of_their_own(world: &World) {
+    let [a, b] = world.nodes();
+    let peer = a.peer(b.id()).unwrap();
+    for (len, count) in [(1, 100), (8, 100), (13, 100), (64, 100), (1024, 40), (3000, 20), (150_000, 3)] {
+        // The last one is shorter.
+        let bytes = pattern::bytes(len * count + len / 2, len as u64);
+        let sent = len as u64 % 3;
+        let (node, to, all) = (a.clone(), b.id(), bytes.clone());
+        let sending = running("chunks", move || {
+            let peer = node.peer(to).unwrap();
+            match sent {
+                0 => peer.send_chunks(len as u64, len, &all).unwrap(),
+                1 => assert_eq!(peer.send_chunks_until(len as u64, len, &all, soon()).unwrap(), all.chunks(len).len()),
+                _ => {
+                    let mut rest = &all[..];
+                    while !rest.is_empty() {
+                        let sent = peer.try_send_chunks(len as u64, len, rest).unwrap();
+                        rest = &rest[(sent * len).min(rest.len())..];
+                        // Some worlds send only in a turn.
+                        node.progress().unwrap();
+                    }
+                }
+            }
+        });
+        let mut expected = bytes.chunks(len);
+        while expected.len() > 0 {
+            let read = |envelope: &doorbell::Envelope, payload: doorbell::Payload<'_>| {
+                assert_eq!((envelope.tag, envelope.len), (len as u64, payload.len()));
+                assert!(expected.next().unwrap() == payload.to_vec(), "{len}");
+            };
+            b.recv_many_until(Match::from(a.id()), 50, soon(), read).unwrap();
+        }
+        sending.join();
+    }
+    // No bytes are no message, and no length is no answer.
+    peer.send_chunks(1, 8, &[]).unwrap();
+    let none = [
+        peer.send_chunks(1, 0, b"bytes").map(|()| 0),
+        peer.send_chunks_until(1, 0, &[], soon()),
+        peer.try_send_chunks(1, 0, &[]),
+    ];
+    assert!(none.iter().all(|none| matches!(none, Err(Error::Invalid { .. }))), "{none:?}");
+    assert_eq!(b.try_recv_many(Match::any(), 1, |envelope, _| panic!("{envelope:?}")).unwrap(), 0);
+}
+
 pub fn a_series_whose_reader_panics_goes_on(world: &World) {
     let [a, b] = world.nodes();
     let all = messages(20, |_| 8);

@@ -82,9 +82,10 @@ impl Driver<'_> {
             return exchange::play(By { send, receive, patience }, part, section, buffers).map(drop);
         }
         if let Some(peer) = peer.filter(|_| self.batch > 1) {
-            return match part {
-                Part::Pour => self.pour_batches(peer, section),
-                _ => self.drain_batches(section),
+            return match (part, section.touched) {
+                (Part::Pour, _) => self.pour_batches(peer, section),
+                (_, true) => self.drain_batches::<true>(section),
+                (_, false) => self.drain_batches::<false>(section),
             };
         }
         // The target of a stream receives it through the node.
@@ -102,32 +103,29 @@ impl Driver<'_> {
     fn pour_batches(&self, peer: &Peer, section: Section) -> Result<(), Trouble> {
         let Section { bytes, touched, .. } = section;
         let mut room = Memory::private(bytes * self.batch).or_usage("could not allocate buffers", "")?;
+        let empty: Vec<(u64, &[u8])> = vec![(TAG, &[]); if bytes == 0 { self.batch } else { 0 }];
         let mut left = section.warmup + section.count;
         while left > 0 {
             if touched {
                 room.chunks_mut(bytes.max(1)).for_each(|message| touch::write(message, left as u64));
             }
-            let messages: Vec<(u64, &[u8])> = (0..self.batch).map(|at| (TAG, &room[at * bytes..][..bytes])).collect();
-            // Messages that stay as they are need no new list.
-            while left > 0 {
-                let count = left.min(self.batch);
-                peer.send_many(&messages[..count])?;
-                unless_stopped(self.patience)?;
-                left -= count;
-                if touched {
-                    break;
-                }
+            let count = left.min(self.batch);
+            match bytes {
+                0 => peer.send_many(&empty[..count])?,
+                _ => peer.send_chunks(TAG, bytes, &room[..count * bytes])?,
             }
+            unless_stopped(self.patience)?;
+            left -= count;
         }
         Ok(())
     }
 
     /// Receives the messages of a section, several by one call.
-    fn drain_batches(&self, section: Section) -> Result<(), Trouble> {
+    fn drain_batches<const TOUCHED: bool>(&self, section: Section) -> Result<(), Trouble> {
         let mut left = section.warmup + section.count;
         while left > 0 {
             let read = |_: &Envelope, payload: Payload<'_>| {
-                if section.touched {
+                if TOUCHED {
                     // SAFETY: the other process does not write a message that it has sent, until the message is taken.
                     touch::read(unsafe { std::slice::from_raw_parts(payload.as_ptr(), payload.len()) });
                 }

@@ -1,12 +1,11 @@
 //! Small messages of Doorbell that are read where they lie: one at a time, and in batches.
 
 use crate::batch::Batches;
-use crate::transport::{BATCH, Result, TAG};
+use crate::transport::{Result, TAG};
 use doorbell::{Envelope, Error, Match, Payload, Peer};
 use doorbell_benches::exchange::Carrier;
 use doorbell_benches::memory::Memory;
 use doorbell_benches::touch;
-use std::array;
 
 /// The bytes of a message that its sender does not write meanwhile.
 #[inline(always)]
@@ -66,9 +65,7 @@ impl Batches for Several<'_> {
     #[inline(always)]
     fn send(&mut self, bytes: usize, count: usize, write: impl FnMut(&mut [u8])) -> Result<()> {
         self.source[..bytes * count].chunks_exact_mut(bytes).for_each(write);
-        let source: &[u8] = self.source;
-        let messages: [(u64, &[u8]); BATCH] = array::from_fn(|at| (TAG, &source[bytes * at..][..bytes]));
-        Ok(self.peer.send_many(&messages[..count])?)
+        Ok(self.peer.send_chunks(TAG, bytes, &self.source[..bytes * count])?)
     }
 
     #[inline(always)]

@@ -47,7 +47,7 @@ pub fn table(work: Work) -> String {
                 .into()
         }
         Work::Batch => format!(
-            "The same in the way that each peer offers for many small messages, {BATCH} at a time: Doorbell's `send_many` and \
+            "The same in the way that each peer offers for many small messages, {BATCH} at a time: Doorbell's `send_chunks` and \
              `recv_many`, active messages, posted receives that are completed together, claims and a polled handler. What can be \
              read where it lies is not copied out."
         ),

@@ -14,6 +14,7 @@ use crate::sync::baton::{Baton, Token};
 use crate::sync::op::Op;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Priority, Push};
+use doorbell_shm::lane::Series;
 use doorbell_shm::region::OwnRegion;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -157,7 +158,7 @@ impl Outbound {
 impl Outbound {
     /// Sends the first messages of a series, as far as they are short and nothing speaks against it. Returns their number.
     #[inline(always)]
-    pub fn send_series(&self, me: Token, incarnation: Incarnation, messages: &[(u64, &[u8])]) -> usize {
+    pub fn send_series<'a>(&self, me: Token, incarnation: Incarnation, messages: impl Series<'a>) -> usize {
         let Some(mut state) = self.state.enter_at_once(me) else { return 0 };
         if state.held != 0 || state.incarnation != incarnation { 0 } else { state.push_series(messages) }
     }
@@ -307,7 +308,7 @@ impl OutState {
 
     /// The same for the first of several messages. Returns their number.
     #[inline(always)]
-    fn push_series(&mut self, messages: &[(u64, &[u8])]) -> usize {
+    fn push_series<'a>(&mut self, messages: impl Series<'a>) -> usize {
         let Self { link: Some(AnyLink::Shm(link)), sequence, carried, .. } = self else { return 0 };
         let (count, bytes) = link.push_series(*sequence, messages);
         if count > 0 {

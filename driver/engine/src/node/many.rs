@@ -13,6 +13,8 @@ use crate::message::lending::Lent;
 use crate::sync::baton::Token;
 use crate::sync::wait::Wait;
 use doorbell_fabric::{Envelope, Payload};
+use doorbell_shm::lane::{Chunks, Series};
+use std::num::NonZeroUsize;
 use std::time::Instant;
 
 /// What a receive does with each message.
@@ -97,6 +99,21 @@ impl<'a> Several<'a> {
 /// The number of messages that were sent. An error counts only if the first one failed: otherwise the next call returns it.
 fn sent((count, ended): (usize, Result<()>)) -> Result<usize> {
     if count > 0 { Ok(count) } else { ended.map(|()| 0) }
+}
+
+/// The same for a call that does not wait for room.
+fn some_sent(all: (usize, Result<()>)) -> Result<usize> {
+    match all {
+        (count, Err(Error::Full { .. })) => Ok(count),
+        all => sent(all),
+    }
+}
+
+/// The bytes as messages of this length.
+#[inline(always)]
+fn chunks(tag: u64, len: usize, bytes: &[u8]) -> Result<Chunks<'_>> {
+    let invalid = || Error::Invalid { what: "chunks of 0 bytes were to be sent; use a length of 1 at least".into() };
+    NonZeroUsize::new(len).map(|len| Chunks::new(tag, len, bytes)).ok_or_else(invalid)
 }
 
 impl Shared {
@@ -265,21 +282,70 @@ impl Peer {
     /// As [`Node::try_send`] of the first message, except [`Error::Full`].
     #[inline]
     pub fn try_send_many(&self, messages: &[(u64, &[u8])]) -> Result<usize> {
-        match self.send_all(messages, Patience::None) {
-            (count, Err(Error::Full { .. })) => Ok(count),
-            all => sent(all),
-        }
+        some_sent(self.send_all(messages, Patience::None))
+    }
+
+    /// Sends the bytes as messages of one tag, of `len` bytes each, in this order. The last one is shorter if `len` does not divide their
+    /// number, as with [`slice::chunks`]; no bytes are no message. It does what [`send_many`](Self::send_many) does for a list of them,
+    /// without the list, and is the fastest way to send many records of one size.
+    ///
+    /// ```
+    /// # use doorbell::{Match, testing::Domain};
+    /// # fn main() -> Result<(), doorbell::Error> {
+    /// # let domain = Domain::new();
+    /// # let (a, b) = (domain.join()?, domain.join()?);
+    /// let samples = [20.5_f64, 21.0, 21.5];
+    /// let bytes: Vec<u8> = samples.iter().flat_map(|sample| sample.to_ne_bytes()).collect();
+    /// a.peer(b.id())?.send_chunks(1, 8, &bytes)?;
+    /// let mut arrived = Vec::new();
+    /// while arrived.len() < 3 {
+    ///     b.recv_many(Match::any(), 64, |_, payload| {
+    ///         let mut sample = [0; 8];
+    ///         payload.copy_to(&mut sample);
+    ///         arrived.push(f64::from_ne_bytes(sample));
+    ///     })?;
+    /// }
+    /// assert_eq!(arrived, samples);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`send_many`](Self::send_many). [`Error::Invalid`]: `len` is 0, and nothing was sent.
+    #[inline]
+    pub fn send_chunks(&self, tag: u64, len: usize, bytes: &[u8]) -> Result<()> {
+        self.send_all(chunks(tag, len, bytes)?, Patience::Forever).1
+    }
+
+    /// Sends messages as [`send_chunks`](Self::send_chunks), waiting until `deadline` at most. Returns how many were sent: all, or those
+    /// before the one that failed.
+    ///
+    /// # Errors
+    /// As [`send_many_until`](Self::send_many_until). [`Error::Invalid`]: `len` is 0.
+    pub fn send_chunks_until(&self, tag: u64, len: usize, bytes: &[u8], deadline: Instant) -> Result<usize> {
+        sent(self.send_all(chunks(tag, len, bytes)?, Patience::Until(deadline)))
+    }
+
+    /// Sends as many of these messages as find room now, and returns their number: the others begin at
+    /// `bytes[number * len]`. Never waits.
+    ///
+    /// # Errors
+    /// As [`try_send_many`](Self::try_send_many). [`Error::Invalid`]: `len` is 0.
+    #[inline]
+    pub fn try_send_chunks(&self, tag: u64, len: usize, bytes: &[u8]) -> Result<usize> {
+        some_sent(self.send_all(chunks(tag, len, bytes)?, Patience::None))
     }
 
     /// Sends messages until one fails. Returns how many were sent, and why no more.
     #[inline(always)]
-    fn send_all(&self, messages: &[(u64, &[u8])], patience: Patience) -> (usize, Result<()>) {
-        let mut count = 0;
+    fn send_all<'a>(&self, messages: impl Series<'a>, patience: Patience) -> (usize, Result<()>) {
+        let (mut left, mut count) = (messages, 0);
         loop {
-            count += self.send_series(&messages[count..]);
-            let Some((tag, bytes)) = messages.get(count) else { return (count, Ok(())) };
-            match self.send_with(*tag, bytes, patience) {
-                Ok(()) => count += 1,
+            let sent = self.send_series(left);
+            (left, count) = (left.behind(sent), count + sent);
+            let Some((tag, bytes)) = left.first() else { return (count, Ok(())) };
+            match self.send_with(tag, bytes, patience) {
+                Ok(()) => (left, count) = (left.behind(1), count + 1),
                 failed => return (count, failed),
             }
         }
@@ -287,7 +353,7 @@ impl Peer {
 
     /// Sends the first messages of a series, as far as they are short and nothing speaks against it. Returns their number.
     #[inline(always)]
-    fn send_series(&self, messages: &[(u64, &[u8])]) -> usize {
+    fn send_series<'a>(&self, messages: impl Series<'a>) -> usize {
         if !self.node().shared.program_turns() {
             return 0;
         }
