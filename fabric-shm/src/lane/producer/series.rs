@@ -23,6 +23,9 @@ pub trait Series<'a>: sealed::Sealed + Copy {
     #[must_use]
     fn behind(self, count: usize) -> Self;
 
+    /// Calls `each` for the first `count` messages: with the tag and the bytes.
+    fn for_first(self, count: usize, each: impl FnMut(u64, &'a [u8]));
+
     /// How many of the first `most` messages have the tag and the length of the first one. It counts in any case.
     fn alike(self, most: usize) -> usize;
 
@@ -40,6 +43,11 @@ impl<'a> Series<'a> for &'a [(u64, &'a [u8])] {
     #[inline(always)]
     fn behind(self, count: usize) -> Self {
         &self[count..]
+    }
+
+    #[inline(always)]
+    fn for_first(self, count: usize, mut each: impl FnMut(u64, &'a [u8])) {
+        self[..count].iter().for_each(|(tag, bytes)| each(*tag, bytes));
     }
 
     #[inline(always)]
@@ -82,6 +90,11 @@ impl<'a> Series<'a> for Chunks<'a> {
         // The last one may be shorter.
         let sent = self.len.get().saturating_mul(count).min(self.bytes.len());
         Self { bytes: &self.bytes[sent..], ..self }
+    }
+
+    #[inline(always)]
+    fn for_first(self, count: usize, mut each: impl FnMut(u64, &'a [u8])) {
+        self.bytes.chunks(self.len.get()).take(count).for_each(|bytes| each(self.tag, bytes));
     }
 
     #[inline(always)]
@@ -181,21 +194,17 @@ impl<M: LaneMemory> Producer<M> {
             unsafe { memory.write_data(at, bytes.as_ptr(), bytes.len(), Copying::Library) };
             sum = bytes.len() as u64;
         } else if plan.each == Some(8) {
-            let mut rest = messages;
-            for _ in 0..plan.count {
+            messages.for_first(plan.count, |_, bytes| {
                 if at.is_multiple_of(64) {
                     memory.own_data((at + OWN_BEFORE as usize) & ring, 64);
                 }
-                let Some((_, bytes)) = rest.first() else { break };
                 // SAFETY: a slice of eight bytes (`Series::alike`); as above.
                 unsafe { memory.write_data(at, bytes.as_ptr(), 8, Copying::Library) };
-                (at, rest) = (at + 8, rest.behind(1));
-            }
+                at += 8;
+            });
             sum = 8 * plan.count as u64;
         } else {
-            let mut rest = messages;
-            for _ in 0..plan.count {
-                let Some((tag, bytes)) = rest.first() else { break };
+            messages.for_first(plan.count, |tag, bytes| {
                 memory.own_data((at + OWN_BEFORE as usize) & ring, bytes.len());
                 // SAFETY: slices and words; as above.
                 unsafe {
@@ -208,8 +217,7 @@ impl<M: LaneMemory> Producer<M> {
                 }
                 at += entry_bytes(bytes.len());
                 sum += bytes.len() as u64;
-                rest = rest.behind(1);
-            }
+            });
         }
         self.data.fill(place, plan.bytes);
         if place == 0 {
