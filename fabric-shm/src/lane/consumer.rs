@@ -4,17 +4,19 @@ mod bundle;
 mod opened;
 #[cfg(not(loom))]
 mod read;
+mod run;
 
 use super::bulk::{BulkMemory, IN_BULK};
 use super::conversation;
 use super::ring::Drained;
 use super::run::{Ahead, CONTINUED_AT, CONTINUED_MOST, Run};
-use super::{APPENDED, BUNDLE, CONTINUED, Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, REPORTED, check_word, word};
+use super::{APPENDED, BUNDLE, CONTINUED, Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, REPORTED, word};
 use bundle::Begun;
 pub use bundle::Entry;
 use doorbell_fabric::sync::{Ordering, light_barrier, planted_bug};
 use doorbell_fabric::{PacketHead, PacketKind};
 pub use opened::Opened;
+pub(super) use run::Behind;
 
 /// The number of cells by which the consumer prefetches ahead. In a stream those cells are written by then, and only the next few
 /// instructions would overlap the journey of each line. In a conversation the line is here already, from the lap before.
@@ -65,19 +67,6 @@ pub struct Seen {
     pub(super) place: Place,
 }
 
-/// What lies behind the last message.
-#[derive(Clone, Copy, Debug)]
-#[cfg_attr(loom, allow(dead_code))]
-pub(super) enum Behind {
-    /// An appended message of this length.
-    Appended(usize),
-    /// A message of this length that continues the run.
-    Continued(usize),
-    /// Something else: the first word of the first cell, XORed with the position that the next packet has. Or [`NOTHING`](Consumer::NOTHING),
-    /// if a message of the run has a length that no producer writes.
-    Other(u64),
-}
-
 /// The place of the first packet's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -93,6 +82,8 @@ pub enum Place {
     Appended,
     /// In its cell, which continues a run.
     Continued,
+    /// At this offset of the data ring, where the last payload ends. Its cell continues a run.
+    Detached(u64),
 }
 
 /// A message that was [read](Consumer::read_next).
@@ -190,48 +181,6 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         (check as u32 == (self.head + 1) as u32 && (check >> 32) as u8 != OPENED) || self.appended().is_some()
     }
 
-    /// The word where the next message of the run may be appended.
-    #[inline(always)]
-    fn word_ahead(&self) -> u64 {
-        // Acquire: pairs with PUBLISH.
-        self.memory.nth_word(self.ahead.place()).load(Ordering::Acquire)
-    }
-
-    /// The first word of an appended message, if there is one.
-    #[inline(always)]
-    fn appended(&self) -> Option<u64> {
-        let check = self.word_ahead();
-        self.ahead.appended(check).map(|_| check)
-    }
-
-    /// The first word of a packet at this position that nobody takes. `examine` then says what is wrong with it.
-    const NOTHING: u64 = 0xff << 32;
-
-    /// Looks for the next message of the run.
-    #[inline(always)]
-    #[cfg_attr(loom, allow(dead_code))]
-    pub(super) fn look_behind(&self) -> Behind {
-        let mut appended = self.ahead.appended(self.word_ahead());
-        if appended.is_none() {
-            let rest = self.first_word() ^ check_word(self.head + 1, 0, 0);
-            if rest << 24 != check_word(0, CONTINUED, 0) << 24 || self.ahead.position != self.head {
-                return Behind::Other(rest);
-            }
-            // After that load: before the producer continued the run, it may have appended a message.
-            if !planted_bug("run") {
-                appended = self.ahead.appended(self.word_ahead());
-            }
-            let len = (rest >> 40) as usize;
-            if appended.is_none() {
-                return if len <= CONTINUED_MOST { Behind::Continued(len) } else { Behind::Other(Self::NOTHING) };
-            }
-        }
-        match appended {
-            Some(len) if self.ahead.has_room_for(len) => Behind::Appended(len),
-            _ => Behind::Other(Self::NOTHING),
-        }
-    }
-
     /// Whether a packet waits that was not refused.
     #[inline(always)]
     pub fn is_news(&self) -> bool {
@@ -255,14 +204,17 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     pub fn watch(&self, rounds: u32, also_opened: bool, mut between: impl FnMut()) -> Option<FirstWord> {
         // An opened packet has a length and no kind.
         let enough = if also_opened { !0 << 32 } else { 0xff << 32 };
-        // Acquire: pairs with PUBLISH.
         let (word, position) = (self.memory.cell_word(self.cell(), word::CHECK), (self.head + 1) as u32);
+        // Copies, which the compiler need not read again after each acquiring load.
+        let (ahead, behind) = (self.ahead, self.memory.nth_word(self.ahead.place()));
+        // Acquire, both loads: pair with PUBLISH.
+        let appended = || Some(behind.load(Ordering::Acquire)).filter(|check| ahead.appended(*check).is_some());
         for _ in 0..rounds {
             // Too early: the producer may append a message, and write the next packet, before the load of that.
-            let early = if planted_bug("append") { Some(self.appended()) } else { None };
+            let early = if planted_bug("append") { Some(appended()) } else { None };
             let check = word.load(Ordering::Acquire);
             // After the load of the next packet, before which the producer has appended the message.
-            if let Some(check) = early.unwrap_or_else(|| self.appended()) {
+            if let Some(check) = early.unwrap_or_else(appended) {
                 return Some(FirstWord(check));
             }
             if check as u32 == position && check & enough != 0 {
@@ -331,19 +283,6 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         Peek::Packet(Seen { head, len, stamp: (sequence >> 32) as u32, place })
     }
 
-    /// The next message of the run, whose first word is this one, of this kind.
-    fn examine_of_run(&self, kind: u8, check: u64) -> Option<Seen> {
-        let len = (check >> 40) as usize;
-        let Ahead { position, tag, sequence, .. } = self.ahead;
-        let (place, has_room) = match kind {
-            // The whole word, as a cell's first word may have this kind, too: such a message would be taken without end.
-            APPENDED => (Place::Appended, self.ahead.appended(check).is_some() && self.ahead.has_room_for(len)),
-            _ => (Place::Continued, len <= CONTINUED_MOST),
-        };
-        let head = PacketHead { kind: PacketKind::Whole, tag, sequence, total: len as u64 };
-        (position == self.head && has_room).then_some(Seen { head, len, stamp: 0, place })
-    }
-
     /// The index, among the words of all cells, where a payload begins that does not lie in a ring.
     #[inline(always)]
     fn word_of(&self, place: Place) -> usize {
@@ -397,7 +336,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
                 unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast(), dst, seen.len) };
             }
             // SAFETY: peek checked that the place lies in the ring in one piece.
-            Place::Data(place, _) => unsafe {
+            Place::Data(place, _) | Place::Detached(place) => unsafe {
                 self.memory.read_data(place as usize, dst, seen.len);
             },
             // SAFETY: as above.
@@ -433,7 +372,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             // Others begin no run.
             _ if kind != PacketKind::Whole || seen.stamp != 0 => Run::NONE,
             Place::Inline => Run::behind(self.head + 1, tag, sequence, word::PAYLOAD, seen.len),
-            Place::Data(..) => Run::begun_by(self.head + 1, tag, sequence),
+            Place::Data(..) => Run::behind_data(self.head + 1, tag, sequence),
             _ => Run::NONE,
         };
         self.leave(seen.place, seen.len, run, true)
@@ -456,6 +395,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
                 return false;
             }
             Place::Continued => return self.leave_cell(self.continued(len), is_stream) && self.tell(),
+            Place::Detached(place) => return self.leave_detached(place, len, is_stream) && self.tell(),
             _ => {}
         }
         // Report seldom: the producer reads the line with these words, and every store here costs it a cache miss.
@@ -467,12 +407,6 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             is_due |= ring.take(place, len) | reported;
         }
         is_due && self.tell()
-    }
-
-    /// The run behind a message of `len` bytes that continues it.
-    #[inline(always)]
-    fn continued(&self, len: usize) -> Run {
-        Run::behind(self.head + 1, self.ahead.tag, self.ahead.sequence, CONTINUED_AT, len)
     }
 
     /// Goes on behind the first cell. The next message may belong to this run. Returns true if a report is due.

@@ -196,14 +196,16 @@ fn take_run(consumer: &mut Consumer<Arc<LoomMemory>>, messages: &[(u64, usize)],
         match behind {
             Behind::Appended(len) => assert_eq!((seen.place, seen.len), (Place::Appended, len)),
             Behind::Continued(len) => assert_eq!((seen.place, seen.len), (Place::Continued, len)),
+            Behind::Detached(len) => assert!(matches!(seen.place, Place::Detached(_)) && seen.len == len),
             Behind::Other(_) => {}
         }
-        let mut words = [0_u64; 2];
-        // SAFETY: from the latest peek; 16 bytes are enough.
+        let mut words = [0_u64; 8];
+        // SAFETY: from the latest peek; 64 bytes are enough.
         unsafe { consumer.copy_out(&seen, words.as_mut_ptr().cast()) };
         let (tag, len) = messages[*taken as usize];
         assert_eq!((seen.len, seen.head.tag, seen.head.sequence), (len, tag, *taken));
         *taken += 1;
+        // Of the data ring, this memory has the first byte of each line.
         assert_eq!((words[0], words[1]), (u64::from(*taken), if len == 16 { u64::from(*taken) } else { 0 }));
         let _ = consumer.take(&seen);
     }
@@ -212,15 +214,15 @@ fn take_run(consumer: &mut Consumer<Arc<LoomMemory>>, messages: &[(u64, usize)],
 /// Messages of these tags and lengths, which take so many cells.
 fn run(messages: &'static [(u64, usize)], cells: u64) {
     loom::model(move || {
-        let memory = Arc::new(LoomMemory::new(4, 64));
+        let memory = Arc::new(LoomMemory::new(4, 256));
         // Left there by an earlier producer: the same message as the one that is appended.
-        memory.cell_word(0, word::PAYLOAD + 1).store(check_word(1, APPENDED, 8), Ordering::Relaxed);
+        memory.cell_word(0, word::PAYLOAD + 1).store(check_word(1, APPENDED, messages[1].1), Ordering::Relaxed);
         let mut producer = Producer::claim(Leaked(Box::leak(Box::new(memory.clone()))), 1).unwrap();
         let mut consumer = Consumer::new(memory, None);
         let sender = loom::thread::spawn(move || {
             for (sequence, (tag, len)) in messages.iter().enumerate() {
-                let words = [sequence as u64 + 1; 2];
-                // SAFETY: an array of 16 bytes.
+                let words = [sequence as u64 + 1; 8];
+                // SAFETY: an array of 64 bytes.
                 assert!(unsafe { producer.push_whole(*tag, sequence as u32, words.as_ptr().cast(), *len) });
             }
             assert_eq!(producer.pushed(), cells);
@@ -243,6 +245,12 @@ fn a_run_that_ends_arrives_whole() {
 #[test]
 fn a_run_that_is_continued_arrives_whole() {
     run(&[(7, 8), (7, 8), (7, 16)], 2);
+}
+
+/// Two messages whose payloads lie in the data ring.
+#[test]
+fn a_run_of_detached_messages_arrives_whole() {
+    run(&[(7, 64), (7, 64)], 2);
 }
 
 /// A payload in three pieces, which the consumer copies while they are written.

@@ -95,7 +95,7 @@ pub(crate) const BUNDLE: u8 = 0xfe;
 /// The kind of a message that lies behind another in its cell: see `run.rs`. Its first word is not the cell's.
 pub(crate) const APPENDED: u8 = 0xfd;
 
-/// The kind of a message that continues a run in the next cell.
+/// The kind of a message that continues a run in the next cell. If it is too long for the cell, its payload lies in the data ring.
 pub(crate) const CONTINUED: u8 = 0xfc;
 
 /// The kind of a packet that its producer has opened: not a packet yet.

@@ -239,7 +239,7 @@ impl<M: LaneMemory + Copy> Producer<M> {
         if is_reply {
             self.cells_left = left;
         }
-        if self.run.position != tail || self.run.tag != tag || self.run.sequence != sequence {
+        if !self.run.takes(tail, tag, sequence) {
             return false;
         }
         if !is_reply
@@ -279,6 +279,16 @@ impl<M: LaneMemory + Copy> Producer<M> {
             return false;
         }
         let cell = (tail & mask) as usize;
+        let is_detached = (CONTINUED_MOST + 1..=SERIES_BYTES).contains(&len) && self.run.takes(tail, tag, sequence);
+        // SAFETY: `len` bytes are readable (caller).
+        if is_detached && unsafe { self.write_detached(bytes, len) } {
+            fault_point!("lane.written");
+            reveal(&memory, cell, word::CHECK, check_word(tail + 1, CONTINUED, len));
+            memory.own_cell(((tail + OWN_AHEAD) & mask) as usize);
+            self.tail = tail + 1;
+            self.run = Run::behind_data(tail + 1, tag, sequence);
+            return true;
+        }
         if len <= INLINE_BYTES {
             // SAFETY: `len` bytes are readable (caller).
             unsafe { write_words(&memory, cell, word::PAYLOAD, bytes, len) };
@@ -290,9 +300,7 @@ impl<M: LaneMemory + Copy> Producer<M> {
                 memory.offer_data(place as usize, len);
             }
             memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
-            if len <= CONTINUED_MOST {
-                self.run = Run::begun_by(tail + 1, tag, sequence);
-            }
+            self.run = Run::behind_data(tail + 1, tag, sequence);
         } else if self.has_pieces(len) {
             // SAFETY: as above.
             if unsafe { self.write_in_pieces(cell, tag, sequence, bytes, len) }.is_err() {
@@ -309,6 +317,26 @@ impl<M: LaneMemory + Copy> Producer<M> {
 }
 
 impl<M: LaneMemory> Producer<M> {
+    /// Writes the payload of a detached message behind the last one in the data ring. Returns false if there is no known room.
+    ///
+    /// # Safety
+    /// `len` bytes are readable at `bytes`.
+    #[inline(always)]
+    unsafe fn write_detached(&mut self, bytes: *const u8, len: usize) -> bool {
+        let end = self.data.end();
+        // A lap's first payload has a packet that tells its place.
+        if end == 0 || len > self.most || self.data.place(len) != Some(end) {
+            return false;
+        }
+        // SAFETY: caller; inside the ring and not yet given to the consumer (place).
+        unsafe { self.memory.write_data(end as usize, bytes, len, Copying::Library) };
+        self.data.fill(end, len);
+        if self.is_worth_offering(len) {
+            self.memory.offer_data(end as usize, len);
+        }
+        true
+    }
+
     /// Writes a payload of at most [`SERIES_BYTES`] into the data ring, and returns its place. Such a payload ends no lap, has no pieces,
     /// and needs no other ring. `None`: there is no known room.
     ///

@@ -184,6 +184,12 @@ impl Drained {
         *self = Self { head, told, ..Self::new(bytes) };
     }
 
+    /// The offset behind the last payload.
+    #[inline(always)]
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
     /// Where the next payload is likely to be.
     #[inline(always)]
     #[cfg_attr(loom, allow(dead_code))]
@@ -216,13 +222,13 @@ mod tests {
 
     const BYTES: usize = 64 << 10;
 
-    /// Both ends, and what was written and not read: offsets and lengths.
+    /// Both ends, and what was written and not read: offsets, lengths, and whether it lies directly behind what was written before.
     struct Both {
         filled: Filled,
         drained: Drained,
-        unread: VecDeque<(u64, usize)>,
+        unread: VecDeque<(u64, usize, bool)>,
         /// The same in the ring before, once the producer has moved.
-        old: VecDeque<(u64, usize)>,
+        old: VecDeque<(u64, usize, bool)>,
         has_moved: bool,
     }
 
@@ -237,12 +243,13 @@ mod tests {
             let place = if early { Some(0) } else { self.filled.place(len) };
             let Some(place) = place else { return false };
             assert!(self.drained.holds(place, len));
-            for (other, bytes) in &self.unread {
+            for (other, bytes, _) in &self.unread {
                 let overlaps = place < other + data_room(*bytes) && *other < place + data_room(len);
                 assert!(!overlaps, "{len} bytes at {place}, and {bytes} unread ones at {other}");
             }
+            let is_behind = place == self.filled.end() && place > 0;
             self.filled.fill(place, len);
-            self.unread.push_back((place, len));
+            self.unread.push_back((place, len, is_behind));
             true
         }
 
@@ -266,10 +273,12 @@ mod tests {
                 Some(next) => (Some(next), true),
                 None => (self.unread.pop_front(), false),
             };
-            if let Some((place, len)) = next
-                && self.drained.take(place, len)
-            {
-                self.drained.told = self.drained.head;
+            if let Some((place, len, is_behind)) = next {
+                // So a detached message needs no place.
+                assert!(!is_behind || self.drained.end() == place, "{place} behind {}", self.drained.end());
+                if self.drained.take(place, len) {
+                    self.drained.told = self.drained.head;
+                }
             }
             if is_old {
                 self.follow();

@@ -1,9 +1,14 @@
 //! Runs: short messages of one tag that follow each other, several in a cell.
 //!
-//! A run begins with a message of at most 56 bytes in a cell of its own. The producer *appends* the next one in the same cell if it has the
+//! A run begins with a message of at most 1 KiB in a cell of its own. The producer *appends* the next one in the same cell if it has the
 //! same tag and the next sequence number, if there is room, and if it is no reply (`conversation.rs`). If there is no room, or it is a reply,
 //! the producer *continues* the run in the next cell, where the payload follows the cell's first word at once, because both ends know tag and
 //! sequence number. Any other packet ends the run.
+//!
+//! A message of 57 bytes to 1 KiB does not fit behind that word. If its payload can lie in the data ring directly behind the last payload there,
+//! the message is *detached*: the producer writes only the first word of its cell. Otherwise, as at the beginning of a lap, a whole packet
+//! begins the run anew. No message is appended behind a payload in the data ring. A detached message is never appended, either: the receiver
+//! polls the line where its first word would go, so the sender would wait for that line in each message.
 //!
 //! So several messages that follow each other quickly share the journey of one line, and none is held back.
 //!
@@ -19,7 +24,7 @@ const LAST: usize = word::COUNT - 2;
 /// The word where the payload begins in a cell that continues a run.
 pub(super) const CONTINUED_AT: usize = 1;
 
-/// The longest message that continues a run.
+/// The longest message that continues a run in its cell.
 pub(super) const CONTINUED_MOST: usize = (word::COUNT - CONTINUED_AT) * 8;
 
 /// The words of a payload. A sum that does not overflow takes two instructions fewer than `div_ceil`.
@@ -52,11 +57,16 @@ impl Run {
         Self { position, tag, sequence: sequence.wrapping_add(1), at: (at + words(len)) as u32 }
     }
 
-    /// A run whose only message has its payload in the data ring. No message is appended to it. The producer continues only behind one that
-    /// is short enough; the consumer need not know that.
+    /// A run whose last message has its payload in the data ring. No message is appended to it.
     #[inline(always)]
-    pub fn begun_by(position: u64, tag: u64, sequence: u32) -> Self {
+    pub fn behind_data(position: u64, tag: u64, sequence: u32) -> Self {
         Self::behind(position, tag, sequence, word::COUNT, 0)
+    }
+
+    /// Whether a message with this tag and this sequence number belongs to the run, if its packet has this position.
+    #[inline(always)]
+    pub fn takes(&self, position: u64, tag: u64, sequence: u32) -> bool {
+        self.position == position && self.tag == tag && self.sequence == sequence
     }
 
     /// Goes on behind an appended message, whose payload of `len` bytes begins at the word `at`.

@@ -170,10 +170,15 @@ pub fn a_series_without_room_says_how_far_it_came(world: &World) {
 pub fn chunks_arrive_as_messages_of_their_own(world: &World) {
     let [a, b] = world.nodes();
     let peer = a.peer(b.id()).unwrap();
-    for (len, count) in [(1, 100), (8, 100), (13, 100), (64, 100), (1024, 40), (3000, 20), (150_000, 3)] {
-        // The last one is shorter.
+    // Each call with a length of its own bundle, one that is written message by message, and one without bundles.
+    for (number, (len, count)) in
+        [(8, 100), (64, 100), (1016, 40), (1, 100), (13, 100), (900, 40), (3000, 20), (5000, 20), (150_000, 3)]
+            .into_iter()
+            .enumerate()
+    {
+        // The last one is shorter, unless its length is 1.
         let bytes = pattern::bytes(len * count + len / 2, len as u64);
-        let sent = len as u64 % 3;
+        let sent = number % 3;
         let (node, to, all) = (a.clone(), b.id(), bytes.clone());
         let sending = running("chunks", move || {
             let peer = node.peer(to).unwrap();

@@ -85,7 +85,7 @@ fn exchange(peer: &doorbell::Peer, me: u16, round: u64, buf: &mut [u8; 8]) -> bo
     me == 0 || peer.send(round, &round.to_ne_bytes()).is_ok()
 }
 
-/// In its cell, in the data ring, in its cell; then two as they lie, and two in parts of a bundle.
+/// A bundle of unequal messages, one that is a single copy, and one that is written message by message.
 const SERIES: [usize; 7] = [8, 100, 40, 8, 8, 9, 9];
 
 fn send_series(peer: &doorbell::Peer, round: u64) -> bool {

@@ -286,7 +286,7 @@ impl Peer {
     }
 
     /// Sends the bytes as messages of one tag, of `len` bytes each, in this order. The last one is shorter if `len` does not divide their
-    /// number, as with [`slice::chunks`]; no bytes are no message. It does what [`send_many`](Self::send_many) does for a list of them,
+    /// number, as with [`slice::chunks`]. Empty `bytes` send nothing. It does what [`send_many`](Self::send_many) does for a list of them,
     /// without the list, and is the fastest way to send many records of one size.
     ///
     /// ```
@@ -326,8 +326,8 @@ impl Peer {
         sent(self.send_all(chunks(tag, len, bytes)?, Patience::Until(deadline)))
     }
 
-    /// Sends as many of these messages as find room now, and returns their number: the others begin at
-    /// `bytes[number * len]`. Never waits.
+    /// Sends as many of these messages as find room now, and returns their number. The others begin at
+    /// `bytes[number * len]`, if any are left: behind a short last message, that is beyond the end. Never waits.
     ///
     /// # Errors
     /// As [`try_send_many`](Self::try_send_many). [`Error::Invalid`]: `len` is 0.

@@ -49,6 +49,8 @@ impl Consumer<RawMemory> {
                 let rings = self.leave_cell(self.continued(len), STREAM) && self.tell();
                 return Some(Next { tag, len, rings });
             }
+            Behind::Detached(len) if len > most => return None,
+            Behind::Detached(len) => return self.read_detached::<STREAM>(len, sequence, accepts, read),
         };
         // Copies, which the compiler need not read again after `read` is called.
         let (memory, head) = (self.memory, self.head);
@@ -77,13 +79,12 @@ impl Consumer<RawMemory> {
                 return None;
             }
             if STREAM {
-                let ring = memory.data_bytes() as u64 - 1;
-                memory.ask_for_data(((place + ASK_BEFORE) & ring) as usize, len);
+                self.ask_behind(place, len);
             }
             // SAFETY: the payload lies in the data ring (checked); as above.
             read(tag, unsafe { Payload::from_raw(memory.data_at(place as usize), len) });
             self.last_len = len;
-            let run = Run::begun_by(head + 1, tag, sequence);
+            let run = Run::behind_data(head + 1, tag, sequence);
             let is_due = self.data.take(place, len) | (told != place) | self.leave_cell(run, STREAM);
             is_due && self.tell()
         } else {
@@ -93,6 +94,36 @@ impl Consumer<RawMemory> {
             self.leave(place, len, Run::NONE, STREAM)
         };
         Some(Next { tag, len, rings })
+    }
+
+    /// As [`read_next`](Self::read_next) for a detached message of this length. Out of line, because the path of the shortest messages would
+    /// need more registers.
+    #[inline(never)]
+    fn read_detached<const STREAM: bool>(
+        &mut self,
+        len: usize,
+        sequence: u32,
+        accepts: impl FnOnce(u64) -> bool,
+        read: impl FnOnce(u64, Payload<'_>),
+    ) -> Option<Next> {
+        let (tag, place) = (self.ahead.tag, self.detached(len)?);
+        if self.ahead.sequence != sequence || !accepts(tag) {
+            return None;
+        }
+        if STREAM {
+            self.ask_behind(place, len);
+        }
+        // SAFETY: the payload lies in the data ring (`detached`); as in `read_next`.
+        read(tag, unsafe { Payload::from_raw(self.memory.data_at(place as usize), len) });
+        let rings = self.leave_detached(place, len, STREAM) && self.tell();
+        Some(Next { tag, len, rings })
+    }
+
+    /// Prefetches lines of the data ring, which are likely to be those of a later payload of this length.
+    #[inline(always)]
+    fn ask_behind(&self, place: u64, len: usize) {
+        let ring = self.memory.data_bytes() as u64 - 1;
+        self.memory.ask_for_data(((place + ASK_BEFORE) & ring) as usize, len);
     }
 
     /// Reads whole messages of at most 1 KiB, one behind the other, up to `limit`: `read` gets tag, sequence number and
@@ -157,6 +188,17 @@ impl Consumer<RawMemory> {
                         self.leave_cell(self.continued(len), true)
                     }
                 }
+                Behind::Detached(len) => {
+                    let Ahead { tag, sequence: next, .. } = self.ahead;
+                    let Some(place) = self.detached(len) else { return (count, SeriesEnd::Other) };
+                    if next != expected || !accepts(tag) {
+                        return (count, SeriesEnd::Other);
+                    }
+                    self.ask_behind(place, len);
+                    // SAFETY: the payload lies in the data ring (`detached`); as in `read_next`.
+                    read(tag, expected, unsafe { Payload::from_raw(memory.data_at(place as usize), len) });
+                    self.leave_detached(place, len, true)
+                }
                 Behind::Other(rest) => {
                     let cell = (self.head & mask) as usize;
                     let len = (rest >> 40) as usize;
@@ -187,12 +229,11 @@ impl Consumer<RawMemory> {
                         if !self.data.holds(place, len) {
                             return (count, SeriesEnd::Other);
                         }
-                        let ring = memory.data_bytes() as u64 - 1;
-                        memory.ask_for_data(((place + ASK_BEFORE) & ring) as usize, len);
+                        self.ask_behind(place, len);
                         // SAFETY: the payload lies in the data ring (checked); as above.
                         read(tag, expected, unsafe { Payload::from_raw(memory.data_at(place as usize), len) });
                         self.last_len = len;
-                        (Run::begun_by(self.head + 1, tag, expected), self.data.take(place, len) | reported)
+                        (Run::behind_data(self.head + 1, tag, expected), self.data.take(place, len) | reported)
                     };
                     is_due | self.leave_cell(run, true)
                 }
@@ -223,7 +264,7 @@ impl Consumer<RawMemory> {
     pub unsafe fn payload_at(&self, place: Place, len: usize) -> Payload<'_> {
         let ptr = match place {
             Place::Inline | Place::Appended | Place::Continued => self.memory.nth_word_at(self.word_of(place)),
-            Place::Data(place, _) => self.memory.data_at(place as usize),
+            Place::Data(place, _) | Place::Detached(place) => self.memory.data_at(place as usize),
             Place::Bundle(entry) => self.memory.data_at(entry.offset()),
             // Without a ring there is no such place.
             Place::Bulk(place, _) => self.bulk.as_ref().map_or(std::ptr::null(), |(memory, _)| memory.at(place)),

@@ -7,7 +7,7 @@ use crate::lane::{BUNDLE, LaneMemory, check_word, word};
 use doorbell_fabric::sync::{Ordering, planted_bug};
 use std::num::NonZeroUsize;
 
-/// No other file implements [`Series`], on whose numbers and lengths `push_bundle` relies.
+/// `push_bundle` relies on the numbers and lengths that a [`Series`] states. So only this file implements it.
 mod sealed {
     pub trait Sealed {}
     impl Sealed for &[(u64, &[u8])] {}
@@ -19,14 +19,14 @@ pub trait Series<'a>: sealed::Sealed + Copy {
     /// The first message: its tag and its bytes.
     fn first(self) -> Option<(u64, &'a [u8])>;
 
-    /// The messages behind the first `count`.
+    /// The messages behind the first `count`, of which there are as many at least.
     #[must_use]
     fn behind(self, count: usize) -> Self;
 
-    /// Calls `each` for the first `count` messages: with the tag and the bytes.
+    /// Calls `each` for the first `count` messages, of which there are as many at least: with the tag and the bytes.
     fn for_first(self, count: usize, each: impl FnMut(u64, &'a [u8]));
 
-    /// How many of the first `most` messages have the tag and the length of the first one. It counts in any case.
+    /// How many of the first `most` messages have the tag and the length of the first one, which always counts.
     fn alike(self, most: usize) -> usize;
 
     /// The bytes of the first `count` messages, which are alike, if they lie in memory as in a bundle.

@@ -43,7 +43,13 @@ fn messages_share_a_cell_if_they_follow_each_other_and_have_room() {
         (same(&[56, 56, 8]), 3),
         (same(&[48, 16, 16, 16]), 3),
         (same(&[57, 56, 8]), 3),
+        // Payloads in the data ring.
         (same(&[8, 100, 8]), 3),
+        (same(&[100, 100, 100]), 3),
+        (same(&[100, 100, 8, 8, 100, 8, 8]), 5),
+        (same(&[100, 56, 100, SERIES_BYTES, SERIES_BYTES + 1, 100]), 6),
+        (vec![(100, 7, 0), (100, 8, 1)], 2),
+        (vec![(100, 7, 0), (100, 7, 2)], 2),
         (vec![(8, 7, 0), (8, 8, 1)], 2),
         (vec![(8, 7, 0), (8, 7, 2)], 2),
     ] {
@@ -59,6 +65,36 @@ fn messages_share_a_cell_if_they_follow_each_other_and_have_room() {
         }
         assert!(!consumer.is_ready() && pop(&mut consumer).is_none());
         consumer.reset();
+    }
+}
+
+#[test]
+fn a_detached_message_takes_the_first_word_of_its_cell() {
+    for way in 0..3 {
+        let block = Block::new(16, 16 << 10);
+        let (mut producer, mut consumer) = ends(&block);
+        for sequence in 0..5 {
+            assert!(push_whole(&mut producer, 7, sequence, &message(sequence, 100)));
+        }
+        let tags: Vec<u64> = (0..5).map(|cell| block.memory().cell_word(cell, word::TAG).load(Ordering::Relaxed)).collect();
+        assert_eq!(tags, [7, 0, 0, 0, 0]);
+        let mut read = |tag, sequence: u32, payload: Payload<'_>| {
+            assert_eq!((tag, payload.to_vec()), (7, message(sequence, 100)));
+        };
+        match way {
+            0 => assert_eq!(consumer.read_series(0, 9, |_| true, &mut read).0, 5),
+            1 => (0..5).for_each(|next| {
+                assert!(consumer.read_next::<true>(next, 100, |_| true, |tag, payload| read(tag, next, payload)).is_some());
+            }),
+            _ => (0..5).for_each(|next| assert_eq!(pop(&mut consumer).unwrap().1, message(next, 100))),
+        }
+        assert!(!consumer.is_ready());
+        // One for which the buffer is too short, or that is not accepted, stays there.
+        assert!(push_whole(&mut producer, 7, 5, &message(5, 100)));
+        assert!(consumer.read_next::<true>(5, 99, |_| true, |_, _| panic!()).is_none());
+        assert!(consumer.read_next::<true>(5, 100, |_| false, |_, _| panic!()).is_none());
+        assert_eq!(consumer.read_series(5, 9, |_| false, |_, _, _| panic!()).0, 0);
+        assert_eq!(pop(&mut consumer).unwrap().1, message(5, 100));
     }
 }
 
@@ -102,19 +138,44 @@ fn a_reply_begins_in_a_cell_of_its_own_and_others_are_appended_to_it() {
     assert_eq!(producer.pushed(), 21);
 }
 
+/// The place of a detached payload comes from its reader alone, and its length from the sender.
+#[test]
+fn a_forged_detached_message_stays_inside_the_ring() {
+    let block = Block::new(32, 16 << 10);
+    let (mut producer, mut consumer) = ends(&block);
+    for sequence in 0..16 {
+        assert!(push_whole(&mut producer, 7, sequence, &message(sequence, if sequence < 15 { 1024 } else { 960 })));
+        pop(&mut consumer).unwrap();
+    }
+    let forge = |consumer: &Consumer<RawMemory>, len| {
+        let (cell, position) = (consumer.taken() as usize % 32, consumer.taken() + 1);
+        let check = crate::lane::check_word(position, crate::lane::CONTINUED, len);
+        block.memory().cell_word(cell, word::CHECK).store(check, Ordering::Relaxed);
+    };
+    // A line of the ring is left.
+    for len in [65, 1024, 1025, (1 << 24) - 1] {
+        forge(&consumer, len);
+        assert!(consumer.read_next::<true>(16, usize::MAX, |_| true, |_, _| panic!()).is_none());
+        assert_eq!(consumer.read_series(16, 9, |_| true, |_, _, _| panic!()).0, 0);
+        assert!(matches!(consumer.peek(), Peek::Damaged(_)), "{len}");
+    }
+    forge(&consumer, 64);
+    assert!(consumer.read_next::<true>(16, 64, |_| true, |_, payload| assert_eq!(payload.len(), 64)).is_some());
+}
+
 /// A payload may look like the first word of an appended message, and lie where one is expected in the next lap.
 #[test]
 fn leftovers_are_no_messages() {
-    for same_tag in [false, true] {
+    for (same_tag, short) in [(false, 8), (true, 8), (false, 64), (true, 64)] {
         let block = Block::new(16, 16 << 10);
         let (mut producer, mut consumer) = ends(&block);
         for sequence in 0..300 {
             // Of a message in the same cell in the next lap.
-            let words = [crate::lane::check_word(producer.pushed() + 17, crate::lane::APPENDED, 8); 7];
+            let words = [crate::lane::check_word(producer.pushed() + 17, crate::lane::APPENDED, short); 8];
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             let is_long = sequence > 0 && producer.pushed() / 16 % 2 == 0;
             let len = if !is_long {
-                8
+                short
             } else if same_tag {
                 56
             } else {
@@ -181,14 +242,14 @@ proptest! {
     /// Compares a lane with a plain queue, in all ways to read.
     #[test]
     fn a_lane_of_short_messages_is_a_queue(
-        steps in prop::collection::vec((0..6_u8, 0..7_usize, 0..20_u64), 1..if cfg!(miri) { 60 } else { 1000 }),
+        steps in prop::collection::vec((0..7_u8, 0..7_usize, 0..20_u64), 1..if cfg!(miri) { 60 } else { 1000 }),
     ) {
         let block = Block::new(16, 16 << 10);
         let (mut producer, mut consumer) = ends(&block);
         let mut model = std::collections::VecDeque::new();
         let (mut sent, mut read) = (0, 0);
         for (what, len, tag) in steps {
-            let (len, tag) = ([8, 8, 8, 0, 13, 50, 64][len], tag / 19);
+            let (len, tag) = ([8, 8, 0, 13, 50, 64, 900][len], tag / 19);
             let mut got = Vec::new();
             let first = model.front().map(|(tag, _)| *tag);
             match what {
@@ -205,8 +266,21 @@ proptest! {
                         sent += 1;
                     }
                 }
+                6 => {
+                    let bytes = [message(sent, len), message(sent + 1, len)];
+                    let (count, _) = producer.push_series(sent, &[(tag, &bytes[0][..]), (tag, &bytes[1][..])][..]);
+                    prop_assert!(count == 2 || count == 0);
+                    model.extend(bytes.into_iter().take(count).map(|bytes| (tag, bytes)));
+                    sent += count as u32;
+                }
                 3 => got.extend(pop(&mut consumer).map(|(head, bytes)| (head.tag, head.sequence, bytes))),
-                4 => _ = consumer.read_next::<true>(read, 64, |_| true, |tag, payload| got.push((tag, read, payload.to_vec()))),
+                4 => {
+                    consumer.read_next::<true>(read, 900, |_| true, |tag, payload| got.push((tag, read, payload.to_vec())));
+                    // It reads no bundle.
+                    if got.is_empty() {
+                        got.extend(pop(&mut consumer).map(|(head, bytes)| (head.tag, head.sequence, bytes)));
+                    }
+                }
                 _ => {
                     let wanted = |tag| Some(tag) == first;
                     let (count, _) = consumer.read_series(read, 1 + tag + len as u64 / 8, wanted, |tag, sequence, payload| {
@@ -216,7 +290,7 @@ proptest! {
                     prop_assert!(count > 0 || model.is_empty());
                 }
             }
-            prop_assert!(what < 3 || !got.is_empty() || model.is_empty());
+            prop_assert!(what < 3 || what == 6 || !got.is_empty() || model.is_empty());
             for got in got {
                 let (tag, bytes) = model.pop_front().unwrap();
                 prop_assert_eq!(got, (tag, read, bytes));
@@ -225,11 +299,11 @@ proptest! {
         }
     }
 
-    /// However the words of cells change while a run is read, no message lies outside them.
+    /// However the words of cells change while a run is read, no message lies outside them or outside the data ring.
     #[test]
     fn forged_runs_stay_inside(
-        words in prop::collection::vec((prop::array::uniform8(any::<u64>()), 0..70_usize), 1..12),
-        first in 0..57_usize,
+        words in prop::collection::vec((prop::array::uniform8(any::<u64>()), prop_oneof![0..70_usize, 900..20_000_usize]), 1..12),
+        first in prop_oneof![0..57_usize, 57..2000_usize],
         by_series in any::<bool>(),
     ) {
         let block = Block::new(16, 16 << 10);
@@ -253,7 +327,7 @@ proptest! {
                 let count = consumer.read_series(sequence, 9, |_| true, |_, _, payload| lens.push(payload.to_vec().len())).0;
                 prop_assert_eq!(count, lens.len() as u64);
             } else {
-                // A cell has at most three more messages, and each cell states the same position.
+                // A cell has at most seven more messages, and each cell states the same position.
                 while let Peek::Packet(seen) = consumer.peek() {
                     prop_assert_eq!(seen.head.sequence, sequence + lens.len() as u32);
                     // SAFETY: from the latest peek.
@@ -262,7 +336,7 @@ proptest! {
                     prop_assert!(lens.len() <= 20, "messages without end");
                 }
             }
-            prop_assert!(lens.iter().all(|len| *len <= 56));
+            prop_assert!(lens.iter().all(|len| *len <= SERIES_BYTES));
             sequence += lens.len() as u32;
         }
     }
