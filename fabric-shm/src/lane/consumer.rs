@@ -4,7 +4,7 @@ mod bundle;
 mod opened;
 #[cfg(not(loom))]
 mod read;
-mod run;
+pub(super) mod run;
 
 use super::bulk::{BulkMemory, IN_BULK};
 use super::conversation;
@@ -16,7 +16,6 @@ pub use bundle::Entry;
 use doorbell_fabric::sync::{Ordering, light_barrier, planted_bug};
 use doorbell_fabric::{PacketHead, PacketKind};
 pub use opened::Opened;
-pub(super) use run::Behind;
 
 /// The number of cells by which the consumer prefetches ahead. In a stream those cells are written by then, and only the next few
 /// instructions would overlap the journey of each line. In a conversation the line is here already, from the lap before.

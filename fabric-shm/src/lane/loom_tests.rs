@@ -1,6 +1,6 @@
 //! The lane under loom: every interleaving and every allowed reordering of a few packets.
 
-use super::consumer::Behind;
+use super::consumer::run::Behind;
 use super::*;
 use crate::copies::Copying;
 use doorbell_fabric::sync::{AtomicU64, Ordering};

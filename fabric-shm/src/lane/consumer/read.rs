@@ -1,6 +1,7 @@
 //! Messages that are read in place, by the path of most messages.
 
-use super::{ASK_BEFORE, Behind, Consumer, Next, Place, Seen, SeriesEnd};
+use super::run::Behind;
+use super::{ASK_BEFORE, Consumer, Next, Place, Seen, SeriesEnd};
 use crate::lane::run::{Ahead, Run};
 use crate::lane::{BUNDLE, INLINE_BYTES, LaneMemory, REPORTED, RawMemory, SERIES_BYTES, check_word, word};
 use doorbell_fabric::sync::Ordering;
