@@ -169,7 +169,8 @@ fn leftovers_are_no_messages() {
     for (same_tag, short) in [(false, 8), (true, 8), (false, 64), (true, 64)] {
         let block = Block::new(16, 16 << 10);
         let (mut producer, mut consumer) = ends(&block);
-        for sequence in 0..300 {
+        let count = if cfg!(miri) { 90 } else { 300 };
+        for sequence in 0..count {
             // Of a message in the same cell in the next lap.
             let words = [crate::lane::check_word(producer.pushed() + 17, crate::lane::APPENDED, short); 8];
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -187,7 +188,7 @@ fn leftovers_are_no_messages() {
             assert!(!consumer.is_ready() && pop(&mut consumer).is_none(), "{sequence}");
             consumer.tell();
         }
-        assert!(producer.pushed() > 100);
+        assert!(producer.pushed() > u64::from(count) / 3);
     }
 }
 
