@@ -170,7 +170,7 @@ pub fn a_series_without_room_says_how_far_it_came(world: &World) {
 pub fn chunks_arrive_as_messages_of_their_own(world: &World) {
     let [a, b] = world.nodes();
     let peer = a.peer(b.id()).unwrap();
-    // Each call with a length of its own bundle, one that is written message by message, and one without bundles.
+    // Each call gets a length whose bundle is one copy, one whose bundle is written message by message, and one without bundles.
     for (number, (len, count)) in
         [(8, 100), (64, 100), (1016, 40), (1, 100), (13, 100), (900, 40), (3000, 20), (150_000, 3), (5000, 20)]
             .into_iter()

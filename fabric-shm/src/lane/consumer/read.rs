@@ -97,8 +97,8 @@ impl Consumer<RawMemory> {
         Some(Next { tag, len, rings })
     }
 
-    /// As [`read_next`](Self::read_next) for a detached message of this length. Out of line, because the path of the shortest messages would
-    /// need more registers.
+    /// As [`read_next`](Self::read_next) for a detached message of this length. Out of line, to keep the path of the shortest
+    /// messages small.
     #[inline(never)]
     fn read_detached<const STREAM: bool>(
         &mut self,
