@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The version of the layout that this file knows.
-pub const LAYOUT_VERSION: u64 = 21;
+pub const LAYOUT_VERSION: u64 = 22;
 /// The first word of a segment that is ready.
 const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");
 const HEADER_BYTES: usize = 128;

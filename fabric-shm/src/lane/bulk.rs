@@ -3,15 +3,14 @@
 //! A node has lanes from many others, so a lane's own data ring is small, and a small ring is slow for messages of 8 KiB and more.
 //! Between processors that share a cache, its lines move from one core's private cache to the other's, which takes longer than
 //! from the shared cache. Between other processors, every written line is still held by the other side. So a sender of such
-//! messages creates a larger ring, offers it with a control word of the lane, and uses it once the consumer has mapped it
-//! read-only.
+//! messages creates a larger ring, offers it with a control word of the lane, and uses it once the consumer has mapped it.
 //!
 //! In a conversation the consumer has read each message before the next one is written. So a lap can end early, and the part of the
 //! ring that is used stays in the caches of both processors. In a stream the consumer is still reading, and the lap goes on to the ring's
 //! end. By then, the lines that are written next have left the consumer's own cache. To get them back from there would take longer.
 //!
 //! Its rules are those of the data ring (`ring.rs`). The lowest bit of a cell's place tells the two rings apart. The second bit asks
-//! for a report, as in the data ring.
+//! for a report, as in the data ring. The third says that the payload was streamed.
 
 /// The shortest payload that goes to the bulk ring.
 pub const BULK_LEAST: usize = 8 << 10;

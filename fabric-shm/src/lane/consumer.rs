@@ -10,7 +10,7 @@ use super::bulk::{BulkMemory, IN_BULK};
 use super::conversation;
 use super::ring::Drained;
 use super::run::{Ahead, CONTINUED_AT, CONTINUED_MOST, Run};
-use super::{APPENDED, BUNDLE, CONTINUED, Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, REPORTED, word};
+use super::{APPENDED, BUNDLE, CONTINUED, Control, INLINE_BYTES, LaneMemory, MOVED, OPENED, REPORTED, STREAMED, word};
 use bundle::Begun;
 pub use bundle::Entry;
 use doorbell_fabric::sync::{Ordering, light_barrier, planted_bug};
@@ -74,7 +74,14 @@ pub enum Place {
     /// At this offset of the data ring. True: the producer wants to know at once when it is read.
     Data(u64, bool),
     /// At this offset of the bulk ring.
-    Bulk(u64, bool),
+    Bulk {
+        /// The offset.
+        at: u64,
+        /// The producer wants to know at once when it is read.
+        reported: bool,
+        /// It was written past the producer's caches.
+        streamed: bool,
+    },
     /// In a bundle.
     Bundle(Entry),
     /// In the cell before, behind another message of its run.
@@ -237,8 +244,9 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         let place = self.memory.cell_word(self.cell(), word::PLACE).load(Ordering::Relaxed);
         let (place, reported) = (place & !REPORTED, place & REPORTED != 0);
         if place & IN_BULK != 0 {
-            let (place, (_, ring)) = (place & !IN_BULK, self.bulk.as_ref()?);
-            return ring.holds(place, len).then_some(Place::Bulk(place, reported));
+            let (at, streamed) = (place & !(IN_BULK | STREAMED), place & STREAMED != 0);
+            let (_, ring) = self.bulk.as_ref()?;
+            return ring.holds(at, len).then_some(Place::Bulk { at, reported, streamed });
         }
         self.data.holds(place, len).then_some(Place::Data(place, reported))
     }
@@ -340,10 +348,10 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             },
             // SAFETY: as above.
             Place::Bundle(entry) => unsafe { self.memory.read_data(entry.offset(), dst, seen.len) },
-            Place::Bulk(place, _) => {
+            Place::Bulk { at, .. } => {
                 if let Some((memory, _)) = &self.bulk {
                     // SAFETY: as above.
-                    unsafe { crate::copies::copy(memory.at(place), dst, seen.len) };
+                    unsafe { crate::copies::copy(memory.at(at), dst, seen.len) };
                 }
             }
         }
@@ -402,8 +410,8 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         if let Place::Data(place, reported) = place {
             self.last_len = len;
             is_due |= self.data.take(place, len) | reported;
-        } else if let (Place::Bulk(place, reported), Some((_, ring))) = (place, &mut self.bulk) {
-            is_due |= ring.take(place, len) | reported;
+        } else if let (Place::Bulk { at, reported, .. }, Some((_, ring))) = (place, &mut self.bulk) {
+            is_due |= ring.take(at, len) | reported;
         }
         is_due && self.tell()
     }

@@ -130,3 +130,30 @@ fn messages_of_8_kib_get_a_ring_and_a_callback_may_send_them() {
     b.leave().unwrap();
     domain.assert_empty();
 }
+
+/// A process that has left may keep its mapping, and write there.
+#[test]
+fn a_ring_is_not_used_again_for_another_target() {
+    let domain = Domain::new("bulk-again");
+    let join = |id| Node::builder(domain.name()).id(id).join().unwrap();
+    // Each target needs the place of the one before.
+    let a = Node::builder(domain.name()).id(0).bulk_bytes(256 << 10).join().unwrap();
+    let mut buf = vec![0; 16 << 10];
+    let mut ring_of_next = || {
+        let b = join(1);
+        for number in 0..5 {
+            let sent = a.start_send(b.id(), number, pattern::bytes(16 << 10, number)).unwrap();
+            b.recv_until(Match::any().tag(number), &mut buf, soon()).unwrap();
+            pattern::check(&buf, number);
+            sent.wait().result.unwrap();
+        }
+        b.leave().unwrap();
+        eventually("its end is noticed", || a.peer(NodeId(1)).is_err());
+        let name = format!("{}.0.r", domain.prefix());
+        domain.files().into_iter().filter(|file| file.contains(&name)).collect::<Vec<_>>()
+    };
+    let rings = [(); 3].map(|()| ring_of_next());
+    assert!(rings.iter().all(|rings| rings.len() == 1) && rings[0] != rings[1] && rings[1] != rings[2], "{rings:?}");
+    a.leave().unwrap();
+    domain.assert_empty();
+}

@@ -1,5 +1,5 @@
-//! Bulk rings for the send queues that carry messages of 8 KiB and more. They are made outside of every baton, kept when their send queue
-//! loses its target, and reused.
+//! Bulk rings for the send queues that carry messages of 8 KiB and more. They are made and withdrawn outside of every baton, since both may
+//! wait. Each ring has one target, because that target can write there as long as it keeps its mapping.
 
 use crate::links::PACKET_MOST;
 use doorbell_fabric::sync::{AtomicUsize, Ordering};
@@ -22,7 +22,7 @@ const SHARE: u64 = 8;
 /// The bulk rings of a node. Thread-safe.
 #[derive(Debug, Default)]
 pub struct BulkRings {
-    free: Mutex<Vec<Kept>>,
+    ended: Mutex<Vec<Ended>>,
     /// How many rings may still be made.
     left: AtomicUsize,
     /// The length of a ring.
@@ -31,9 +31,9 @@ pub struct BulkRings {
     lap: usize,
 }
 
-/// A ring that is no longer used, and the target that it led to: a living target may still be reading what was written last.
+/// A ring whose connection has ended, and its target. While that lives, it may map the ring, whose memory then counts towards the limit.
 #[derive(Debug)]
-struct Kept {
+struct Ended {
     ring: OwnRegion,
     node: NodeId,
     incarnation: Incarnation,
@@ -46,7 +46,7 @@ impl BulkRings {
         // One shorter ring is better than none.
         let most = bytes.checked_ilog2().map_or(0, |bits| 1 << bits).max(*RING_RANGE.start());
         let (ring, lap) = (ring.min(most), lap.min(most));
-        Self { free: Mutex::default(), left: AtomicUsize::new(bytes / ring), bytes: ring, lap }
+        Self { ended: Mutex::default(), left: AtomicUsize::new(bytes / ring), bytes: ring, lap }
     }
 
     /// The bytes of a ring that a conversation uses.
@@ -54,33 +54,35 @@ impl BulkRings {
         self.lap
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<Kept>> {
+    fn ended(&self) -> MutexGuard<'_, Vec<Ended>> {
         // No step in here leaves the list half-changed.
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A ring that no target reads. This is a slow call: it may make a file, and wait for the domain's lock. `None` if the
-    /// limit is reached, or there is no room.
-    pub fn take(
+    /// A new ring. Withdraws those that no living target reads. This is a slow call: it makes a file, and may wait for the domain's lock.
+    /// `None` if the limit is reached, or there is no room.
+    pub fn make(
         &self,
         membership: &Membership,
         number: impl FnOnce() -> u32,
         lives: impl Fn(NodeId, Incarnation) -> bool,
     ) -> Option<OwnRegion> {
         // `lives` waits for the engine, whose holder may be putting a ring here: so not while the list is locked.
-        let kept = std::mem::take(&mut *self.free());
-        let (mut found, mut others) = (None, Vec::with_capacity(kept.len()));
-        for kept in kept {
-            if found.is_none() && !lives(kept.node, kept.incarnation) {
-                found = Some(kept.ring);
-            } else {
-                others.push(kept);
+        let ended = std::mem::take(&mut *self.ended());
+        let mut kept = Vec::new();
+        // A ring that could not be withdrawn waited for the lock. Others would wait as well.
+        let mut may_withdraw = true;
+        for ended in ended {
+            if may_withdraw && !lives(ended.node, ended.incarnation) {
+                may_withdraw = ended.ring.withdraw().is_ok();
+                if may_withdraw {
+                    self.left.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                }
             }
+            kept.push(ended);
         }
-        self.free().append(&mut others);
-        if found.is_some() {
-            return found;
-        }
+        self.ended().append(&mut kept);
         if membership.space().free_bytes().is_some_and(|free| free / SHARE < self.bytes as u64) {
             return None;
         }
@@ -98,9 +100,9 @@ impl BulkRings {
         }
     }
 
-    /// Keeps a ring whose connection to this incarnation of a node has ended.
+    /// Keeps a ring whose connection to this incarnation of a node has ended, until the next one is made.
     pub fn put(&self, ring: OwnRegion, node: NodeId, incarnation: Incarnation) {
-        self.free().push(Kept { ring, node, incarnation });
+        self.ended().push(Ended { ring, node, incarnation });
     }
 }
 

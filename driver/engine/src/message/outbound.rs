@@ -2,6 +2,7 @@
 
 mod links;
 mod queue;
+mod streak;
 
 use crate::error::Error;
 use crate::links::AnyLink;
@@ -19,6 +20,7 @@ use doorbell_shm::region::OwnRegion;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
+use streak::Streak;
 
 /// The longest message that every lane carries as one packet, even in a domain with the smallest lanes.
 pub const WHOLE_BYTES: usize = 4096;
@@ -78,6 +80,7 @@ pub struct OutState {
     /// The policy's own word for each link.
     pub words: [u64; LINKS_MAX],
     sequence: u32,
+    streak: Streak,
     queue: VecDeque<SendOp>,
     carried: Arc<Carried>,
     /// Messages and bytes by link, corrected by what `carried` counts, since that counts everything for the first link.
@@ -221,6 +224,7 @@ impl OutState {
             self.rings.put(ring, self.target, self.incarnation);
         }
         self.asked = false;
+        self.streak = Streak::default();
         self.further.clear();
         self.bound = None;
         self.words = [0; LINKS_MAX];

@@ -14,6 +14,7 @@ use crate::mode::{ModeRequest, Receipt};
 use crate::sync::baton::Token;
 use crate::sync::op::{Op, Outcome};
 use crate::transfer::IN_REGION_LEAST;
+use crate::transfer::way::KERNEL_LEAST;
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Priority, Push};
@@ -56,7 +57,10 @@ impl Shared {
         bytes: &[u8],
         patience: Patience,
     ) -> Result<bool> {
-        if bytes.len() > WHOLE_MOST || self.progress() == Progress::Poller {
+        if bytes.len() > WHOLE_MOST {
+            return self.send_of_streak(me, outbound, incarnation, tag, bytes, patience);
+        }
+        if self.progress() == Progress::Poller {
             return Ok(false);
         }
         if bytes.len() >= BULK_LEAST {
@@ -88,6 +92,30 @@ impl Shared {
             Push::Full => Ok(false),
             Push::Down(_) => Err(Error::Damaged { node: outbound.target }),
         }
+    }
+
+    /// As [`send_now`](Self::send_now) for a longer message, if an earlier plan holds for it.
+    #[inline(never)]
+    fn send_of_streak(
+        &self,
+        me: Token,
+        outbound: &Outbound,
+        incarnation: Option<Incarnation>,
+        tag: u64,
+        bytes: &[u8],
+        patience: Patience,
+    ) -> Result<bool> {
+        if bytes.len() >= KERNEL_LEAST || matches!(patience, Patience::None) || self.progress() == Progress::Poller {
+            return Ok(false);
+        }
+        self.add_bulk(me, outbound, patience);
+        let Some(mut state) = outbound.state.enter(me) else { return Err(Error::Reentrant { operation: "send" }) };
+        if incarnation.is_some_and(|incarnation| incarnation != state.incarnation)
+            || self.regions().find(bytes.as_ptr(), bytes.len()).is_some()
+        {
+            return Ok(false);
+        }
+        state.send_of_streak(tag, bytes)
     }
 
     /// Sends a message that `send_now` could not: waits for room, sends it in pieces, or queues it behind other sends.
@@ -248,7 +276,7 @@ impl Shared {
         drop(state);
         let lives =
             |node, incarnation| self.enter(me, "send").is_ok_and(|mut engine| engine.fabric().live(node) == Some(incarnation));
-        let ring = self.ways().rings().take(self.membership(), || self.regions().next_number(), lives);
+        let ring = self.ways().rings().make(self.membership(), || self.regions().next_number(), lives);
         if let (Some(ring), Some(mut state)) = (ring, outbound.state.enter(me)) {
             state.set_bulk(ring);
         }

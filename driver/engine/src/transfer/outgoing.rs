@@ -9,7 +9,7 @@ use super::descriptor::{Asks, CHUNK_LEAST, CHUNK_MOST, DirectPut, Over, RemoteGe
 use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
 use super::slot::{Kind, message_words};
-use super::way::{Choice, Way};
+use super::way::{Choice, STREAK, Way};
 use super::{APART_LEAST, CopySide, LEAST_SHARE, Place, RENDEZVOUS_BYTES};
 use crate::board::monitor::Monitor;
 use crate::error::Error;
@@ -480,6 +480,25 @@ impl Outgoing {
         let Some(slots) = self.slots.get_mut(peer.id().index()) else { return false };
         let choice = Choice { in_region, len: order.len, is_idle, compares, toll: cma::toll, now: world::now };
         slots.get_or_insert_default().way.is_transfer(&choice)
+    }
+
+    /// The number of private messages of about `len` bytes that may follow one through the lane without asking [`is_worth`](Self::is_worth).
+    pub fn streak(&mut self, peer: &Arc<PeerInbox>, len: usize) -> u32 {
+        match self.slots.get_mut(peer.id().index()) {
+            // No end can copy from the other's private memory.
+            _ if peer.reach().is_none() => STREAK,
+            Some(Some(slot)) if self.copy == CopySide::Auto => slot.way.streak(len),
+            _ => 0,
+        }
+    }
+
+    /// Counts the messages that did not ask.
+    pub fn count_streak(&mut self, peer: &Arc<PeerInbox>, len: usize, messages: u32) {
+        if peer.reach().is_some()
+            && let Some(Some(slot)) = self.slots.get_mut(peer.id().index())
+        {
+            slot.way.count(len, messages);
+        }
     }
 }
 

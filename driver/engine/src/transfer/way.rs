@@ -21,6 +21,8 @@ const LANE: u64 = 60;
 pub(crate) const KERNEL_LEAST: usize = 1 << 20;
 /// After several messages at once, this many take the usual way even if they come alone: alternating is slower than either way.
 const STREAM: u32 = 64;
+/// The most messages that follow one through the lane unasked: then asking takes little of their time.
+pub(crate) const STREAK: u32 = 16;
 /// One of this many messages that would take the lane goes by the kernel, since the target may permit a put by now.
 const ASK_AGAIN: u32 = 64;
 
@@ -101,11 +103,7 @@ impl Way {
         let usual = in_region && len >= RENDEZVOUS_BYTES;
         // Both ends copy a longer message in a region, which the lane has no chance to beat. A shorter private one never is a transfer.
         let can_compare = if in_region { len <= ALONE_MOST as usize } else { len >= RENDEZVOUS_BYTES };
-        // A power of two is the longest of its class in a region, where the usual way changes above 32 KiB, and the shortest of its class in
-        // private memory, where it changes at 1 MiB.
-        let bits = |len: usize| if in_region { (len - 1).ilog2() } else { len.ilog2() };
-        let class = (bits(len.max(IN_REGION_LEAST)) - bits(IN_REGION_LEAST)) as usize;
-        let compared = &mut self.compared[usize::from(in_region)][class.min(CLASSES - 1)];
+        let compared = &mut self.compared[usize::from(in_region)][Self::class(in_region, len)];
         if !is_idle {
             self.stream = STREAM;
             compared.interrupt(Pace::of(len));
@@ -122,6 +120,36 @@ impl Way {
             Some(is_transfer) => is_transfer,
             None => usual || self.is_usually_kernel(choice),
         }
+    }
+
+    /// The number of private messages of about `len` bytes that may follow without a call of [`is_transfer`](Self::is_transfer), which would
+    /// say no. Those that did are to be [counted](Self::count).
+    pub fn streak(&mut self, len: usize) -> u32 {
+        self.streak_left(len).map_or(0, |left| STREAK.min(*left))
+    }
+
+    /// Counts messages of a streak as if `is_transfer` had been called for each.
+    pub fn count(&mut self, len: usize, messages: u32) {
+        if let Some(left) = self.streak_left(len) {
+            *left = left.saturating_sub(messages);
+        }
+    }
+
+    /// What counts messages of a streak, if there can be one.
+    fn streak_left(&mut self, len: usize) -> Option<&mut u32> {
+        if self.stream > 0 {
+            return Some(&mut self.stream);
+        }
+        let compared = &mut self.compared[0][Self::class(false, len)];
+        compared.left.as_mut().filter(|_| compared.is_transfer != Some(true))
+    }
+
+    /// The class of a length. A power of two is the longest of its class in a region, where the usual way changes above 32 KiB, and the
+    /// shortest of its class in private memory, where it changes at 1 MiB.
+    fn class(in_region: bool, len: usize) -> usize {
+        let bits = |len: usize| if in_region { (len - 1).ilog2() } else { len.ilog2() };
+        let class = (bits(len.max(IN_REGION_LEAST)) - bits(IN_REGION_LEAST)) as usize;
+        class.min(CLASSES - 1)
     }
 
     /// Whether a private message that is alone usually goes by the kernel, because its toll is low.
@@ -315,6 +343,38 @@ mod tests {
             let times = if in_region { [50, 100] } else { [100, 50] };
             assert_eq!(converse(&mut way, &choice, 1000, times), if in_region { 1000 } else { 0 });
         }
+    }
+
+    #[test]
+    fn messages_that_follow_unasked_count_as_if_they_had_asked() {
+        let choice = choice(64 << 10, true, || 0);
+        // Until a comparison begins, and after one that found no difference.
+        for (times, most) in [([100, 100], STREAK), ([80, 100], STREAK), ([80, 100], 3), ([80, 100], 0)] {
+            let (mut way, mut other) = (Way::default(), Way::default());
+            let (mut unasked, mut followed) = (0, 0);
+            for _ in 0..20_000 {
+                let is_transfer = other.is_transfer(&choice);
+                if unasked > 0 {
+                    assert!(!is_transfer);
+                    (unasked, followed) = (unasked - 1, followed + 1);
+                } else {
+                    way.count(choice.len, std::mem::take(&mut followed));
+                    assert_eq!(way.is_transfer(&choice), is_transfer);
+                    // Not all of them may come.
+                    unasked = if is_transfer { 0 } else { way.streak(choice.len).min(most) };
+                }
+                PASSED.set(PASSED.get() + times[usize::from(is_transfer)]);
+            }
+        }
+        let mut way = Way::default();
+        assert!(!way.is_transfer(&Choice { is_idle: false, ..choice }));
+        assert_eq!(way.streak(choice.len), STREAK);
+        way.count(choice.len, STREAM);
+        assert_eq!((way.stream, way.streak(choice.len)), (0, 0));
+        way.compared[0][Way::class(false, choice.len)].left = Some(3);
+        assert_eq!(way.streak(choice.len), 3);
+        way.compared[0][Way::class(false, choice.len)].is_transfer = Some(true);
+        assert_eq!(way.streak(choice.len), 0);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::Engine;
 use crate::error::Error;
+use crate::links::WHOLE_MOST;
 use crate::message::order::{Begun, Order};
 use crate::message::outbound::{OutState, Outbound, Plan, WHOLE_BYTES};
 use crate::mode::{
@@ -79,10 +80,21 @@ impl Planner<'_> {
         if !order.waits {
             return Plan::Lane(state.bound().unwrap_or(0));
         }
+        if let Some(peer) = peer
+            && let Some((len, messages)) = state.take_streak()
+        {
+            self.outgoing.count_streak(peer, len, messages);
+        }
         let advice = self.advice(state, 0, order, true);
         if advice == Protocol::Transfer || state.bound().is_some_and(|by| by != 0) {
             if order.len >= BULK_LEAST && state.is_without_bulk() {
                 outbound.wants_bulk.store(true, Ordering::Relaxed);
+            }
+            if (WHOLE_MOST + 1..KERNEL_LEAST).contains(&order.len)
+                && let Some(peer) = peer
+                && !self.local.is_in_region(order.bytes, order.len)
+            {
+                state.set_streak(order.len, self.outgoing.streak(peer, order.len));
             }
             return Plan::Lane(state.bound().unwrap_or(0));
         }

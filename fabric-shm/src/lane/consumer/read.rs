@@ -268,9 +268,10 @@ impl Consumer<RawMemory> {
             Place::Data(place, _) | Place::Detached(place) => self.memory.data_at(place as usize),
             Place::Bundle(entry) => self.memory.data_at(entry.offset()),
             // Without a ring there is no such place.
-            Place::Bulk(place, _) => self.bulk.as_ref().map_or(std::ptr::null(), |(memory, _)| memory.at(place)),
+            Place::Bulk { at, .. } => self.bulk.as_ref().map_or(std::ptr::null(), |(memory, _)| memory.at(at)),
         };
         // SAFETY: `place` checked that the bytes lie in the lane, which is mapped as long as its memory (RawMemory::new).
-        unsafe { Payload::from_raw(ptr, len) }
+        let payload = unsafe { Payload::from_raw(ptr, len) };
+        if matches!(place, Place::Bulk { streamed: true, .. }) { payload.in_memory() } else { payload }
     }
 }

@@ -5,7 +5,7 @@ use crate::copies::Copying;
 use crate::lane::bulk::IN_BULK;
 use crate::lane::ring::Filled;
 use crate::lane::ways::{SHORT, Ways};
-use crate::lane::{Control, INLINE_BYTES, LaneMemory, MOVED, REPORTED, check_word, data_room, word};
+use crate::lane::{Control, INLINE_BYTES, LaneMemory, MOVED, REPORTED, STREAMED, check_word, data_room, word};
 use doorbell_fabric::sync::{Ordering, planted_bug};
 use doorbell_fabric::{LinkDown, Push};
 
@@ -158,11 +158,9 @@ impl<M: LaneMemory> Producer<M> {
     #[inline(always)]
     pub(super) fn told(&self, place: u64, len: usize) -> u64 {
         let in_bulk = place & IN_BULK != 0;
-        if self.ways.wants_report(in_bulk, place, len) || in_bulk && self.ends_soon(place & !IN_BULK, len) {
-            place | REPORTED
-        } else {
-            place
-        }
+        let reported = self.ways.wants_report(in_bulk, place, len) || in_bulk && self.ends_soon(place & !IN_BULK, len);
+        let streamed = in_bulk && self.ways.copying(len) == Copying::Streamed;
+        place | if reported { REPORTED } else { 0 } | if streamed { STREAMED } else { 0 }
     }
 
     /// Whether the next payload may begin a lap of the bulk ring, if the consumer has read these `len` bytes by then. The next payload may be

@@ -118,7 +118,7 @@ fn forged_places_in_a_bulk_ring_are_found_out() {
     let mut room = bulk_room(64 << 10);
     let sent = message(0, 16 << 10);
     for with_ring in [false, true] {
-        for place in [1, 3, 5, 64 + 1, (64 << 10) + 1, (56 << 10) + 65, u64::MAX, u64::MAX - 62, 1 << 63 | 1, 33] {
+        for place in [1, 3, 5, 7, 9, 64 + 1, (64 << 10) + 1, (56 << 10) + 65, u64::MAX, u64::MAX - 62, 1 << 63 | 1, 33] {
             let mut producer = Producer::claim(block.memory(), 1).unwrap();
             let mut consumer = Consumer::new(block.memory(), None);
             if with_ring {
@@ -127,8 +127,8 @@ fn forged_places_in_a_bulk_ring_are_found_out() {
             }
             assert_eq!(push(&mut producer, PacketKind::Whole, 0, &sent), Push::Done);
             block.memory().cell_word(0, word::PLACE).store(place, std::sync::atomic::Ordering::Relaxed);
-            // The second bit only asks for a report.
-            let is_right = with_ring && [1, 3, 65].contains(&place);
+            // The second bit only asks for a report, and the third only says how to copy.
+            let is_right = with_ring && [1, 3, 5, 7, 65].contains(&place);
             match consumer.peek() {
                 Peek::Packet(seen) => {
                     // SAFETY: from the latest peek.
@@ -186,7 +186,7 @@ fn ends_with_a_lap(block: &Block, room: &mut [Line]) -> (Producer<RawMemory>, Co
 /// How far into the ring the first packet reaches.
 fn reach(consumer: &Consumer<RawMemory>) -> u64 {
     let Peek::Packet(seen) = consumer.peek() else { panic!("a packet waits") };
-    let Place::Bulk(place, _) = seen.place else { panic!("it lies in the bulk ring, not at {:?}", seen.place) };
+    let Place::Bulk { at: place, .. } = seen.place else { panic!("it lies in the bulk ring, not at {:?}", seen.place) };
     place + seen.len as u64
 }
 
