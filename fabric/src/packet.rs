@@ -259,7 +259,7 @@ impl std::fmt::Debug for Payload<'_> {
 #[inline(never)]
 unsafe fn copy_parts(src: *const u8, dst: *mut u8, len: usize) {
     const PARTS: usize = 4;
-    let mut part = len / PARTS & !63;
+    let mut part = (len / PARTS) & !63;
     if part.is_multiple_of(4096) {
         // The parts would use the same few places of a first-level cache.
         part -= 64;
