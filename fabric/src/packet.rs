@@ -108,7 +108,7 @@ const PARTS_ALWAYS: usize = 64 << 10;
 pub struct Payload<'a> {
     ptr: *const u8,
     len: usize,
-    /// They lie in no near cache.
+    /// The sender has written them past its caches.
     is_in_memory: bool,
     bytes: PhantomData<&'a [u8]>,
 }

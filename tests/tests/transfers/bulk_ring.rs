@@ -64,6 +64,9 @@ fn long_messages_go_through_a_ring_that_their_sender_makes_and_takes_away() {
         receive(&node, number, &mut buf).unwrap();
     }
     assert_eq!(regions(&domain, 1), 1, "{:?}", domain.files());
+    // A stream is slower through a mapping that can only be read.
+    let (maps, name) = (std::fs::read_to_string("/proc/self/maps").unwrap(), format!("{}.1.r", domain.prefix()));
+    assert!(maps.lines().any(|line| line.contains(&name) && line.contains(" rw-s ")), "{maps}");
     node.send(NodeId(1), u64::MAX, b"").unwrap();
     process.end_well(PATIENCE);
     assert_eq!(regions(&domain, 1), 0, "{:?}", domain.files());

@@ -68,21 +68,18 @@ impl BulkRings {
         lives: impl Fn(NodeId, Incarnation) -> bool,
     ) -> Option<OwnRegion> {
         // `lives` waits for the engine, whose holder may be putting a ring here: so not while the list is locked.
-        let ended = std::mem::take(&mut *self.ended());
-        let mut kept = Vec::new();
+        let mut ended = std::mem::take(&mut *self.ended());
         // A ring that could not be withdrawn waited for the lock. Others would wait as well.
         let mut may_withdraw = true;
-        for ended in ended {
-            if may_withdraw && !lives(ended.node, ended.incarnation) {
-                may_withdraw = ended.ring.withdraw().is_ok();
-                if may_withdraw {
-                    self.left.fetch_add(1, Ordering::Relaxed);
-                    continue;
-                }
+        ended.retain(|ended| {
+            if !may_withdraw || lives(ended.node, ended.incarnation) {
+                return true;
             }
-            kept.push(ended);
-        }
-        self.ended().append(&mut kept);
+            may_withdraw = ended.ring.withdraw().is_ok();
+            self.left.fetch_add(usize::from(may_withdraw), Ordering::Relaxed);
+            !may_withdraw
+        });
+        self.ended().append(&mut ended);
         if membership.space().free_bytes().is_some_and(|free| free / SHARE < self.bytes as u64) {
             return None;
         }

@@ -14,7 +14,6 @@ use crate::mode::{ModeRequest, Receipt};
 use crate::sync::baton::Token;
 use crate::sync::op::{Op, Outcome};
 use crate::transfer::IN_REGION_LEAST;
-use crate::transfer::way::KERNEL_LEAST;
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Priority, Push};
@@ -45,8 +44,8 @@ pub(crate) struct ToSend<'a> {
 pub(super) const TRY_BYTES: usize = 64 << 10;
 
 impl Shared {
-    /// Sends a message that goes through a lane in one packet if there is room: no lock, no system call, no allocation. False if
-    /// the message has to take the slow path.
+    /// Sends a message through a lane if there is room, and if it is one packet or an earlier plan holds for it: no lock, no system call, no
+    /// allocation. False if the message has to take the slow path.
     #[inline(always)]
     pub(super) fn send_now(
         &self,
@@ -57,9 +56,6 @@ impl Shared {
         bytes: &[u8],
         patience: Patience,
     ) -> Result<bool> {
-        if bytes.len() > WHOLE_MOST {
-            return self.send_of_streak(me, outbound, incarnation, tag, bytes, patience);
-        }
         if self.progress() == Progress::Poller {
             return Ok(false);
         }
@@ -69,6 +65,10 @@ impl Shared {
         let Some(mut state) = outbound.state.enter(me) else { return Err(Error::Reentrant { operation: "send" }) };
         if state.is_held() || incarnation.is_some_and(|incarnation| incarnation != state.incarnation) {
             return Ok(false);
+        }
+        if bytes.len() > WHOLE_MOST {
+            let in_region = self.regions().find(bytes.as_ptr(), bytes.len()).is_some();
+            return if in_region { Ok(false) } else { state.send_of_streak(tag, bytes) };
         }
         if bytes.len() > WHOLE_BYTES && !state.is_one_packet(bytes.len()) {
             return Ok(false);
@@ -92,30 +92,6 @@ impl Shared {
             Push::Full => Ok(false),
             Push::Down(_) => Err(Error::Damaged { node: outbound.target }),
         }
-    }
-
-    /// As [`send_now`](Self::send_now) for a longer message, if an earlier plan holds for it.
-    #[inline(never)]
-    fn send_of_streak(
-        &self,
-        me: Token,
-        outbound: &Outbound,
-        incarnation: Option<Incarnation>,
-        tag: u64,
-        bytes: &[u8],
-        patience: Patience,
-    ) -> Result<bool> {
-        if bytes.len() >= KERNEL_LEAST || matches!(patience, Patience::None) || self.progress() == Progress::Poller {
-            return Ok(false);
-        }
-        self.add_bulk(me, outbound, patience);
-        let Some(mut state) = outbound.state.enter(me) else { return Err(Error::Reentrant { operation: "send" }) };
-        if incarnation.is_some_and(|incarnation| incarnation != state.incarnation)
-            || self.regions().find(bytes.as_ptr(), bytes.len()).is_some()
-        {
-            return Ok(false);
-        }
-        state.send_of_streak(tag, bytes)
     }
 
     /// Sends a message that `send_now` could not: waits for room, sends it in pieces, or queues it behind other sends.

@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn messages_that_follow_unasked_count_as_if_they_had_asked() {
         let choice = choice(64 << 10, true, || 0);
-        // Until a comparison begins, and after one that found no difference.
+        // Two ways that are as fast, and a lane that is faster.
         for (times, most) in [([100, 100], STREAK), ([80, 100], STREAK), ([80, 100], 3), ([80, 100], 0)] {
             let (mut way, mut other) = (Way::default(), Way::default());
             let (mut unasked, mut followed) = (0, 0);

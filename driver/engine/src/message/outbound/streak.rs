@@ -29,13 +29,14 @@ impl OutState {
         (sent > 0).then_some((1 << class, sent))
     }
 
-    /// Sends a message of several packets if the last plan holds for it, and all of it has room. False: it takes the longer way.
+    /// Sends a message of several packets if the last plan holds for it, and all of it has room. False: it takes the longer way. The caller
+    /// knows that the queue is not [held](Self::is_held).
     ///
     /// # Errors
     /// [`Error::Damaged`].
     pub fn send_of_streak(&mut self, tag: u64, bytes: &[u8]) -> Result<bool, Error> {
         let Streak { left, class, .. } = self.streak;
-        if left == 0 || bytes.is_empty() || bytes.len().ilog2() != class || self.is_held() {
+        if left == 0 || bytes.is_empty() || bytes.len().ilog2() != class {
             return Ok(false);
         }
         let Some(link @ AnyLink::Shm(_)) = &mut self.link else { return Ok(false) };
