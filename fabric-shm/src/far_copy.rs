@@ -1,7 +1,5 @@
 //! Large copies between memory of one processor and data in the cache of another one.
 
-use crate::hint;
-
 /// The shortest copy that gains from this method.
 const FROM: usize = 16 << 10;
 
@@ -30,7 +28,7 @@ pub unsafe fn far_copy(src: *const u8, dst: *mut u8, len: usize) {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod wide {
-    use super::hint;
+    use doorbell_fabric::hint;
     use std::arch::x86_64::{_mm512_loadu_si512, _mm512_storeu_si512};
 
     const PAGE: usize = 4096;

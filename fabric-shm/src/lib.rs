@@ -31,10 +31,10 @@ pub mod board;
 #[cfg(not(loom))]
 pub mod bus;
 pub mod channel;
+pub mod choice;
 pub mod clock;
 #[cfg(not(loom))]
 pub mod cma;
-pub mod copies;
 pub mod device;
 #[cfg(not(loom))]
 pub mod domain;
@@ -49,8 +49,6 @@ pub mod far_copy;
 pub mod fault;
 #[cfg(not(loom))]
 pub mod faults;
-#[cfg_attr(loom, allow(dead_code))]
-mod hint;
 pub mod keys;
 pub mod lane;
 pub mod layout;

@@ -88,7 +88,7 @@ impl Returns {
     #[inline(always)]
     pub fn own_ahead(&self, slot: u16) {
         if let Some(word) = self.0.get(slot.into()) {
-            crate::hint::own(word.as_ptr().cast_const().cast());
+            doorbell_fabric::hint::own(word.as_ptr().cast_const().cast());
         }
     }
 

@@ -8,6 +8,7 @@
 //! 4. [`fabric`]: the transport — [`Fabric`] polls packets in, [`Link`] pushes them out.
 //! 5. [`transfer`]: the two ends of bytes that a network moves apart from its packets — [`BytesOut`], [`BytesIn`].
 //! 6. [`sync`]: the atomics and barriers that every crate uses. Under `cfg(loom)` they are loom's.
+//! 7. [`copies`] and [`hint`]: the ways to copy many bytes, and requests for cache lines.
 //!
 //! This crate does no input or output and knows no particular fabric.
 
@@ -17,8 +18,10 @@ compile_error!(
     "Doorbell needs Linux on x86-64 or AArch64: it uses futexes, membarrier and /dev/shm, and no other system has all of them"
 );
 
+pub mod copies;
 pub mod envelope;
 pub mod fabric;
+pub mod hint;
 pub mod id;
 pub mod packet;
 pub mod sync;

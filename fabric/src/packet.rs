@@ -1,5 +1,6 @@
 //! Packets, the units in which messages travel over a fabric.
 
+use crate::copies::{self, Known};
 use std::marker::PhantomData;
 
 /// The part that a packet plays in its message. The numbers are part of the shared-memory layout.
@@ -95,11 +96,6 @@ pub struct PacketHead {
     pub total: u64,
 }
 
-/// The shortest payload in memory that is copied in parts. Bytes that lie in a cache are copied faster in one piece.
-const PARTS_LEAST: usize = 8 << 10;
-/// The shortest payload that is always copied in parts: so long a packet belongs to a message that fills caches.
-const PARTS_ALWAYS: usize = 64 << 10;
-
 /// The bytes of a message at the place where they lie.
 ///
 /// The sender may still be able to write to that memory, so there is no safe `&[u8]` over it. Copy the bytes out with
@@ -108,8 +104,7 @@ const PARTS_ALWAYS: usize = 64 << 10;
 pub struct Payload<'a> {
     ptr: *const u8,
     len: usize,
-    /// The sender has written them past its caches.
-    is_in_memory: bool,
+    known: Known,
     bytes: PhantomData<&'a [u8]>,
 }
 
@@ -120,19 +115,27 @@ impl<'a> Payload<'a> {
     /// The bytes must be mapped and readable for `'a`. They may change at any time.
     #[inline]
     pub unsafe fn from_raw(ptr: *const u8, len: usize) -> Self {
-        Self { ptr, len, is_in_memory: false, bytes: PhantomData }
+        Self { ptr, len, known: Known::Nothing, bytes: PhantomData }
     }
 
-    /// The same bytes, which the sender has written past its caches: a copy is to keep many lines in flight.
+    /// The receiver's knowledge of these bytes, by which it chooses how to copy them.
+    #[doc(hidden)]
     #[inline]
-    pub fn in_memory(self) -> Self {
-        Self { is_in_memory: true, ..self }
+    pub fn known(&self) -> Known {
+        self.known
+    }
+
+    /// The same bytes, of which this is known.
+    #[doc(hidden)]
+    #[inline]
+    pub fn with(self, known: Known) -> Self {
+        Self { known, ..self }
     }
 
     /// A view of private bytes.
     #[inline]
     pub fn private(bytes: &'a [u8]) -> Self {
-        Self { ptr: bytes.as_ptr(), len: bytes.len(), is_in_memory: false, bytes: PhantomData }
+        Self { ptr: bytes.as_ptr(), len: bytes.len(), known: Known::Nothing, bytes: PhantomData }
     }
 
     /// A pointer to the first byte. [`len`](Self::len) bytes are readable for `'a`; they may change at any time.
@@ -165,25 +168,19 @@ impl<'a> Payload<'a> {
             32..=64 => unsafe { self.copy_ends::<32>(buf, len) },
             // SAFETY: `len` bytes are readable at `ptr` (from_raw's caller) and writable in `buf`; `buf` is exclusive, so the two
             // do not overlap.
-            _ => unsafe { self.copy_long(buf.as_mut_ptr(), len) },
+            _ => unsafe { Self { len, ..*self }.copy_all(buf.as_mut_ptr()) },
         }
         len
     }
 
-    /// Copies the first `len` bytes.
+    /// Copies all bytes.
     ///
     /// # Safety
-    /// They are readable at `ptr` and writable at `to`, and the two do not overlap.
+    /// [`len`](Self::len) bytes are writable at `to`, and none of them are bytes of this payload.
     #[inline(always)]
-    unsafe fn copy_long(&self, to: *mut u8, len: usize) {
-        // SAFETY: caller.
-        unsafe {
-            if len >= PARTS_ALWAYS || self.is_in_memory && len >= PARTS_LEAST {
-                copy_parts(self.ptr, to, len);
-            } else {
-                std::ptr::copy_nonoverlapping(self.ptr, to, len);
-            }
-        }
+    unsafe fn copy_all(&self, to: *mut u8) {
+        // SAFETY: the bytes are readable at `ptr` (from_raw's caller) and writable at `to` (caller).
+        unsafe { copies::out(self.known, self.ptr, to, self.len) }
     }
 
     /// Copies the first `N` and the last `N` of `len` bytes. Those are all of them, because `len` is at most twice `N`.
@@ -212,7 +209,7 @@ impl<'a> Payload<'a> {
         // SAFETY: `len` bytes are readable at `ptr` (from_raw's caller) and writable behind `end` (reserve), and the copy
         // initialises them. A vector owns its memory, so the two do not overlap.
         unsafe {
-            self.copy_long(bytes.as_mut_ptr().add(end), self.len);
+            self.copy_all(bytes.as_mut_ptr().add(end));
             bytes.set_len(end + self.len);
         }
     }
@@ -251,30 +248,6 @@ impl std::fmt::Debug for Payload<'_> {
     }
 }
 
-/// Copies four parts at the same time, a line of each in turn. A processor prefetches each of them, so more lines are on their way from memory
-/// than in a copy from the first byte to the last.
-///
-/// # Safety
-/// As [`std::ptr::copy_nonoverlapping`].
-#[inline(never)]
-unsafe fn copy_parts(src: *const u8, dst: *mut u8, len: usize) {
-    const PARTS: usize = 4;
-    let mut part = (len / PARTS) & !63;
-    if part.is_multiple_of(4096) {
-        // The parts would use the same few places of a first-level cache.
-        part -= 64;
-    }
-    for line in (0..part).step_by(64) {
-        for at in (0..PARTS).map(|number| number * part + line) {
-            // SAFETY: `at + 64 <= PARTS * part <= len`. Arrays of bytes need no alignment.
-            unsafe { dst.add(at).cast::<[u8; 64]>().write(src.add(at).cast::<[u8; 64]>().read()) };
-        }
-    }
-    let done = PARTS * part;
-    // SAFETY: the rest of the caller's bytes.
-    unsafe { std::ptr::copy_nonoverlapping(src.add(done), dst.add(done), len - done) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -294,14 +267,17 @@ mod tests {
     }
 
     #[test]
-    fn payloads_in_memory_and_long_ones_are_copied_whole() {
-        let source: Vec<u8> = (0..PARTS_ALWAYS + 300).map(|at| (at * 7 / 5) as u8).collect();
-        for len in [PARTS_LEAST - 1, PARTS_LEAST, PARTS_LEAST + 255, PARTS_LEAST + 256, PARTS_ALWAYS, source.len() - 3] {
+    fn payloads_are_copied_whole_whatever_is_known_about_them() {
+        const LONG: usize = 64 << 10;
+        let source: Vec<u8> = (0..LONG + 300).map(|at| (at * 7 / 5) as u8).collect();
+        for len in [8191, 8192, 8192 + 255, 8192 + 256, LONG - 1, LONG, source.len() - 3] {
             let payload = Payload::private(&source[3..3 + len]);
-            for payload in [payload, payload.in_memory(), payload.in_memory().slice(0, len).unwrap()] {
-                let mut copy = vec![0; len + 1];
-                assert_eq!(payload.copy_to(&mut copy), len);
-                assert!(copy[..len] == source[3..3 + len] && copy[len] == 0, "{len}");
+            for known in [Known::Nothing, Known::Streamed, Known::Long] {
+                for payload in [payload.with(known), payload.with(known).slice(0, len).unwrap()] {
+                    let mut copy = vec![0; len + 1];
+                    assert_eq!(payload.copy_to(&mut copy), len);
+                    assert!(copy[..len] == source[3..3 + len] && copy[len] == 0, "{len} {known:?}");
+                }
             }
         }
     }

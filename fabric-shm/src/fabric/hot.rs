@@ -167,7 +167,7 @@ impl Hot<'_> {
         let expected = self.lane.consumer.expected_line();
         self.lane.consumer.watch(rounds, also_opened, || {
             if let Some(line) = expected {
-                crate::hint::prefetch(line);
+                doorbell_fabric::hint::prefetch(line);
             }
             doorbell_fabric::sync::spin_hint();
         })

@@ -45,6 +45,8 @@ pub struct Consumer<M> {
     /// Length of the last payload that did not fit into its cell.
     last_len: usize,
     begun: Begun,
+    /// The message to which the next packets belong is longer than half of the bulk ring.
+    is_long: bool,
     /// The run that the next message may belong to. If the last packet began no run, there is no run.
     ahead: Ahead,
     refusing: bool,
@@ -172,6 +174,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             answered: false,
             last_len: usize::MAX,
             begun: Begun::default(),
+            is_long: false,
             ahead: Ahead::of(Run::NONE, 0),
             refusing: false,
             given_up: 0,
@@ -351,7 +354,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             Place::Bulk { at, .. } => {
                 if let Some((memory, _)) = &self.bulk {
                     // SAFETY: as above.
-                    unsafe { crate::copies::copy(memory.at(at), dst, seen.len) };
+                    unsafe { std::ptr::copy_nonoverlapping(memory.at(at), dst, seen.len) };
                 }
             }
         }
@@ -375,6 +378,9 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     #[must_use]
     pub fn take(&mut self, seen: &Seen) -> bool {
         let PacketHead { kind, tag, sequence, .. } = seen.head;
+        if kind == PacketKind::First {
+            self.is_long = self.begins_long(seen);
+        }
         let run = match seen.place {
             // Others begin no run.
             _ if kind != PacketKind::Whole || seen.stamp != 0 => Run::NONE,
@@ -383,6 +389,13 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             _ => Run::NONE,
         };
         self.leave(seen.place, seen.len, run, true)
+    }
+
+    /// Whether the message of the first packet, which is its first one, is longer than half of the bulk ring. The sender makes that half as
+    /// long as a processor's own cache.
+    #[inline]
+    pub(super) fn begins_long(&self, seen: &Seen) -> bool {
+        self.bulk.as_ref().is_some_and(|(memory, _)| seen.head.total > memory.len() as u64 / 2)
     }
 
     /// Like [`take`](Self::take), for a packet that begins no run, and whose `len` bytes lie at `place`.

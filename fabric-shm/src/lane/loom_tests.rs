@@ -2,7 +2,7 @@
 
 use super::consumer::run::Behind;
 use super::*;
-use crate::copies::Copying;
+use doorbell_fabric::copies::Copying;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::{PacketHead, PacketKind, Push};
 use std::sync::Arc;

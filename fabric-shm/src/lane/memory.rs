@@ -1,11 +1,11 @@
 //! The interface by which lane code accesses shared words and bytes.
 
 use super::word;
-use crate::copies::Copying;
-#[cfg(not(loom))]
-use crate::hint;
 #[cfg(not(loom))]
 use crate::layout::{CELL_BYTES, LanePlace};
+use doorbell_fabric::copies::Copying;
+#[cfg(not(loom))]
+use doorbell_fabric::hint;
 use doorbell_fabric::sync::AtomicU64;
 
 /// The control words of a lane. The consumer writes the first five, the producer the others.
@@ -177,14 +177,14 @@ impl LaneMemory for RawMemory {
     unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, way: Copying) {
         debug_assert!((way != Copying::Streamed || offset.is_multiple_of(64)) && offset + len <= self.data_bytes);
         // SAFETY: caller; the ring begins with a cache line.
-        unsafe { crate::copies::copy_by(way, src, self.data.add(offset), len) }
+        unsafe { doorbell_fabric::copies::copy_by(way, src, self.data.add(offset), len) }
     }
 
     #[inline(always)]
     unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize) {
         debug_assert!(offset + len <= self.data_bytes);
         // SAFETY: caller.
-        unsafe { crate::copies::copy(self.data.add(offset), dst, len) }
+        unsafe { doorbell_fabric::copies::copy(self.data.add(offset), dst, len) }
     }
 
     #[inline(always)]

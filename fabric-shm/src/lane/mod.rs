@@ -138,7 +138,8 @@ pub(crate) fn data_room(len: usize) -> u64 {
 /// Marks a place whose reading the consumer reports at once. Places are multiples of a line, so the bit is free.
 pub(crate) const REPORTED: u64 = 2;
 
-/// Marks a place in the bulk ring whose payload was [streamed](crate::copies::Copying::Streamed): its lines come from memory, not from a cache.
+/// Marks a place in the bulk ring whose payload was [streamed](doorbell_fabric::copies::Copying::Streamed): its lines come from memory, not
+/// from a cache.
 pub(crate) const STREAMED: u64 = 4;
 
 #[cfg(all(test, loom))]

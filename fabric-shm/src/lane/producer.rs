@@ -16,7 +16,7 @@ use super::ways::Ways;
 use super::{
     CONTINUED, Control, INLINE_BYTES, LaneMemory, OPENED, PIECES_LEAST, STAMP_EVERY, STAMP_NS, STAMPED, check_word, word,
 };
-use crate::copies::Copying;
+use doorbell_fabric::copies::Copying;
 use doorbell_fabric::sync::{Ordering, planted_bug};
 use doorbell_fabric::{PacketHead, PacketKind, Push};
 
@@ -112,7 +112,7 @@ impl<M: LaneMemory> Producer<M> {
             waiting: false,
             coming: (0, 0),
             pushed_at: 0,
-            can_offer: crate::hint::can_offer(),
+            can_offer: doorbell_fabric::hint::can_offer(),
             run: Run::NONE,
             cells_left: conversation::cells_left(),
             stamp_from: if STAMPED { 0 } else { u64::MAX },
@@ -476,7 +476,7 @@ impl<M: LaneMemory> Producer<M> {
         if !self.can_offer {
             return false;
         }
-        let now = crate::hint::ticks();
+        let now = doorbell_fabric::hint::ticks();
         now.wrapping_sub(std::mem::replace(&mut self.pushed_at, now)) > SELDOM_TICKS
     }
 
@@ -537,7 +537,7 @@ unsafe fn store<M: LaneMemory>(memory: &M, bulk: Option<BulkMemory>, place: usiz
         match bulk {
             Some(bulk) => {
                 let way = way.with(bulk.len().saturating_sub(place + len));
-                crate::copies::copy_by(way, bytes, bulk.at(place as u64), len);
+                doorbell_fabric::copies::copy_by(way, bytes, bulk.at(place as u64), len);
             }
             None => memory.write_data(place, bytes, len, way.with(memory.data_bytes().saturating_sub(place + len))),
         }

@@ -419,7 +419,7 @@ proptest! {
         let mut consumer = Consumer::new(memory, None);
         for (at, word) in data.iter().enumerate() {
             // SAFETY: eight bytes inside the ring.
-            unsafe { memory.write_data(at * 8, word.to_ne_bytes().as_ptr(), 8, crate::copies::Copying::Library) };
+            unsafe { memory.write_data(at * 8, word.to_ne_bytes().as_ptr(), 8, doorbell_fabric::copies::Copying::Library) };
         }
         let mut taken = 0;
         for words in words.iter().cycle().take(100) {

@@ -14,7 +14,7 @@
 //! So the producer tries all of them now and then, and compares the times between its messages.
 
 use super::{PIECE_LEAST, PIECES_LEAST, data_room};
-use crate::copies::Copying;
+use doorbell_fabric::copies::Copying;
 
 /// The bytes that a short lap uses: an eighth of a small first-level cache, which also holds both sides' own buffers.
 pub(super) const SHORT: u64 = if cfg!(loom) { 64 } else { 4 << 10 };

@@ -2,8 +2,8 @@
 
 use doorbell::Listener;
 use doorbell::{Error, Event, Incarnation, Match, Metric, Node, NodeId, Operation, Payload, Priority, Progress, Received, Space};
+use doorbell_fabric::copies::Copying;
 use doorbell_fabric::{Fabric, PacketHead, PacketKind, Push, Sink, Verdict};
-use doorbell_shm::copies::Copying;
 use doorbell_shm::domain::{JoinOptions, Membership, PeerInbox};
 use doorbell_shm::fabric::ShmFabric;
 use doorbell_shm::lane::{LaneMemory, Producer, RawMemory};

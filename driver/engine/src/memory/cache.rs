@@ -3,7 +3,7 @@
 use super::key::{Place, read_secret};
 use super::table::Credit;
 use crate::error::{Error, KeyFault, Result};
-use doorbell_shm::copies::Choice;
+use doorbell_shm::choice::Choice;
 use doorbell_shm::domain::PeerInbox;
 use doorbell_shm::region::PeerRegion;
 use std::sync::Arc;

@@ -15,7 +15,7 @@ use crate::sync::op::{Op, Outcome};
 use crate::turn::Engine;
 use crate::{Node, Peer, Result};
 use doorbell_fabric::sync::{Ordering, fence};
-use doorbell_shm::copies::{CHOICE_LEAST, Choice};
+use doorbell_shm::choice::{CHOICE_LEAST, Choice};
 use doorbell_shm::error::ShmError;
 use doorbell_shm::far_copy::far_copy;
 use doorbell_shm::region::PeerRegion;

@@ -95,7 +95,9 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             (Place::Data(place, _), _) => unsafe { self.memory.read_data(place as usize + from, dst, len) },
             #[cfg(not(loom))]
             // SAFETY: as above.
-            (Place::Bulk { at, .. }, Some((memory, _))) => unsafe { crate::copies::copy(memory.at(at).add(from), dst, len) },
+            (Place::Bulk { at, .. }, Some((memory, _))) => unsafe {
+                doorbell_fabric::copies::copy(memory.at(at).add(from), dst, len)
+            },
             // A packet in its cell is never opened.
             _ => {}
         }

@@ -4,6 +4,7 @@ use super::run::Behind;
 use super::{ASK_BEFORE, Consumer, Next, Place, Seen, SeriesEnd};
 use crate::lane::run::{Ahead, Run};
 use crate::lane::{BUNDLE, INLINE_BYTES, LaneMemory, REPORTED, RawMemory, SERIES_BYTES, check_word, word};
+use doorbell_fabric::copies::Known;
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{PacketKind, Payload};
 
@@ -253,8 +254,17 @@ impl Consumer<RawMemory> {
     /// `seen` comes from the latest `peek`, and nothing is taken while the payload lives.
     #[inline(always)]
     pub unsafe fn payload(&self, seen: &Seen) -> Payload<'_> {
+        let is_long = match seen.head.kind {
+            PacketKind::First => self.begins_long(seen),
+            PacketKind::Next => self.is_long,
+            _ => false,
+        };
         // SAFETY: caller.
-        unsafe { self.payload_at(seen.place, seen.len) }
+        let payload = unsafe { self.payload_at(seen.place, seen.len) };
+        match seen.place {
+            Place::Bulk { streamed: false, .. } if is_long => payload.with(Known::Long),
+            _ => payload,
+        }
     }
 
     /// The `len` payload bytes of the first packet at `place`, in place.
@@ -272,6 +282,6 @@ impl Consumer<RawMemory> {
         };
         // SAFETY: `place` checked that the bytes lie in the lane, which is mapped as long as its memory (RawMemory::new).
         let payload = unsafe { Payload::from_raw(ptr, len) };
-        if matches!(place, Place::Bulk { streamed: true, .. }) { payload.in_memory() } else { payload }
+        if matches!(place, Place::Bulk { streamed: true, .. }) { payload.with(Known::Streamed) } else { payload }
     }
 }

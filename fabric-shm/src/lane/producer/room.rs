@@ -1,11 +1,11 @@
 //! Room for the next packet: what the consumer has read, where the next payload goes, and which lines it will fill.
 
 use super::{Bulk, OWN_BEFORE, Producer, SPARE};
-use crate::copies::Copying;
 use crate::lane::bulk::IN_BULK;
 use crate::lane::ring::Filled;
 use crate::lane::ways::{SHORT, Ways};
 use crate::lane::{Control, INLINE_BYTES, LaneMemory, MOVED, REPORTED, STREAMED, check_word, data_room, word};
+use doorbell_fabric::copies::Copying;
 use doorbell_fabric::sync::{Ordering, planted_bug};
 use doorbell_fabric::{LinkDown, Push};
 
@@ -270,7 +270,7 @@ impl<M: LaneMemory> Producer<M> {
                 backlog = rings.map(|ring| ring.tail - ring.head_seen).sum();
             }
         }
-        self.ways.compare(len, backlog, crate::hint::ticks());
+        self.ways.compare(len, backlog, doorbell_fabric::hint::ticks());
     }
 
     /// Reads the consumer's position. Acquire: the consumer's reads of freed places happen before our next writes there.

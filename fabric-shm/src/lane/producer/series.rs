@@ -1,9 +1,9 @@
 //! Several messages of a producer at once, in bundles.
 
 use super::{OWN_BEFORE, Producer, SPARE, describe, reveal};
-use crate::copies::Copying;
 use crate::lane::bundle::{BYTES_MOST, ENTRY_HEAD, MESSAGE_MOST, MESSAGES_MOST, entry_bytes};
 use crate::lane::{BUNDLE, LaneMemory, check_word, word};
+use doorbell_fabric::copies::Copying;
 use doorbell_fabric::sync::{Ordering, planted_bug};
 use std::num::NonZeroUsize;
 

@@ -1,6 +1,7 @@
 //! Payloads in the sender's bulk ring.
 
 use super::*;
+use doorbell_fabric::copies::Known;
 use std::ops::Range;
 
 #[test]
@@ -243,6 +244,30 @@ fn a_message_longer_than_a_lap_begins_laps_while_it_is_read() {
         }
     }
     assert!(reached <= 128 << 10, "it reaches {reached}");
+}
+
+#[test]
+fn the_packets_of_a_message_longer_than_half_the_bulk_ring_are_known_as_long() {
+    let (block, mut room) = (Block::new(64, 64 << 10), bulk_room(64 << 10));
+    let (mut producer, mut consumer) = ends_with_a_lap(&block, &mut room);
+    let mut known = |sequence, kind, total: usize| {
+        assert_eq!(push_of(&mut producer, kind, sequence, &message(sequence, BULK_LEAST), total as u64), Push::Done);
+        let Peek::Packet(seen) = consumer.peek() else { panic!("a packet waits") };
+        // SAFETY: from the latest peek, and nothing is taken yet.
+        let known = unsafe { consumer.payload(&seen) }.known();
+        assert_eq!(pop(&mut consumer).unwrap().1, message(sequence, BULK_LEAST));
+        known
+    };
+    for (sequence, total, expected) in
+        [(0, 32 << 10, Known::Nothing), (1, (32 << 10) + 1, Known::Long), (2, 9000, Known::Nothing)]
+    {
+        for kind in [PacketKind::First, PacketKind::Next, PacketKind::Next] {
+            assert_eq!(known(sequence, kind, total), expected, "{kind:?} of {total} bytes");
+        }
+    }
+    // A whole message is not a part of the one before.
+    assert_eq!(known(3, PacketKind::First, 1 << 20), Known::Long);
+    assert_eq!(known(4, PacketKind::Whole, BULK_LEAST), Known::Nothing);
 }
 
 #[test]

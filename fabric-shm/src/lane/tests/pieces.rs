@@ -1,7 +1,7 @@
 //! Payloads that are copied while they are written.
 
 use super::*;
-use crate::copies::Copying;
+use doorbell_fabric::copies::Copying;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use std::cell::RefCell;
 use std::collections::VecDeque;
