@@ -1,20 +1,20 @@
-//! Ways to copy a payload into a lane and out of it.
+//! Ways to copy bytes that another processor's caches hold, or will hold.
 //!
-//! The other processor's caches hold the lines that a payload goes to. Which way is the fastest depends on the processors and their distance,
-//! so the sender tries several (`fabric-shm/src/lane/ways.rs`).
+//! Which way is the fastest depends on the processors and their distance, so senders try several (`fabric-shm/src/lane/ways.rs`,
+//! `fabric-shm/src/choice.rs`).
 
-/// What a receiver knows about a payload that it is to copy out of a lane.
+/// The receiver's knowledge of a payload that it copies out of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
     /// Nothing.
     Nothing,
     /// The sender has [streamed](Copying::Streamed) it, so it lies in memory.
     Streamed,
-    /// Its message is longer than a processor's own cache.
+    /// Its message is longer than half of the bulk ring. By default that half is at most as long as the sender's own cache.
     Long,
 }
 
-/// A way to copy a payload into a lane.
+/// A way to copy bytes into memory that another process reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copying {
     /// As the C library copies: some KiB by the processor's string move, which requests many lines at once, and begins slowly.
@@ -31,7 +31,7 @@ pub enum Copying {
 /// The shortest length for which the loop is worth a call.
 const LOOP_LEAST: usize = 2048;
 
-/// The shortest payload for which it matters what is known about it.
+/// The shortest payload whose copy depends on [`Known`].
 const KNOWN_LEAST: usize = 8 << 10;
 
 /// How many bytes ahead of its stores [`Copying::Owned`] requests lines, also behind the target. In a bare loop between distant
@@ -128,7 +128,7 @@ unsafe fn stream(src: *const u8, dst: *mut u8, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(src.add(whole), dst.add(whole), len - whole) }
 }
 
-/// Waits until all stores so far are visible.
+/// Waits until all [streamed](Copying::Streamed) stores so far are visible. Only x86-64 has such stores.
 pub fn settle_stores() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: every x86-64 processor has this instruction.
@@ -178,7 +178,7 @@ pub unsafe fn out(known: Known, src: *const u8, dst: *mut u8, len: usize) {
     unsafe {
         match known {
             Known::Streamed if len >= KNOWN_LEAST => parts(src, dst, len),
-            // The string move of the C library can write past the caches. A target that is too long for them then costs the sender its lines.
+            // The string move of the C library was slow where source and target do not fit into the caches. The sender's copies slowed down, too.
             Known::Long if len >= KNOWN_LEAST => copy(src, dst, len),
             _ => std::ptr::copy_nonoverlapping(src, dst, len),
         }

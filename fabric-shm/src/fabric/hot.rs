@@ -164,10 +164,13 @@ impl Hot<'_> {
     /// The same for the receiver of a message, which may begin with a packet that is only [opened](FirstWord::is_opened).
     #[inline(always)]
     pub fn watch_for(&self, rounds: u32, also_opened: bool) -> Option<FirstWord> {
-        let expected = self.lane.consumer.expected_line();
-        self.lane.consumer.watch(rounds, also_opened, || {
-            if let Some(line) = expected {
-                doorbell_fabric::hint::prefetch(line);
+        let consumer = &self.lane.consumer;
+        // Behind the ring's end the lines are others, which a prefetch does no harm.
+        let (expected, len) = (consumer.expected_at(), consumer.expected_len());
+        consumer.watch(rounds, also_opened, || {
+            if len > 0 {
+                doorbell_fabric::hint::prefetch(expected);
+                (64..len).step_by(64).for_each(|at| doorbell_fabric::hint::prefetch(expected.wrapping_add(at)));
             }
             doorbell_fabric::sync::spin_hint();
         })

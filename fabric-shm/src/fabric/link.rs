@@ -114,7 +114,7 @@ impl ShmLink {
         self.producer.wait_for_room(waits);
     }
 
-    /// Makes the processor own the lines that a message like the last one would fill, while the caller waits for an answer.
+    /// Makes the processor own the lines that a message like the last one would fill, where that pays.
     #[inline]
     pub fn own_ahead(&self) {
         self.producer.own_ahead(self.last_len);

@@ -44,6 +44,8 @@ pub struct Consumer<M> {
     answered: bool,
     /// Length of the last payload that did not fit into its cell.
     last_len: usize,
+    /// The number of messages that the thread which left the last cell had sent by then.
+    sent: u32,
     begun: Begun,
     /// The message to which the next packets belong is longer than half of the bulk ring.
     is_long: bool,
@@ -173,6 +175,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             offered: 0,
             answered: false,
             last_len: usize::MAX,
+            sent: 0,
             begun: Begun::default(),
             is_long: false,
             ahead: Ahead::of(Run::NONE, 0),
@@ -391,8 +394,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         self.leave(seen.place, seen.len, run, true)
     }
 
-    /// Whether the message of the first packet, which is its first one, is longer than half of the bulk ring. The sender makes that half as
-    /// long as a processor's own cache.
+    /// Whether the packet begins a [long](doorbell_fabric::copies::Known::Long) message. It is of the kind `First`.
     #[inline]
     pub(super) fn begins_long(&self, seen: &Seen) -> bool {
         self.bulk.as_ref().is_some_and(|(memory, _)| seen.head.total > memory.len() as u64 / 2)
@@ -434,7 +436,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     fn leave_cell(&mut self, run: Run, is_stream: bool) -> bool {
         self.ahead = Ahead::of(run, self.cell());
         self.head += 1;
-        conversation::count_cell();
+        self.sent = conversation::count_cell();
         if is_stream {
             self.memory.ask_for_cell(((self.head + ASK_AHEAD) & (self.memory.cell_count() as u64 - 1)) as usize);
         }

@@ -67,6 +67,8 @@ pub struct Producer<M> {
     run: Run,
     /// The number of cells that the thread of the last message had left when it sent it.
     cells_left: u32,
+    /// The last attempt of [`push_whole`](Self::push_whole) was for a reply.
+    is_reply: bool,
     /// The position from which on a packet may get a time stamp, and the time of the last one, in nanoseconds.
     stamp_from: u64,
     stamped_at: u64,
@@ -115,6 +117,7 @@ impl<M: LaneMemory> Producer<M> {
             can_offer: doorbell_fabric::hint::can_offer(),
             run: Run::NONE,
             cells_left: conversation::cells_left(),
+            is_reply: false,
             stamp_from: if STAMPED { 0 } else { u64::MAX },
             stamped_at: 0,
         })
@@ -234,8 +237,9 @@ impl<M: LaneMemory + Copy> Producer<M> {
         // Copies, which the compiler need not read again after each store to the lane.
         let (memory, tail) = (self.memory, self.tail);
         let mask = memory.cell_count() as u64 - 1;
-        let left = conversation::cells_left();
+        let left = conversation::count_message();
         let is_reply = left != self.cells_left;
+        self.is_reply = is_reply;
         if is_reply {
             self.cells_left = left;
         }

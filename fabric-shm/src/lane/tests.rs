@@ -3,6 +3,7 @@ use crate::lane::bulk::IN_BULK;
 use crate::lane::consumer::Next;
 use crate::lane::ways::Ways;
 use crate::layout::{LaneGeometry, PAGE};
+use doorbell_fabric::copies::Known;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::{PacketHead, PacketKind, Payload, Priority, Push};
 use proptest::prelude::*;
@@ -355,8 +356,10 @@ fn arrives_whole(ways: Ways, in_bulk: bool, is_streamed: bool) {
         });
         for sequence in 0..count {
             let mut next = || {
-                if let Peek::Packet(Seen { place: Place::Bulk { streamed, .. }, .. }) = consumer.peek() {
-                    told[usize::from(streamed == is_streamed)] += 1;
+                if let Peek::Packet(seen @ Seen { place: Place::Bulk { .. }, .. }) = consumer.peek() {
+                    // SAFETY: from the latest peek, and nothing is taken yet.
+                    let known = unsafe { consumer.payload(&seen) }.known();
+                    told[usize::from((known == Known::Streamed) == is_streamed)] += 1;
                 }
                 pop(&mut consumer)
             };

@@ -2,19 +2,31 @@
 
 use super::run::Behind;
 use super::{ASK_BEFORE, Consumer, Next, Place, Seen, SeriesEnd};
+use crate::lane::conversation;
 use crate::lane::run::{Ahead, Run};
 use crate::lane::{BUNDLE, INLINE_BYTES, LaneMemory, REPORTED, RawMemory, SERIES_BYTES, check_word, word};
 use doorbell_fabric::copies::Known;
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{PacketKind, Payload};
 
+/// The longest payload that a waiting consumer prefetches.
+const EXPECTED_MOST: usize = 64;
+/// The same of a probable answer.
+const EXPECTED_REPLY_MOST: usize = 512;
+
 impl Consumer<RawMemory> {
-    /// The line of the next payload, if it is likely to be one line outside its cell. A prefetch while waiting brings it together
-    /// with the cell and not after it. For a longer payload, an early prefetch would take lines from the producer that it is
-    /// still writing.
+    /// The bytes of the next payload whose lines are worth a prefetch at each look, or 0. Then they arrive together with the cell and not after
+    /// it. A prefetch may take a line from a producer that is still writing it, so only few lines are worth it.
     #[inline(always)]
-    pub fn expected_line(&self) -> Option<*const u8> {
-        (self.last_len <= 64).then(|| self.memory.data_at(self.data.expected() as usize))
+    pub fn expected_len(&self) -> usize {
+        let most = if self.sent == conversation::messages_sent() { EXPECTED_MOST } else { EXPECTED_REPLY_MOST };
+        if self.last_len <= most { self.last_len } else { 0 }
+    }
+
+    /// The place where the next payload probably lies.
+    #[inline(always)]
+    pub fn expected_at(&self) -> *const u8 {
+        self.memory.data_at(self.data.expected() as usize)
     }
 
     /// Reads the first packet if it is a whole message of at most `most` bytes with this sequence number, without a time stamp, and

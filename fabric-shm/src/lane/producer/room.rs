@@ -3,7 +3,7 @@
 use super::{Bulk, OWN_BEFORE, Producer, SPARE};
 use crate::lane::bulk::IN_BULK;
 use crate::lane::ring::Filled;
-use crate::lane::ways::{SHORT, Ways};
+use crate::lane::ways::{LEAST, SHORT, Ways};
 use crate::lane::{Control, INLINE_BYTES, LaneMemory, MOVED, REPORTED, STREAMED, check_word, data_room, word};
 use doorbell_fabric::copies::Copying;
 use doorbell_fabric::sync::{Ordering, planted_bug};
@@ -228,11 +228,11 @@ impl<M: LaneMemory> Producer<M> {
         Ok(ends)
     }
 
-    /// Makes the processor own the lines that a packet of `len` bytes would fill next. Worthwhile when the caller waits now and
-    /// sends later: the lines arrive while it waits.
+    /// Makes the processor own the lines that a packet of `len` bytes would fill next, if that pays. The lines arrive
+    /// before the caller sends again.
     #[inline]
     pub fn own_ahead(&self, len: usize) {
-        if len > INLINE_BYTES && self.ways.copying(len) != Copying::Streamed && !self.goes_to_bulk(len) {
+        if self.is_worth_owning(len) {
             let mut offset = self.data.end();
             if self.ways.is_due(offset, len) {
                 // Not lines that the consumer may still read.
@@ -248,6 +248,16 @@ impl<M: LaneMemory> Producer<M> {
             let len = len.min(self.ways.own_ahead_most());
             self.memory.own_data((offset & (self.data.bytes - 1)) as usize, len);
         }
+    }
+
+    /// Whether [`own_ahead`](Self::own_ahead) pays for such packets. After a reply of less than 2 KiB, the consumer fetches the lines of the
+    /// reply at once. Requests for further lines would delay those.
+    #[inline(always)]
+    pub(in crate::lane) fn is_worth_owning(&self, len: usize) -> bool {
+        len > INLINE_BYTES
+            && !(self.is_reply && len < LEAST)
+            && self.ways.copying(len) != Copying::Streamed
+            && !self.goes_to_bulk(len)
     }
 
     /// Whether a payload of this length goes to the bulk ring.

@@ -1,7 +1,6 @@
 //! Payloads in the sender's bulk ring.
 
 use super::*;
-use doorbell_fabric::copies::Known;
 use std::ops::Range;
 
 #[test]

@@ -342,3 +342,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_conversation_owns_no_lines_ahead_and_prefetches_those_of_the_answer() {
+    let (there, back) = (Block::new(16, 64 << 10), Block::new(16, 64 << 10));
+    let (mut producer, mut consumer) = (Producer::claim(there.memory(), 1).unwrap(), Consumer::new(back.memory(), None));
+    let mut other = Producer::claim(back.memory(), 1).unwrap();
+    let send = |producer: &mut Producer<RawMemory>, sequence, len| {
+        let bytes = message(sequence, len);
+        // SAFETY: a slice. One with a time stamp goes by the longer way.
+        let is_pushed = unsafe { producer.push_whole(0, sequence, bytes.as_ptr(), len) };
+        assert!(is_pushed || push(producer, PacketKind::Whole, sequence, &bytes) == Push::Done);
+    };
+    for (sequence, len) in [(0, 200), (1, 64), (2, 512), (3, 600), (4, 2048)] {
+        // Two in a row: the second is no reply.
+        send(&mut producer, 2 * sequence, len);
+        assert_eq!(producer.is_worth_owning(len), sequence == 0 || len >= 2048, "{len}");
+        send(&mut producer, 2 * sequence + 1, len);
+        assert!(producer.is_worth_owning(len));
+        send(&mut other, sequence, len);
+        assert_eq!(pop(&mut consumer).unwrap().1, message(sequence, len));
+        // This thread has not sent since.
+        assert_eq!(consumer.expected_len(), if len == 64 { 64 } else { 0 }, "{len}");
+        send(&mut other, 100 + sequence, 8);
+        assert_eq!(consumer.expected_len(), if len <= 512 { len } else { 0 }, "{len}");
+        assert_eq!(pop(&mut consumer).unwrap().1, message(100 + sequence, 8));
+    }
+}
