@@ -165,7 +165,7 @@ impl Hot<'_> {
     #[inline(always)]
     pub fn watch_for(&self, rounds: u32, also_opened: bool) -> Option<FirstWord> {
         let consumer = &self.lane.consumer;
-        // Behind the ring's end the lines are others, which a prefetch does no harm.
+        // A few of these lines may lie behind the ring's end. A prefetch changes nothing there.
         let (expected, len) = (consumer.expected_at(), consumer.expected_len());
         consumer.watch(rounds, also_opened, || {
             if len > 0 {
