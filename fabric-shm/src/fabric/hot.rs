@@ -177,16 +177,10 @@ impl Hot<'_> {
     }
 
     /// The fast path for most messages: takes the first packet if it is a whole message that fits into `buf`, has this sequence
-    /// number and an accepted tag, and carries no time stamp. Leaves out everything that only other messages need. `STREAM`: others are
-    /// likely to follow.
+    /// number and an accepted tag, and carries no time stamp. Leaves out everything that only other messages need.
     #[inline(always)]
-    pub fn take_whole<const STREAM: bool>(
-        &mut self,
-        sequence: u32,
-        accepts: impl FnOnce(u64) -> bool,
-        buf: &mut [u8],
-    ) -> Option<Envelope> {
-        let next = self.lane.consumer.read_next::<STREAM>(sequence, buf.len(), accepts, |_, payload| {
+    pub fn take_whole(&mut self, sequence: u32, accepts: impl FnOnce(u64) -> bool, buf: &mut [u8]) -> Option<Envelope> {
+        let next = self.lane.consumer.read_next(sequence, buf.len(), accepts, |_, payload| {
             payload.copy_to(buf);
         })?;
         if next.rings {
@@ -225,7 +219,7 @@ impl Hot<'_> {
 
     /// As [`take_whole`](Self::take_whole), for a message of any length that `read` reads in place. Returns whether it did.
     #[inline(always)]
-    pub fn read_whole<const STREAM: bool>(
+    pub fn read_whole(
         &mut self,
         sequence: u32,
         accepts: impl FnOnce(u64) -> bool,
@@ -233,7 +227,7 @@ impl Hot<'_> {
     ) -> bool {
         let Lane { peer, priority, .. } = *self.lane;
         let (source, incarnation) = (peer.node(), peer.incarnation());
-        let next = self.lane.consumer.read_next::<STREAM>(sequence, usize::MAX, accepts, |tag, payload| {
+        let next = self.lane.consumer.read_next(sequence, usize::MAX, accepts, |tag, payload| {
             read(&Envelope { source, incarnation, tag, len: payload.len(), sequence, priority }, payload);
         });
         if next.is_some_and(|next| next.rings) {

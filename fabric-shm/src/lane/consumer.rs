@@ -17,14 +17,6 @@ use doorbell_fabric::sync::{Ordering, light_barrier, planted_bug};
 use doorbell_fabric::{PacketHead, PacketKind};
 pub use opened::Opened;
 
-/// The number of cells by which the consumer prefetches ahead. In a stream those cells are written by then, and only the next few
-/// instructions would overlap the journey of each line. In a conversation the line is here already, from the lap before.
-const ASK_AHEAD: u64 = 16;
-
-/// The same for payloads in the data ring, in bytes.
-#[cfg(not(loom))]
-const ASK_BEFORE: u64 = 1024;
-
 /// The only reader of a lane. Its positions are private; it publishes its progress only for the producer.
 pub struct Consumer<M> {
     /// The ring in use.
@@ -178,7 +170,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             sent: 0,
             begun: Begun::default(),
             is_long: false,
-            ahead: Ahead::of(Run::NONE, 0),
+            ahead: Ahead::NONE,
             refusing: false,
             given_up: 0,
             declined: 0,
@@ -190,7 +182,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     pub fn is_ready(&self) -> bool {
         // A word without a kind is not a packet, whichever process wrote it.
         let check = self.first_word();
-        (check as u32 == (self.head + 1) as u32 && (check >> 32) as u8 != OPENED) || self.appended().is_some()
+        (check as u32 == (self.head + 1) as u32 && (check >> 32) as u8 != OPENED) || self.is_run_ahead()
     }
 
     /// Whether a packet waits that was not refused.
@@ -220,7 +212,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         // Copies, which the compiler need not read again after each acquiring load.
         let (ahead, behind) = (self.ahead, self.memory.nth_word(self.ahead.place()));
         // Acquire, both loads: pair with PUBLISH.
-        let appended = || Some(behind.load(Ordering::Acquire)).filter(|check| ahead.appended(*check).is_some());
+        let appended = || Some(behind.load(Ordering::Acquire)).filter(|check| ahead.len_by(*check).is_some());
         for _ in 0..rounds {
             // Too early: the producer may append a message, and write the next packet, before the load of that.
             let early = if planted_bug("append") { Some(appended()) } else { None };
@@ -324,7 +316,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             self.report_at = self.head_told + report_after(&self.memory);
             self.data.go_on_in(self.memory.data_bytes());
             self.head += 1;
-            self.ahead = Ahead::of(Run::NONE, 0);
+            self.ahead = Ahead::NONE;
         }
     }
 
@@ -391,7 +383,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             Place::Data(..) => Run::behind_data(self.head + 1, tag, sequence),
             _ => Run::NONE,
         };
-        self.leave(seen.place, seen.len, run, true)
+        self.leave(seen.place, seen.len, run)
     }
 
     /// Whether the packet begins a [long](doorbell_fabric::copies::Known::Long) message. It is of the kind `First`.
@@ -404,24 +396,24 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     #[inline(always)]
     #[must_use]
     pub fn take_from(&mut self, place: Place, len: usize) -> bool {
-        self.leave(place, len, Run::NONE, true)
+        self.leave(place, len, Run::NONE)
     }
 
-    /// Frees the place of the first packet, which begins this run. Prefetches a cell if other packets are likely to follow.
+    /// Frees the place of the first packet, which begins this run.
     #[inline(always)]
-    fn leave(&mut self, place: Place, len: usize, run: Run, is_stream: bool) -> bool {
+    fn leave(&mut self, place: Place, len: usize, run: Run) -> bool {
         match place {
             Place::Bundle(entry) => return self.leave_entry(entry) && self.tell(),
             Place::Appended => {
-                self.ahead.pass(len);
+                self.pass_appended(len);
                 return false;
             }
-            Place::Continued => return self.leave_cell(self.continued(len), is_stream) && self.tell(),
-            Place::Detached(place) => return self.leave_detached(place, len, is_stream) && self.tell(),
+            Place::Continued => return self.leave_cell(self.continued(len)) && self.tell(),
+            Place::Detached(place) => return self.leave_detached(place, len) && self.tell(),
             _ => {}
         }
         // Report seldom: the producer reads the line with these words, and every store here costs it a cache miss.
-        let mut is_due = self.leave_cell(run, is_stream);
+        let mut is_due = self.leave_cell(run);
         if let Place::Data(place, reported) = place {
             self.last_len = len;
             is_due |= self.data.take(place, len) | reported;
@@ -431,15 +423,20 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         is_due && self.tell()
     }
 
+    /// Goes on behind an appended message of this length.
+    #[inline(always)]
+    pub(super) fn pass_appended(&mut self, len: usize) {
+        let next = (self.head, self.memory.cell_count() as u64 - 1);
+        self.ahead.pass(len, || (next.0 & next.1) as usize);
+    }
+
     /// Goes on behind the first cell. The next message may belong to this run. Returns true if a report is due.
     #[inline(always)]
-    fn leave_cell(&mut self, run: Run, is_stream: bool) -> bool {
-        self.ahead = Ahead::of(run, self.cell());
+    fn leave_cell(&mut self, run: Run) -> bool {
+        let cell = self.cell();
         self.head += 1;
+        self.ahead = Ahead::of(run, cell, self.cell());
         self.sent = conversation::count_cell();
-        if is_stream {
-            self.memory.ask_for_cell(((self.head + ASK_AHEAD) & (self.memory.cell_count() as u64 - 1)) as usize);
-        }
         self.head >= self.report_at
     }
 
@@ -565,7 +562,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         for cell in 0..self.memory.cell_count() {
             self.memory.cell_word(cell, word::CHECK).store(0, Ordering::Relaxed);
         }
-        (self.head, self.given_up, self.declined, self.begun, self.ahead) = (0, 0, 0, Begun::default(), Ahead::of(Run::NONE, 0));
+        (self.head, self.given_up, self.declined, self.begun, self.ahead) = (0, 0, 0, Begun::default(), Ahead::NONE);
         self.data = Drained::new(self.memory.data_bytes());
         (self.bulk, self.offered, self.answered) = (None, 0, false);
         for control in [Control::Waiting, Control::Bulk, Control::BulkHead, Control::BulkTaken] {

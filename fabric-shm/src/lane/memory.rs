@@ -60,9 +60,6 @@ pub trait LaneMemory {
     /// Asks the processor to move written lines to a cache level where the consumer finds them sooner.
     #[inline(always)]
     fn offer_data(&self, _offset: usize, _len: usize) {}
-    /// Prefetches the line of a cell for reading.
-    #[inline(always)]
-    fn ask_for_cell(&self, _cell: usize) {}
     /// Prefetches the line of a cell for writing.
     #[inline(always)]
     fn own_cell(&self, _cell: usize) {}
@@ -114,12 +111,6 @@ impl RawMemory {
         debug_assert!(offset <= self.data_bytes);
         // SAFETY: the caller keeps it in range.
         unsafe { self.data.add(offset) }
-    }
-
-    /// Prefetches `len` bytes of the data ring, from an offset on, for reading.
-    #[inline(always)]
-    pub(crate) fn ask_for_data(&self, offset: usize, len: usize) {
-        for_lines(len, |line| hint::prefetch(self.data.wrapping_add((offset + line) & (self.data_bytes - 1))));
     }
 
     /// The address of a word by its index among those of all cells.
@@ -185,12 +176,6 @@ impl LaneMemory for RawMemory {
         debug_assert!(offset + len <= self.data_bytes);
         // SAFETY: caller.
         unsafe { doorbell_fabric::copies::copy(self.data.add(offset), dst, len) }
-    }
-
-    #[inline(always)]
-    fn ask_for_cell(&self, cell: usize) {
-        debug_assert!(cell < self.cell_count);
-        hint::prefetch(self.cells.wrapping_add(cell * CELL_BYTES));
     }
 
     #[inline(always)]

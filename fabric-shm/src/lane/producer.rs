@@ -27,10 +27,11 @@ const OFFER_BYTES: usize = 1024;
 #[cfg(not(loom))]
 const _: () = assert!(SERIES_BYTES < PIECES_LEAST && SERIES_BYTES < super::ways::LEAST && SERIES_BYTES < super::bulk::BULK_LEAST);
 
-/// How many cells ahead a producer owns a cell, and how many bytes ahead a part of the data ring. The lines of so many messages are then
-/// on their way at once. If a producer owned only the next line, its stores would wait for that line in each message.
+/// How many cells ahead a producer owns a cell, in a stream of messages that need no other line. So many lines are then on their way at
+/// once. If a producer owned only the next one, its stores would wait for that line in each message. Where payloads lie in the data ring,
+/// the producer owns the lines of the next payload and no cells: the stores to the payload wait anyway, and two requests for each message
+/// would take lines from the consumer that it has not read.
 const OWN_AHEAD: u64 = 8;
-const OWN_BEFORE: u64 = 64 * OWN_AHEAD;
 
 /// The cells that stay free: one for giving up a message, and the one that the consumer has reported but not left, because messages may be
 /// appended there.
@@ -196,7 +197,8 @@ impl<M: LaneMemory> Producer<M> {
             self.memory.cell_word(cell, word::TOTAL).store(head.total, Ordering::Relaxed);
         }
         let stamp = if is_stamped { self.stamp() } else { 0 };
-        self.tail = publish(&self.memory, self.tail, stamp, head.kind, head.tag, head.sequence, len);
+        publish(&self.memory, self.tail, stamp, head.kind, head.tag, head.sequence, len);
+        self.tail += 1;
         match head.kind {
             PacketKind::Whole => self.count(len),
             PacketKind::First => self.coming = (head.total, head.total.saturating_sub(len as u64)),
@@ -227,8 +229,8 @@ impl<M: LaneMemory + Copy> Producer<M> {
         unsafe { self.push_next(tag, sequence, bytes, len) || self.push_packet(tag, sequence, bytes, len) }
     }
 
-    /// Pushes the next message of the run. Returns false if the message does not belong to it, or needs more steps. This function calls none, so
-    /// that its caller saves no registers.
+    /// Pushes the next message of the run. Returns false if the message does not belong to it, or needs more steps. In the cell it calls no
+    /// function, so that its caller saves no registers.
     ///
     /// # Safety
     /// The same as for [`push`](Self::push).
@@ -257,16 +259,45 @@ impl<M: LaneMemory + Copy> Producer<M> {
             self.run.append(at + 1, len);
             return true;
         }
-        if len > CONTINUED_MOST || self.may_be_stamped() || tail - self.head_seen >= mask + 1 - SPARE {
+        if self.may_be_stamped() || tail - self.head_seen >= mask + 1 - SPARE {
             return false;
+        }
+        if len > CONTINUED_MOST {
+            // SAFETY: `len` bytes are readable (caller).
+            return len <= SERIES_BYTES && unsafe { self.push_detached(tag, sequence, bytes, len) };
         }
         let cell = (tail & mask) as usize;
         // SAFETY: `len` bytes are readable (caller); they have room.
         unsafe { write_words(&memory, cell, CONTINUED_AT, bytes, len) };
         reveal(&memory, cell, word::CHECK, check_word(tail + 1, CONTINUED, len));
-        memory.own_cell(((tail + OWN_AHEAD) & mask) as usize);
+        self.own_cell_ahead(&memory, tail);
         self.tail = tail + 1;
         self.run = Run::behind(tail + 1, tag, sequence, CONTINUED_AT, len);
+        true
+    }
+
+    /// Pushes a message of the run whose payload does not fit into its cell. There is a cell for it. Returns false if the payload has no known
+    /// room behind the last one in the data ring.
+    ///
+    /// # Safety
+    /// `len` bytes are readable at `bytes`.
+    #[inline(never)]
+    unsafe fn push_detached(&mut self, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> bool {
+        let (memory, tail, end) = (self.memory, self.tail, self.data.end());
+        // A lap's first payload has a packet that tells its place.
+        if end == 0 || len > self.most || self.data.place(len) != Some(end) {
+            return false;
+        }
+        // SAFETY: caller; inside the ring and not yet given to the consumer (place).
+        unsafe { memory.write_data(end as usize, bytes, len, Copying::Library) };
+        self.data.fill(end, len);
+        if self.is_worth_offering(len) {
+            memory.offer_data(end as usize, len);
+        }
+        fault_point!("lane.written");
+        reveal(&memory, (tail & (memory.cell_count() as u64 - 1)) as usize, word::CHECK, check_word(tail + 1, CONTINUED, len));
+        self.tail = tail + 1;
+        self.run = Run::behind_data(tail + 1, tag, sequence);
         true
     }
 
@@ -283,16 +314,6 @@ impl<M: LaneMemory + Copy> Producer<M> {
             return false;
         }
         let cell = (tail & mask) as usize;
-        let is_detached = (CONTINUED_MOST + 1..=SERIES_BYTES).contains(&len) && self.run.takes(tail, tag, sequence);
-        // SAFETY: `len` bytes are readable (caller).
-        if is_detached && unsafe { self.write_detached(bytes, len) } {
-            fault_point!("lane.written");
-            reveal(&memory, cell, word::CHECK, check_word(tail + 1, CONTINUED, len));
-            memory.own_cell(((tail + OWN_AHEAD) & mask) as usize);
-            self.tail = tail + 1;
-            self.run = Run::behind_data(tail + 1, tag, sequence);
-            return true;
-        }
         if len <= INLINE_BYTES {
             // SAFETY: `len` bytes are readable (caller).
             unsafe { write_words(&memory, cell, word::PAYLOAD, bytes, len) };
@@ -314,31 +335,25 @@ impl<M: LaneMemory + Copy> Producer<M> {
         } else if unsafe { self.write(cell, bytes, len, PacketKind::Whole) }.is_err() {
             return false;
         }
-        self.tail = publish(&memory, tail, 0, PacketKind::Whole, tag, sequence, len);
+        publish(&memory, tail, 0, PacketKind::Whole, tag, sequence, len);
+        if len <= INLINE_BYTES {
+            self.own_cell_ahead(&memory, tail);
+        }
+        self.tail = tail + 1;
         self.count(len);
         true
     }
 }
 
 impl<M: LaneMemory> Producer<M> {
-    /// Writes the payload of a detached message behind the last one in the data ring. Returns false if there is no known room.
-    ///
-    /// # Safety
-    /// `len` bytes are readable at `bytes`.
+    /// Makes the processor own a cell that a later packet will fill, once the packet at position `tail` is published.
     #[inline(always)]
-    unsafe fn write_detached(&mut self, bytes: *const u8, len: usize) -> bool {
-        let end = self.data.end();
-        // A lap's first payload has a packet that tells its place.
-        if end == 0 || len > self.most || self.data.place(len) != Some(end) {
-            return false;
+    fn own_cell_ahead(&self, memory: &M, tail: u64) {
+        let cells = memory.cell_count() as u64;
+        // Not a cell that the consumer may still read: its line would have to come back.
+        if tail + OWN_AHEAD - self.head_seen < cells - SPARE {
+            memory.own_cell(((tail + OWN_AHEAD) & (cells - 1)) as usize);
         }
-        // SAFETY: caller; inside the ring and not yet given to the consumer (place).
-        unsafe { self.memory.write_data(end as usize, bytes, len, Copying::Library) };
-        self.data.fill(end, len);
-        if self.is_worth_offering(len) {
-            self.memory.offer_data(end as usize, len);
-        }
-        true
     }
 
     /// Writes a payload of at most [`SERIES_BYTES`] into the data ring, and returns its place. Such a payload ends no lap, has no pieces,
@@ -503,14 +518,12 @@ impl<M: LaneMemory> Producer<M> {
     }
 }
 
-/// Publishes the packet at position `tail`, whose payload is written. Returns the next position.
+/// Publishes the packet at position `tail`, whose payload is written.
 #[inline(always)]
-fn publish<M: LaneMemory>(memory: &M, tail: u64, stamp: u32, kind: PacketKind, tag: u64, sequence: u32, len: usize) -> u64 {
+fn publish<M: LaneMemory>(memory: &M, tail: u64, stamp: u32, kind: PacketKind, tag: u64, sequence: u32, len: usize) {
     let mask = memory.cell_count() as u64 - 1;
     describe(memory, (tail & mask) as usize, stamp, tag, sequence);
     reveal(memory, (tail & mask) as usize, word::CHECK, check_word(tail + 1, kind as u8, len));
-    memory.own_cell(((tail + OWN_AHEAD) & mask) as usize);
-    tail + 1
 }
 
 /// Writes what the consumer has to know of a packet beside its payload.

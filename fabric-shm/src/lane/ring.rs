@@ -64,6 +64,12 @@ impl Filled {
         self.lap.end
     }
 
+    /// The offset up to which the lap may go on, as far as is known.
+    #[inline(always)]
+    pub fn free(&self) -> u64 {
+        self.free
+    }
+
     /// The offset for the next `len` bytes. `None` if there is no known room.
     #[inline(always)]
     pub fn place(&self, len: usize) -> Option<u64> {

@@ -16,7 +16,7 @@
 //! behind a cell as soon as it has the first message, and also looks at the word behind the last one. The producer appends only while it has
 //! written no later packet, so what is appended comes before that packet.
 
-use super::{APPENDED, check_word, word};
+use super::{APPENDED, CONTINUED, check_word, word};
 
 /// The last word at which an appended message may begin: a word is left for its payload.
 const LAST: usize = word::COUNT - 2;
@@ -102,16 +102,17 @@ impl Run {
     }
 }
 
-/// A run from the consumer's viewpoint. The word where the next message may be appended is worked out when the consumer goes on, so that a
-/// look is one load and one comparison.
+/// A run from the consumer's viewpoint. The word where the next message begins is worked out when the consumer goes on, so that a look is one
+/// load and one comparison.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(loom, allow(dead_code))]
 pub(super) struct Ahead {
-    /// The index of that word, among those of all cells.
+    /// The index of that word, among those of all cells: behind the last message if another has room there, otherwise the first word of the
+    /// next cell.
     place: usize,
-    /// Its value without the length, if a message is appended.
+    /// Its value without the length, if the message is there.
     expected: u64,
-    /// The words of its cell behind that word.
+    /// The words of its cell behind that word, or [`NEXT_CELL`](Self::NEXT_CELL).
     left: i32,
     /// The position behind the last cell of the run.
     pub position: u64,
@@ -122,17 +123,33 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// No word has this value when its length is shifted out: the shift leaves zeros below.
-    const NEVER: u64 = 1;
+    /// No message has room in the cell of the last one.
+    const NEXT_CELL: i32 = -1;
 
-    /// What follows a run whose last cell is this one.
+    /// There is no run. No word has the expected value when its length is shifted out, because the shift leaves zeros below.
+    pub const NONE: Self = Self { place: 0, expected: 1, left: Self::NEXT_CELL, position: u64::MAX, tag: 0, sequence: 0 };
+
+    /// What follows a run whose last cell is `cell`, before the cell `next`.
     #[inline(always)]
-    pub fn of(run: Run, cell: usize) -> Self {
+    pub fn of(run: Run, cell: usize, next: usize) -> Self {
         let Run { position, tag, sequence, .. } = run;
-        // A look always reads a word. Without room it reads the first word of the same cell, and `NEVER` does not match.
-        let (at, expected) = run.room().map_or((word::CHECK, Self::NEVER), |at| (at, Run::check(position, 0) << 24));
-        let left = (word::COUNT - 1 - at) as i32;
-        Self { place: cell * word::COUNT + at, expected, left, position, tag, sequence }
+        let ahead = Self { position, tag, sequence, ..Self::NONE };
+        match run.room() {
+            Some(at) => Self {
+                place: cell * word::COUNT + at,
+                expected: Run::check(position, 0) << 24,
+                left: (word::COUNT - 1 - at) as i32,
+                ..ahead
+            },
+            None => ahead.in_cell(next),
+        }
+    }
+
+    /// The same, where no message has room in the cell of the last one.
+    #[inline(always)]
+    fn in_cell(self, next: usize) -> Self {
+        let expected = check_word(self.position.wrapping_add(1), CONTINUED, 0) << 24;
+        Self { place: next * word::COUNT + word::CHECK, expected, left: Self::NEXT_CELL, ..self }
     }
 
     /// The index of that word.
@@ -141,10 +158,16 @@ impl Ahead {
         self.place
     }
 
-    /// The length of the appended message that has this first word, if there is one. It may have no room in the cell.
+    /// The length of the next message if it is there and has this first word. It may be longer than its place allows.
     #[inline(always)]
-    pub fn appended(&self, check: u64) -> Option<usize> {
+    pub fn len_by(&self, check: u64) -> Option<usize> {
         (check << 24 == self.expected).then_some((check >> 40) as usize)
+    }
+
+    /// Whether the next message begins in the next cell.
+    #[inline(always)]
+    pub fn is_in_next_cell(&self) -> bool {
+        self.left == Self::NEXT_CELL
     }
 
     /// Whether an appended message of this length has room.
@@ -153,16 +176,16 @@ impl Ahead {
         words(len) as i32 <= self.left
     }
 
-    /// Goes on behind an appended message of this length, which has room.
+    /// Goes on behind an appended message of this length, which has room, before the cell `next`.
     #[inline(always)]
-    pub fn pass(&mut self, len: usize) {
+    pub fn pass(&mut self, len: usize, next: impl FnOnce() -> usize) {
         let words = 1 + words(len);
         let left = self.left - words as i32;
         // A message begins only where a word is left behind its first word.
         if left > 0 {
             (self.place, self.left) = (self.place + words, left);
         } else {
-            self.expected = Self::NEVER;
+            *self = self.in_cell(next());
         }
         self.sequence = self.sequence.wrapping_add(1);
     }

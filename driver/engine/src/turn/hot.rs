@@ -43,7 +43,7 @@ impl Engine {
             count_turn(&self.turns);
             return Some(HotTake::Whole(envelope));
         }
-        if let Some(envelope) = hot.take_whole::<false>(assembly.expected, |tag| accepts.accepts_tag(tag), buf) {
+        if let Some(envelope) = hot.take_whole(assembly.expected, |tag| accepts.accepts_tag(tag), buf) {
             count_turn(&self.turns);
             inbound.took(hot.index(), envelope.len);
             return Some(HotTake::Whole(envelope));
@@ -84,7 +84,7 @@ impl Engine {
         if !accepts.accepts_peer(hot.source()) {
             return None;
         }
-        let envelope = take_whole::<true>(&mut hot, &mut self.inbound, accepts, buf)?;
+        let envelope = take_whole(&mut hot, &mut self.inbound, accepts, buf)?;
         count_turn(&self.turns);
         Some(envelope)
     }
@@ -111,7 +111,7 @@ impl Engine {
                 return Some(envelope);
             }
         }
-        let envelope = match take_whole::<false>(&mut hot, &mut self.inbound, accepts, buf) {
+        let envelope = match take_whole(&mut hot, &mut self.inbound, accepts, buf) {
             Some(envelope) => envelope,
             None => take_stamped(&mut hot, &mut self.inbound, accepts, buf)?,
         };
@@ -137,8 +137,7 @@ impl Engine {
         if !accepts.accepts_peer(hot.source()) {
             return 0;
         }
-        let waits = hot.watch(1).is_none();
-        if waits {
+        if hot.watch(1).is_none() {
             if rounds > 1 && std::mem::take(&mut self.caught_up) {
                 // Each look at a cell that the sender is about to write takes the line from it.
                 (0..LEAD).for_each(|_| doorbell_fabric::sync::spin_hint());
@@ -159,11 +158,6 @@ impl Engine {
                 read(envelope, payload);
                 (*count, *bytes) = (*count + 1, *bytes + len);
             };
-            // One message that this call waited for is part of a conversation. So no lines are asked for ahead, which the sender is about to
-            // write.
-            if waits && limit == 1 && before == 0 && hot.read_whole::<false>(expected, accepts, &mut read) {
-                break;
-            }
             let (more, is_empty) = hot.read_series(expected.wrapping_add(before as u32), limit - before, accepts, &mut read);
             let taken = before + more;
             if is_empty {
@@ -173,7 +167,7 @@ impl Engine {
             // It ended at a longer message, at one with a time stamp, or at another packet, if at any.
             let next = expected.wrapping_add(taken as u32);
             let Some(first) = (taken < limit).then(|| hot.watch(1)).flatten() else { break };
-            if !hot.read_whole::<true>(next, accepts, &mut read)
+            if !hot.read_whole(next, accepts, &mut read)
                 && hot.read_sampled(first, next, usize::MAX, accepts, &mut read).is_none()
             {
                 break;
@@ -263,12 +257,12 @@ impl Drop for Taking<'_> {
     }
 }
 
-/// Takes the first message of a lane. `STREAM`: others are likely to follow.
+/// Takes the first message of a lane.
 #[inline(always)]
-fn take_whole<const STREAM: bool>(hot: &mut Hot<'_>, inbound: &mut Inbound, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
+fn take_whole(hot: &mut Hot<'_>, inbound: &mut Inbound, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
     // Each lane has an assembly. This look only spares the code of a panic.
     let assembly = inbound.assemblies.get_mut(hot.index())?;
-    let envelope = hot.take_whole::<STREAM>(assembly.expected, |tag| accepts.accepts_tag(tag), buf)?;
+    let envelope = hot.take_whole(assembly.expected, |tag| accepts.accepts_tag(tag), buf)?;
     assembly.pass();
     inbound.tally(envelope.len);
     Some(envelope)

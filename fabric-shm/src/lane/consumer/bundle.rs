@@ -115,7 +115,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         }
         self.begun = Begun::default();
         self.last_len = usize::MAX;
-        self.data.take(u64::from(entry.place), entry.bytes.into()) | self.leave_cell(Run::NONE, true)
+        self.data.take(u64::from(entry.place), entry.bytes.into()) | self.leave_cell(Run::NONE)
     }
 }
 

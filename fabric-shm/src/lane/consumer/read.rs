@@ -1,7 +1,7 @@
 //! Messages that are read in place, by the path of most messages.
 
 use super::run::Behind;
-use super::{ASK_BEFORE, Consumer, Next, Place, Seen, SeriesEnd};
+use super::{Consumer, Next, Place, Seen, SeriesEnd};
 use crate::lane::conversation;
 use crate::lane::run::{Ahead, Run};
 use crate::lane::{BUNDLE, INLINE_BYTES, LaneMemory, REPORTED, RawMemory, SERIES_BYTES, check_word, word};
@@ -30,10 +30,10 @@ impl Consumer<RawMemory> {
     }
 
     /// Reads the first packet if it is a whole message of at most `most` bytes with this sequence number, without a time stamp, and
-    /// accepted: `read` gets its tag and its payload. The path of most messages. `STREAM`: others are likely to follow, so their lines are
-    /// prefetched. In a conversation that would take lines from the producer. If `read` panics, the message stays the first one.
+    /// accepted: `read` gets its tag and its payload. The path of most messages. If `read` panics, the message stays the
+    /// first one.
     #[inline(always)]
-    pub fn read_next<const STREAM: bool>(
+    pub fn read_next(
         &mut self,
         sequence: u32,
         most: usize,
@@ -50,7 +50,7 @@ impl Consumer<RawMemory> {
                 // SAFETY: `look_behind` checked that the payload lies in its cell, which is mapped as long as the memory (RawMemory::new).
                 // The producer does not get it back before `tell`, nor before this end has left the next cell (SPARE).
                 read(tag, unsafe { self.payload_at(Place::Appended, len) });
-                self.ahead.pass(len);
+                self.pass_appended(len);
                 return Some(Next { tag, len, rings: false });
             }
             Behind::Continued(len) => {
@@ -60,11 +60,11 @@ impl Consumer<RawMemory> {
                 }
                 // SAFETY: as above.
                 read(tag, unsafe { self.payload_at(Place::Continued, len) });
-                let rings = self.leave_cell(self.continued(len), STREAM) && self.tell();
+                let rings = self.leave_cell(self.continued(len)) && self.tell();
                 return Some(Next { tag, len, rings });
             }
             Behind::Detached(len) if len > most => return None,
-            Behind::Detached(len) => return self.read_detached::<STREAM>(len, sequence, accepts, read),
+            Behind::Detached(len) => return self.read_detached(len, sequence, accepts, read),
         };
         // Copies, which the compiler need not read again after `read` is called.
         let (memory, head) = (self.memory, self.head);
@@ -84,7 +84,7 @@ impl Consumer<RawMemory> {
         let rings = if len <= INLINE_BYTES {
             // SAFETY: as above.
             read(tag, unsafe { Payload::from_raw(memory.word_at(cell, word::PAYLOAD), len) });
-            self.leave_cell(Run::behind(head + 1, tag, sequence, word::PAYLOAD, len), STREAM) && self.tell()
+            self.leave_cell(Run::behind(head + 1, tag, sequence, word::PAYLOAD, len)) && self.tell()
         } else if len <= SERIES_BYTES {
             let told = memory.cell_word(cell, word::PLACE).load(Ordering::Relaxed);
             let place = told & !REPORTED;
@@ -92,20 +92,17 @@ impl Consumer<RawMemory> {
             if !self.data.holds(place, len) {
                 return None;
             }
-            if STREAM {
-                self.ask_behind(place, len);
-            }
             // SAFETY: the payload lies in the data ring (checked); as above.
             read(tag, unsafe { Payload::from_raw(memory.data_at(place as usize), len) });
             self.last_len = len;
             let run = Run::behind_data(head + 1, tag, sequence);
-            let is_due = self.data.take(place, len) | (told != place) | self.leave_cell(run, STREAM);
+            let is_due = self.data.take(place, len) | (told != place) | self.leave_cell(run);
             is_due && self.tell()
         } else {
             let place = self.place(len, false)?;
             // SAFETY: `place` returned this place, and nothing was taken since.
             read(tag, unsafe { self.payload_at(place, len) });
-            self.leave(place, len, Run::NONE, STREAM)
+            self.leave(place, len, Run::NONE)
         };
         Some(Next { tag, len, rings })
     }
@@ -113,7 +110,7 @@ impl Consumer<RawMemory> {
     /// As [`read_next`](Self::read_next) for a detached message of this length. Out of line, to keep the path of the shortest
     /// messages small.
     #[inline(never)]
-    fn read_detached<const STREAM: bool>(
+    fn read_detached(
         &mut self,
         len: usize,
         sequence: u32,
@@ -124,20 +121,10 @@ impl Consumer<RawMemory> {
         if self.ahead.sequence != sequence || !accepts(tag) {
             return None;
         }
-        if STREAM {
-            self.ask_behind(place, len);
-        }
         // SAFETY: the payload lies in the data ring (`detached`); as in `read_next`.
         read(tag, unsafe { Payload::from_raw(self.memory.data_at(place as usize), len) });
-        let rings = self.leave_detached(place, len, STREAM) && self.tell();
+        let rings = self.leave_detached(place, len) && self.tell();
         Some(Next { tag, len, rings })
-    }
-
-    /// Prefetches lines of the data ring, which are likely to be those of a later payload of this length.
-    #[inline(always)]
-    fn ask_behind(&self, place: u64, len: usize) {
-        let ring = self.memory.data_bytes() as u64 - 1;
-        self.memory.ask_for_data(((place + ASK_BEFORE) & ring) as usize, len);
     }
 
     /// Reads whole messages of at most 1 KiB, one behind the other, up to `limit`: `read` gets tag, sequence number and
@@ -196,10 +183,10 @@ impl Consumer<RawMemory> {
                     // SAFETY: as in `read_next`.
                     read(tag, expected, unsafe { self.payload_at(place, len) });
                     if is_appended {
-                        self.ahead.pass(len);
+                        self.pass_appended(len);
                         false
                     } else {
-                        self.leave_cell(self.continued(len), true)
+                        self.leave_cell(self.continued(len))
                     }
                 }
                 Behind::Detached(len) => {
@@ -208,10 +195,9 @@ impl Consumer<RawMemory> {
                     if next != expected || !accepts(tag) {
                         return (count, SeriesEnd::Other);
                     }
-                    self.ask_behind(place, len);
                     // SAFETY: the payload lies in the data ring (`detached`); as in `read_next`.
                     read(tag, expected, unsafe { Payload::from_raw(memory.data_at(place as usize), len) });
-                    self.leave_detached(place, len, true)
+                    self.leave_detached(place, len)
                 }
                 Behind::Other(rest) => {
                     let cell = (self.head & mask) as usize;
@@ -243,13 +229,12 @@ impl Consumer<RawMemory> {
                         if !self.data.holds(place, len) {
                             return (count, SeriesEnd::Other);
                         }
-                        self.ask_behind(place, len);
                         // SAFETY: the payload lies in the data ring (checked); as above.
                         read(tag, expected, unsafe { Payload::from_raw(memory.data_at(place as usize), len) });
                         self.last_len = len;
                         (Run::behind_data(self.head + 1, tag, expected), self.data.take(place, len) | reported)
                     };
-                    is_due | self.leave_cell(run, true)
+                    is_due | self.leave_cell(run)
                 }
             };
             count += 1;

@@ -22,19 +22,26 @@ pub(in crate::lane) enum Behind {
     Other(u64),
 }
 
+impl Behind {
+    /// A message of this length that continues the run.
+    #[inline(always)]
+    fn in_cell(len: usize) -> Self {
+        if len <= CONTINUED_MOST { Self::Continued(len) } else { Self::Detached(len) }
+    }
+}
+
 impl<M: LaneMemory + Clone> Consumer<M> {
-    /// The word where the next message of the run may be appended.
+    /// The word where the next message of the run is likely to begin.
     #[inline(always)]
     pub(super) fn word_ahead(&self) -> u64 {
         // Acquire: pairs with PUBLISH.
         self.memory.nth_word(self.ahead.place()).load(Ordering::Acquire)
     }
 
-    /// The first word of an appended message, if there is one.
+    /// Whether a message of the run begins there.
     #[inline(always)]
-    pub(super) fn appended(&self) -> Option<u64> {
-        let check = self.word_ahead();
-        self.ahead.appended(check).map(|_| check)
+    pub(super) fn is_run_ahead(&self) -> bool {
+        self.ahead.len_by(self.word_ahead()).is_some()
     }
 
     /// The first word of a packet at this position that nobody takes. `examine` then says what is wrong with it.
@@ -44,24 +51,32 @@ impl<M: LaneMemory + Clone> Consumer<M> {
     #[inline(always)]
     #[cfg_attr(loom, allow(dead_code))]
     pub(in crate::lane) fn look_behind(&self) -> Behind {
-        let mut appended = self.ahead.appended(self.word_ahead());
-        if appended.is_none() {
-            let rest = self.first_word() ^ check_word(self.head + 1, 0, 0);
-            if rest << 24 != check_word(0, CONTINUED, 0) << 24 || self.ahead.position != self.head {
-                return Behind::Other(rest);
-            }
-            // After that load: before the producer continued the run, it may have appended a message.
-            if !planted_bug("run") {
-                appended = self.ahead.appended(self.word_ahead());
-            }
-            let len = (rest >> 40) as usize;
-            if appended.is_none() {
-                return if len <= CONTINUED_MOST { Behind::Continued(len) } else { Behind::Detached(len) };
-            }
+        if let Some(len) = self.ahead.len_by(self.word_ahead()) {
+            return self.behind(len);
         }
-        match appended {
-            Some(len) if self.ahead.has_room_for(len) => Behind::Appended(len),
-            _ => Behind::Other(Self::NOTHING),
+        let rest = self.first_word() ^ check_word(self.head + 1, 0, 0);
+        if rest << 24 != check_word(0, CONTINUED, 0) << 24 || self.ahead.position != self.head {
+            return Behind::Other(rest);
+        }
+        // After that load: before the producer continued the run, it may have appended a message.
+        if !planted_bug("run")
+            && let Some(len) = self.ahead.len_by(self.word_ahead())
+        {
+            return self.behind(len);
+        }
+        Behind::in_cell((rest >> 40) as usize)
+    }
+
+    /// The next message of the run, which begins at the word ahead and has this length.
+    #[inline(always)]
+    #[cfg_attr(loom, allow(dead_code))]
+    fn behind(&self, len: usize) -> Behind {
+        if self.ahead.is_in_next_cell() {
+            Behind::in_cell(len)
+        } else if self.ahead.has_room_for(len) {
+            Behind::Appended(len)
+        } else {
+            Behind::Other(Self::NOTHING)
         }
     }
 
@@ -71,7 +86,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         let Ahead { position, tag, sequence, .. } = self.ahead;
         let place = match kind {
             // The whole word, as a cell's first word may have this kind, too: such a message would be taken without end.
-            APPENDED => (self.ahead.appended(check).is_some() && self.ahead.has_room_for(len)).then_some(Place::Appended),
+            APPENDED => (self.ahead.len_by(check).is_some() && self.ahead.has_room_for(len)).then_some(Place::Appended),
             _ if len <= CONTINUED_MOST => Some(Place::Continued),
             _ => self.detached(len).map(Place::Detached),
         };
@@ -88,10 +103,10 @@ impl<M: LaneMemory + Clone> Consumer<M> {
 
     /// Frees the payload of a detached message, and goes on behind the message. Returns true if a report is due.
     #[inline(always)]
-    pub(super) fn leave_detached(&mut self, place: u64, len: usize, is_stream: bool) -> bool {
+    pub(super) fn leave_detached(&mut self, place: u64, len: usize) -> bool {
         self.last_len = len;
         let run = Run::behind_data(self.head + 1, self.ahead.tag, self.ahead.sequence);
-        self.data.take(place, len) | self.leave_cell(run, is_stream)
+        self.data.take(place, len) | self.leave_cell(run)
     }
 
     /// The run behind a message of `len` bytes that continues it.

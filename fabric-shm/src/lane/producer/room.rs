@@ -1,6 +1,6 @@
 //! Room for the next packet: what the consumer has read, where the next payload goes, and which lines it will fill.
 
-use super::{Bulk, OWN_BEFORE, Producer, SPARE};
+use super::{Bulk, Producer, SPARE};
 use crate::lane::bulk::IN_BULK;
 use crate::lane::ring::Filled;
 use crate::lane::ways::{LEAST, SHORT, Ways};
@@ -228,25 +228,27 @@ impl<M: LaneMemory> Producer<M> {
         Ok(ends)
     }
 
-    /// Makes the processor own the lines that a packet of `len` bytes would fill next, if that pays. The lines arrive
-    /// before the caller sends again.
+    /// Makes the processor own the lines that a packet of `len` bytes would fill next, if that pays.
     #[inline]
     pub fn own_ahead(&self, len: usize) {
         if self.is_worth_owning(len) {
-            let mut offset = self.data.end();
-            if self.ways.is_due(offset, len) {
-                // Not lines that the consumer may still read.
-                if offset < 2 * len as u64 {
-                    return;
-                }
-                offset = 0;
+            self.own_next(len);
+        }
+    }
+
+    /// The same in any case. The lines arrive before the caller sends again.
+    #[inline(always)]
+    pub(super) fn own_next(&self, len: usize) {
+        let mut offset = self.data.end();
+        // Not lines that the consumer may still read.
+        if self.ways.is_due(offset, len) {
+            if offset < 2 * len as u64 {
+                return;
             }
-            // Not behind the ring's end: the consumer may still read the ring's start.
-            if len as u64 <= OWN_BEFORE && offset + OWN_BEFORE + len as u64 <= self.data.bytes {
-                offset += OWN_BEFORE;
-            }
-            let len = len.min(self.ways.own_ahead_most());
-            self.memory.own_data((offset & (self.data.bytes - 1)) as usize, len);
+            offset = 0;
+        }
+        if offset + len as u64 <= self.data.free() {
+            self.memory.own_data(offset as usize, len.min(self.ways.own_ahead_most()));
         }
     }
 

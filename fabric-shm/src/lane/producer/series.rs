@@ -1,6 +1,6 @@
 //! Several messages of a producer at once, in bundles.
 
-use super::{OWN_BEFORE, Producer, SPARE, describe, reveal};
+use super::{Producer, SPARE, describe, reveal};
 use crate::lane::bundle::{BYTES_MOST, ENTRY_HEAD, MESSAGE_MOST, MESSAGES_MOST, entry_bytes};
 use crate::lane::{BUNDLE, LaneMemory, check_word, word};
 use doorbell_fabric::copies::Copying;
@@ -184,20 +184,14 @@ impl<M: LaneMemory> Producer<M> {
             self.tell_bundle(cell, sequence, tag, plan, place);
             reveal(&memory, cell, word::CHECK, check);
         }
-        let ring = memory.data_bytes() - 1;
         let (mut at, mut sum) = (place as usize, 0);
         if let Some(bytes) = plan.each.and_then(|_| messages.in_one_piece(plan.count)) {
             debug_assert_eq!(bytes.len(), plan.bytes);
-            // The lines of a later bundle come meanwhile.
-            memory.own_data((at + OWN_BEFORE as usize) & ring, bytes.len());
             // SAFETY: a slice as long as the bundle, whose bytes lie inside the ring and are not yet given to the consumer (place).
             unsafe { memory.write_data(at, bytes.as_ptr(), bytes.len(), Copying::Library) };
             sum = bytes.len() as u64;
         } else if plan.each == Some(8) {
             messages.for_first(plan.count, |_, bytes| {
-                if at.is_multiple_of(64) {
-                    memory.own_data((at + OWN_BEFORE as usize) & ring, 64);
-                }
                 // SAFETY: a slice of eight bytes (`Series::alike`); as above.
                 unsafe { memory.write_data(at, bytes.as_ptr(), 8, Copying::Library) };
                 at += 8;
@@ -205,7 +199,6 @@ impl<M: LaneMemory> Producer<M> {
             sum = 8 * plan.count as u64;
         } else {
             messages.for_first(plan.count, |tag, bytes| {
-                memory.own_data((at + OWN_BEFORE as usize) & ring, bytes.len());
                 // SAFETY: slices and words; as above.
                 unsafe {
                     if plan.each.is_none() {
@@ -226,7 +219,7 @@ impl<M: LaneMemory> Producer<M> {
         self.tell_bundle(cell, sequence, tag, plan, place);
         reveal(&memory, cell, word::CHECK, check);
         self.tail = tail + 1;
-        memory.own_cell((self.tail & mask) as usize);
+        self.own_next(plan.bytes);
         Some(sum)
     }
 
