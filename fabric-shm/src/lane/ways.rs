@@ -13,15 +13,11 @@
 //!
 //! So the producer tries all of them now and then, and compares the times between its messages.
 
-use super::{PIECE_LEAST, PIECES_LEAST, data_room};
+use super::{PIECE_LEAST, data_room};
 use doorbell_fabric::copies::Copying;
 
 /// The bytes that a short lap uses: an eighth of a small first-level cache, which also holds both sides' own buffers.
 pub(super) const SHORT: u64 = if cfg!(loom) { 64 } else { 4 << 10 };
-
-/// In short laps, a payload of this length has pieces of [`PIECE_LONG`] bytes. A shorter one has shorter pieces.
-const LONG: usize = if cfg!(loom) { PIECES_LEAST } else { 8 << 10 };
-const PIECE_LONG: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 
 /// The shortest payload for which the ways differ. Streams of shorter ones lose more by reports than conversations gain.
 pub(super) const LEAST: usize = if cfg!(loom) { 64 } else { 2 << 10 };
@@ -168,12 +164,11 @@ impl Ways {
         len >= LEAST && (self.phase != PHASES || in_short_lap())
     }
 
-    /// The length of the pieces in which a payload of [`PIECES_LEAST`] bytes or more is written, or its own.
+    /// The length of the pieces in which a payload of [`PIECES_LEAST`](super::PIECES_LEAST) bytes or more is written, or its own.
     #[inline]
     pub fn piece_bytes(&self, len: usize) -> usize {
         match self.way {
-            Way::Short if len < LONG => PIECE_LEAST,
-            Way::Short => PIECE_LONG,
+            Way::Short => PIECE_LEAST,
             // For a consumer that lags behind, pieces would only be more work. After a streamed piece, the producer would wait for memory.
             Way::Whole | Way::Owned | Way::Streamed => len,
         }

@@ -149,7 +149,7 @@ fn a_long_payload_is_announced_piece_by_piece() {
     let memory = block.memory();
     let mut producer = Producer::claim(memory, 1).unwrap();
     // Behind the first packet, which has a time stamp.
-    let lens = [(8, 0), (PIECES_LEAST - 1, 0), (PIECES_LEAST, 1 << 10), (12 << 10, PIECE), (64 << 10, PIECE)];
+    let lens = [(8, 0), (PIECES_LEAST - 1, 0), (PIECES_LEAST, PIECE), (12 << 10, PIECE), (64 << 10, PIECE)];
     for (cell, (len, piece)) in lens.into_iter().enumerate() {
         assert_eq!(push(&mut producer, PacketKind::Whole, cell as u32, &message(0, len)), Push::Done);
         let load = |index| memory.cell_word(cell, index).load(Ordering::Relaxed) as usize;
