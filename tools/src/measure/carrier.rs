@@ -173,7 +173,14 @@ impl Carrier for Puts<'_> {
                 unless_stopped(self.patience)?;
             }
         }
-        Ok(self.patience.until(|| own.read(at, &mut word).is_ok() && word[0] == expected)?)
+        Ok(self.patience.until(|| {
+            let has_arrived = own.read(at, &mut word).is_ok() && word[0] == expected;
+            // As a receive does: without a pause, leaving the loop takes longer.
+            if !has_arrived {
+                std::hint::spin_loop();
+            }
+            has_arrived
+        })?)
     }
 }
 
