@@ -177,10 +177,11 @@ impl Hot<'_> {
     }
 
     /// The fast path for most messages: takes the first packet if it is a whole message that fits into `buf`, has this sequence
-    /// number and an accepted tag, and carries no time stamp. Leaves out everything that only other messages need.
+    /// number and an accepted tag, and carries no time stamp. Leaves out everything that only other messages need. `seen` is its first word
+    /// if a [watch](Self::watch) has seen it.
     #[inline(always)]
-    pub fn take_whole(&mut self, sequence: u32, accepts: impl FnOnce(u64) -> bool, buf: &mut [u8]) -> Option<Envelope> {
-        let next = self.lane.consumer.read_next(sequence, buf.len(), accepts, |_, payload| {
+    pub fn take_whole(&mut self, seen: Option<FirstWord>, sequence: u32, accepts: impl FnOnce(u64) -> bool, buf: &mut [u8]) -> Option<Envelope> {
+        let next = self.lane.consumer.read_next(seen, sequence, buf.len(), accepts, |_, payload| {
             payload.copy_to(buf);
         })?;
         if next.rings {
@@ -227,7 +228,7 @@ impl Hot<'_> {
     ) -> bool {
         let Lane { peer, priority, .. } = *self.lane;
         let (source, incarnation) = (peer.node(), peer.incarnation());
-        let next = self.lane.consumer.read_next(sequence, usize::MAX, accepts, |tag, payload| {
+        let next = self.lane.consumer.read_next(None, sequence, usize::MAX, accepts, |tag, payload| {
             read(&Envelope { source, incarnation, tag, len: payload.len(), sequence, priority }, payload);
         });
         if next.is_some_and(|next| next.rings) {

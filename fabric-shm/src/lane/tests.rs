@@ -260,7 +260,7 @@ fn messages_are_read_one_by_one_if_nothing_is_special_about_them() {
     let count = if cfg!(miri) { 80 } else { 300 };
     for sequence in 0..count {
         let bytes = message(sequence, [8, 0, 64, 40, 41, 1000, SERIES_BYTES, 3000][sequence as usize % 8]);
-        assert!(consumer.read_next(sequence, usize::MAX, |_| true, nothing).is_none(), "there is none");
+        assert!(consumer.read_next(None, sequence, usize::MAX, |_| true, nothing).is_none(), "there is none");
         if sequence % 70 == 0 {
             producer.forget_stamp();
         } else {
@@ -274,11 +274,11 @@ fn messages_are_read_one_by_one_if_nothing_is_special_about_them() {
         }
         let is_stamped = matches!(consumer.peek(), Peek::Packet(seen) if seen.stamp != 0);
         assert!(!(is_stamped && is_short) && is_stamped == (STAMPED && sequence % 70 == 0));
-        assert!(consumer.read_next(sequence.wrapping_sub(1), usize::MAX, |_| true, nothing).is_none(), "out of order");
-        assert!(consumer.read_next(sequence, usize::MAX, |_| false, nothing).is_none(), "another tag");
-        assert!(bytes.is_empty() || consumer.read_next(sequence, bytes.len() - 1, |_| true, nothing).is_none());
+        assert!(consumer.read_next(None, sequence.wrapping_sub(1), usize::MAX, |_| true, nothing).is_none(), "out of order");
+        assert!(consumer.read_next(None, sequence, usize::MAX, |_| false, nothing).is_none(), "another tag");
+        assert!(bytes.is_empty() || consumer.read_next(None, sequence, bytes.len() - 1, |_| true, nothing).is_none());
         let mut read = None;
-        let next = consumer.read_next(sequence, bytes.len(), |_| true, |tag, payload| read = Some((tag, payload.to_vec())));
+        let next = consumer.read_next(None, sequence, bytes.len(), |_| true, |tag, payload| read = Some((tag, payload.to_vec())));
         assert_eq!(next.is_none(), is_stamped, "{sequence}");
         match next {
             Some(Next { tag, len, .. }) => {
@@ -290,13 +290,13 @@ fn messages_are_read_one_by_one_if_nothing_is_special_about_them() {
     assert_eq!(consumer.taken(), u64::from(count));
     // A part of a message is none.
     assert_eq!(push_of(&mut producer, PacketKind::First, 0, b"part", 8), Push::Done);
-    assert!(consumer.read_next(0, usize::MAX, |_| true, nothing).is_none());
+    assert!(consumer.read_next(None, 0, usize::MAX, |_| true, nothing).is_none());
     pop(&mut consumer).unwrap();
     // A reader that panics leaves its message, in its cell or in the ring.
     for len in [8, 64] {
         assert_eq!(push(&mut producer, PacketKind::Whole, 0, &message(0, len)), Push::Done);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            consumer.read_next(0, usize::MAX, |_| true, |_, _| std::panic::resume_unwind(Box::new(())))
+            consumer.read_next(None, 0, usize::MAX, |_| true, |_, _| std::panic::resume_unwind(Box::new(())))
         }));
         assert!(panicked.is_err() && pop(&mut consumer).unwrap().1 == message(0, len));
     }
@@ -305,7 +305,7 @@ fn messages_are_read_one_by_one_if_nothing_is_special_about_them() {
         assert_eq!(push(&mut producer, PacketKind::Whole, 0, &message(0, 64)), Push::Done);
         let cell = consumer.taken() as usize % 16;
         block.memory().cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
-        assert!(consumer.read_next(0, usize::MAX, |_| true, nothing).is_none(), "{place:x}");
+        assert!(consumer.read_next(None, 0, usize::MAX, |_| true, nothing).is_none(), "{place:x}");
         let _ = consumer.take_from(Place::Inline, 0);
     }
 }

@@ -43,7 +43,7 @@ impl Engine {
             count_turn(&self.turns);
             return Some(HotTake::Whole(envelope));
         }
-        if let Some(envelope) = hot.take_whole(assembly.expected, |tag| accepts.accepts_tag(tag), buf) {
+        if let Some(envelope) = hot.take_whole(None, assembly.expected, |tag| accepts.accepts_tag(tag), buf) {
             count_turn(&self.turns);
             inbound.took(hot.index(), envelope.len);
             return Some(HotTake::Whole(envelope));
@@ -84,7 +84,7 @@ impl Engine {
         if !accepts.accepts_peer(hot.source()) {
             return None;
         }
-        let envelope = take_whole(&mut hot, &mut self.inbound, accepts, buf)?;
+        let envelope = take_whole(&mut hot, None, &mut self.inbound, accepts, buf)?;
         count_turn(&self.turns);
         Some(envelope)
     }
@@ -101,17 +101,13 @@ impl Engine {
             return None;
         }
         // Into a short buffer goes no message that its sender is still writing.
-        if buf.len() < PIECES_LEAST {
-            hot.watch(rounds)?;
-        } else {
-            let first = hot.watch_for(rounds, true)?;
-            if first.is_opened() {
-                let envelope = take_opened(&mut hot, first, &mut self.inbound, accepts, buf)?;
-                count_turn(&self.turns);
-                return Some(envelope);
-            }
+        let first = hot.watch_for(rounds, buf.len() >= PIECES_LEAST)?;
+        if first.is_opened() {
+            let envelope = take_opened(&mut hot, first, &mut self.inbound, accepts, buf)?;
+            count_turn(&self.turns);
+            return Some(envelope);
         }
-        let envelope = match take_whole(&mut hot, &mut self.inbound, accepts, buf) {
+        let envelope = match take_whole(&mut hot, Some(first), &mut self.inbound, accepts, buf) {
             Some(envelope) => envelope,
             None => take_stamped(&mut hot, &mut self.inbound, accepts, buf)?,
         };
@@ -257,12 +253,18 @@ impl Drop for Taking<'_> {
     }
 }
 
-/// Takes the first message of a lane.
+/// Takes the first message of a lane, whose first word may have been seen.
 #[inline(always)]
-fn take_whole(hot: &mut Hot<'_>, inbound: &mut Inbound, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
+fn take_whole(
+    hot: &mut Hot<'_>,
+    seen: Option<FirstWord>,
+    inbound: &mut Inbound,
+    accepts: &Match,
+    buf: &mut [u8],
+) -> Option<Envelope> {
     // Each lane has an assembly. This look only spares the code of a panic.
     let assembly = inbound.assemblies.get_mut(hot.index())?;
-    let envelope = hot.take_whole(assembly.expected, |tag| accepts.accepts_tag(tag), buf)?;
+    let envelope = hot.take_whole(seen, assembly.expected, |tag| accepts.accepts_tag(tag), buf)?;
     assembly.pass();
     inbound.tally(envelope.len);
     Some(envelope)

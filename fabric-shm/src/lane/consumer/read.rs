@@ -1,7 +1,7 @@
 //! Messages that are read in place, by the path of most messages.
 
 use super::run::Behind;
-use super::{Consumer, Next, Place, Seen, SeriesEnd};
+use super::{Consumer, FirstWord, Next, Place, Seen, SeriesEnd};
 use crate::lane::conversation;
 use crate::lane::run::{Ahead, Run};
 use crate::lane::{BUNDLE, INLINE_BYTES, LaneMemory, REPORTED, RawMemory, SERIES_BYTES, check_word, word};
@@ -30,17 +30,22 @@ impl Consumer<RawMemory> {
     }
 
     /// Reads the first packet if it is a whole message of at most `most` bytes with this sequence number, without a time stamp, and
-    /// accepted: `read` gets its tag and its payload. The path of most messages. If `read` panics, the message stays the
-    /// first one.
+    /// accepted: `read` gets its tag and its payload. The path of most messages. `seen` is its first word if the
+    /// last [`watch`](Self::watch) has seen it. If `read` panics, the message stays the first one.
     #[inline(always)]
     pub fn read_next(
         &mut self,
+        seen: Option<FirstWord>,
         sequence: u32,
         most: usize,
         accepts: impl FnOnce(u64) -> bool,
         read: impl FnOnce(u64, Payload<'_>),
     ) -> Option<Next> {
-        let rest = match self.look_behind() {
+        let behind = match seen {
+            Some(first) => self.behind_by(first),
+            None => self.look_behind(),
+        };
+        let rest = match behind {
             Behind::Other(rest) => rest,
             Behind::Appended(len) => {
                 let tag = self.ahead.tag;

@@ -1,5 +1,7 @@
 //! The messages of a run, from its reader's viewpoint.
 
+#[cfg(not(loom))]
+use super::FirstWord;
 use super::{Consumer, Place, Seen};
 use crate::lane::bundle::MESSAGE_MOST as SERIES_BYTES;
 use crate::lane::run::{Ahead, CONTINUED_AT, CONTINUED_MOST, Run};
@@ -65,6 +67,18 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             return self.behind(len);
         }
         Behind::in_cell((rest >> 40) as usize)
+    }
+
+    /// The same if the last [`watch`](Self::watch) has seen this word. It also looked for an appended message, and in the right order.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub(super) fn behind_by(&self, FirstWord(check): FirstWord) -> Behind {
+        if let Some(len) = self.ahead.len_by(check) {
+            return self.behind(len);
+        }
+        let rest = check ^ check_word(self.head + 1, 0, 0);
+        let is_continued = rest << 24 == check_word(0, CONTINUED, 0) << 24 && self.ahead.position == self.head;
+        if is_continued { Behind::in_cell((rest >> 40) as usize) } else { Behind::Other(rest) }
     }
 
     /// The next message of the run, which begins at the word ahead and has this length.

@@ -84,15 +84,15 @@ fn a_detached_message_takes_the_first_word_of_its_cell() {
         match way {
             0 => assert_eq!(consumer.read_series(0, 9, |_| true, &mut read).0, 5),
             1 => (0..5).for_each(|next| {
-                assert!(consumer.read_next(next, 100, |_| true, |tag, payload| read(tag, next, payload)).is_some());
+                assert!(consumer.read_next(None, next, 100, |_| true, |tag, payload| read(tag, next, payload)).is_some());
             }),
             _ => (0..5).for_each(|next| assert_eq!(pop(&mut consumer).unwrap().1, message(next, 100))),
         }
         assert!(!consumer.is_ready());
         // One for which the buffer is too short, or that is not accepted, stays there.
         assert!(push_whole(&mut producer, 7, 5, &message(5, 100)));
-        assert!(consumer.read_next(5, 99, |_| true, |_, _| panic!()).is_none());
-        assert!(consumer.read_next(5, 100, |_| false, |_, _| panic!()).is_none());
+        assert!(consumer.read_next(None, 5, 99, |_| true, |_, _| panic!()).is_none());
+        assert!(consumer.read_next(None, 5, 100, |_| false, |_, _| panic!()).is_none());
         assert_eq!(consumer.read_series(5, 9, |_| false, |_, _, _| panic!()).0, 0);
         assert_eq!(pop(&mut consumer).unwrap().1, message(5, 100));
     }
@@ -155,12 +155,12 @@ fn a_forged_detached_message_stays_inside_the_ring() {
     // A line of the ring is left.
     for len in [65, 1024, 1025, (1 << 24) - 1] {
         forge(&consumer, len);
-        assert!(consumer.read_next(16, usize::MAX, |_| true, |_, _| panic!()).is_none());
+        assert!(consumer.read_next(None, 16, usize::MAX, |_| true, |_, _| panic!()).is_none());
         assert_eq!(consumer.read_series(16, 9, |_| true, |_, _, _| panic!()).0, 0);
         assert!(matches!(consumer.peek(), Peek::Damaged(_)), "{len}");
     }
     forge(&consumer, 64);
-    assert!(consumer.read_next(16, 64, |_| true, |_, payload| assert_eq!(payload.len(), 64)).is_some());
+    assert!(consumer.read_next(None, 16, 64, |_| true, |_, payload| assert_eq!(payload.len(), 64)).is_some());
 }
 
 /// A payload may look like the first word of an appended message, and lie where one is expected in the next lap.
@@ -229,7 +229,7 @@ fn a_reader_that_panics_leaves_an_appended_message() {
             if by_series {
                 _ = consumer.read_series(1, 9, |_| true, |_, sequence, payload| read(sequence, payload));
             } else {
-                consumer.read_next(1, 9, |_| true, |_, payload| read(1, payload));
+                consumer.read_next(None, 1, 9, |_| true, |_, payload| read(1, payload));
             }
         }));
         assert!(panicked.is_err());
@@ -276,7 +276,7 @@ proptest! {
                 }
                 3 => got.extend(pop(&mut consumer).map(|(head, bytes)| (head.tag, head.sequence, bytes))),
                 4 => {
-                    consumer.read_next(read, 900, |_| true, |tag, payload| got.push((tag, read, payload.to_vec())));
+                    consumer.read_next(None, read, 900, |_| true, |tag, payload| got.push((tag, read, payload.to_vec())));
                     // It reads no bundle.
                     if got.is_empty() {
                         got.extend(pop(&mut consumer).map(|(head, bytes)| (head.tag, head.sequence, bytes)));
