@@ -180,7 +180,13 @@ impl Hot<'_> {
     /// number and an accepted tag, and carries no time stamp. Leaves out everything that only other messages need. `seen` is its first word
     /// if a [watch](Self::watch) has seen it.
     #[inline(always)]
-    pub fn take_whole(&mut self, seen: Option<FirstWord>, sequence: u32, accepts: impl FnOnce(u64) -> bool, buf: &mut [u8]) -> Option<Envelope> {
+    pub fn take_whole(
+        &mut self,
+        seen: Option<FirstWord>,
+        sequence: u32,
+        accepts: impl FnOnce(u64) -> bool,
+        buf: &mut [u8],
+    ) -> Option<Envelope> {
         let next = self.lane.consumer.read_next(seen, sequence, buf.len(), accepts, |_, payload| {
             payload.copy_to(buf);
         })?;
@@ -242,6 +248,7 @@ impl Hot<'_> {
     #[inline(always)]
     pub fn read_series(
         &mut self,
+        seen: Option<FirstWord>,
         sequence: u32,
         limit: u64,
         accepts: impl Fn(u64) -> bool,
@@ -249,7 +256,7 @@ impl Hot<'_> {
     ) -> (u64, bool) {
         let Lane { peer, priority, .. } = *self.lane;
         let (source, incarnation) = (peer.node(), peer.incarnation());
-        let (count, end) = self.lane.consumer.read_series(sequence, limit, accepts, |tag, sequence, payload| {
+        let (count, end) = self.lane.consumer.read_series(seen, sequence, limit, accepts, |tag, sequence, payload| {
             read(&Envelope { source, incarnation, tag, len: payload.len(), sequence, priority }, payload);
         });
         if end == SeriesEnd::Rings {

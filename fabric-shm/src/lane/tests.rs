@@ -209,6 +209,7 @@ fn series(lens: &[usize], same: u64) {
         // One in seven is not accepted at first.
         let (before, is_choosy) = (read, read % 2 == 0);
         let _ = consumer.read_series(
+            None,
             read as u32,
             5,
             |tag| !is_choosy || tag % 7 != 0,
@@ -225,7 +226,7 @@ fn series(lens: &[usize], same: u64) {
             read += 1;
         }
         // A later sequence number than the first one's is left alone.
-        let _ = consumer.read_series(read as u32 + 1, 5, |_| true, |tag, _, _| panic!("{tag}"));
+        let _ = consumer.read_series(None, read as u32 + 1, 5, |_| true, |tag, _, _| panic!("{tag}"));
     }
     assert_eq!(sent, all.len());
     assert!(lens.len() > 1 || producer.pushed() < all.len() as u64 / 2, "{} packets", producer.pushed());
@@ -236,6 +237,7 @@ fn series(lens: &[usize], same: u64) {
     let mut seen = Vec::new();
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let _ = consumer.read_series(
+            None,
             0,
             5,
             |_| true,
@@ -430,7 +432,7 @@ proptest! {
             if by_series {
                 let first = words[1] as u32 & 15;
                 let sequence = first + taken as u32;
-                taken += consumer.read_series(sequence, words[4] % 5, |_| true, |_, _, payload| _ = payload.to_vec()).0;
+                taken += consumer.read_series(None, sequence, words[4] % 5, |_| true, |_, _, payload| _ = payload.to_vec()).0;
             } else if let Peek::Packet(seen) = consumer.peek() {
                 // SAFETY: from the latest peek.
                 prop_assert_eq!(unsafe { consumer.payload(&seen) }.to_vec().len(), seen.len);

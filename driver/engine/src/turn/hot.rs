@@ -133,12 +133,14 @@ impl Engine {
         if !accepts.accepts_peer(hot.source()) {
             return 0;
         }
-        if hot.watch(1).is_none() {
+        let mut seen = hot.watch(1);
+        if seen.is_none() {
             if rounds > 1 && std::mem::take(&mut self.caught_up) {
                 // Each look at a cell that the sender is about to write takes the line from it.
                 (0..LEAD).for_each(|_| doorbell_fabric::sync::spin_hint());
             }
-            if hot.watch(rounds.saturating_sub(1)).is_none() {
+            seen = hot.watch(rounds.saturating_sub(1));
+            if seen.is_none() {
                 return 0;
             }
         }
@@ -154,7 +156,8 @@ impl Engine {
                 read(envelope, payload);
                 (*count, *bytes) = (*count + 1, *bytes + len);
             };
-            let (more, is_empty) = hot.read_series(expected.wrapping_add(before as u32), limit - before, accepts, &mut read);
+            let (more, is_empty) =
+                hot.read_series(seen.take(), expected.wrapping_add(before as u32), limit - before, accepts, &mut read);
             let taken = before + more;
             if is_empty {
                 self.caught_up = taken > 1;

@@ -41,11 +41,7 @@ impl Consumer<RawMemory> {
         accepts: impl FnOnce(u64) -> bool,
         read: impl FnOnce(u64, Payload<'_>),
     ) -> Option<Next> {
-        let behind = match seen {
-            Some(first) => self.behind_by(first),
-            None => self.look_behind(),
-        };
-        let rest = match behind {
+        let rest = match self.look_or(seen) {
             Behind::Other(rest) => rest,
             Behind::Appended(len) => {
                 let tag = self.ahead.tag;
@@ -68,8 +64,17 @@ impl Consumer<RawMemory> {
                 let rings = self.leave_cell(self.continued(len)) && self.tell();
                 return Some(Next { tag, len, rings });
             }
-            Behind::Detached(len) if len > most => return None,
-            Behind::Detached(len) => return self.read_detached(len, sequence, accepts, read),
+            Behind::Detached(len) => {
+                let tag = self.ahead.tag;
+                if len > most || self.ahead.sequence != sequence || !accepts(tag) {
+                    return None;
+                }
+                let place = self.detached(len)?;
+                // SAFETY: the payload lies in the data ring (`detached`); as above.
+                read(tag, unsafe { Payload::from_raw(self.memory.data_at(place as usize), len) });
+                let rings = self.leave_detached(place, len) && self.tell();
+                return Some(Next { tag, len, rings });
+            }
         };
         // Copies, which the compiler need not read again after `read` is called.
         let (memory, head) = (self.memory, self.head);
@@ -112,33 +117,15 @@ impl Consumer<RawMemory> {
         Some(Next { tag, len, rings })
     }
 
-    /// As [`read_next`](Self::read_next) for a detached message of this length. Out of line, to keep the path of the shortest
-    /// messages small.
-    #[inline(never)]
-    fn read_detached(
-        &mut self,
-        len: usize,
-        sequence: u32,
-        accepts: impl FnOnce(u64) -> bool,
-        read: impl FnOnce(u64, Payload<'_>),
-    ) -> Option<Next> {
-        let (tag, place) = (self.ahead.tag, self.detached(len)?);
-        if self.ahead.sequence != sequence || !accepts(tag) {
-            return None;
-        }
-        // SAFETY: the payload lies in the data ring (`detached`); as in `read_next`.
-        read(tag, unsafe { Payload::from_raw(self.memory.data_at(place as usize), len) });
-        let rings = self.leave_detached(place, len) && self.tell();
-        Some(Next { tag, len, rings })
-    }
-
     /// Reads whole messages of at most 1 KiB, one behind the other, up to `limit`: `read` gets tag, sequence number and
     /// payload of each. The first one must have this sequence number. Stops before a message that has another, carries a time stamp,
     /// or is not accepted, and where the producer waits for room. Returns their number. If `read` panics, its message stays the first one.
+    /// `seen` is as for [`read_next`](Self::read_next).
     #[inline(always)]
     #[must_use]
     pub fn read_series(
         &mut self,
+        mut seen: Option<FirstWord>,
         sequence: u32,
         limit: u64,
         accepts: impl Fn(u64) -> bool,
@@ -146,7 +133,8 @@ impl Consumer<RawMemory> {
     ) -> (u64, SeriesEnd) {
         let mut count = 0;
         loop {
-            let (more, end) = self.read_cells(sequence.wrapping_add(count as u32), limit - count, &accepts, &mut read);
+            let next = sequence.wrapping_add(count as u32);
+            let (more, end) = self.read_cells(seen.take(), next, limit - count, &accepts, &mut read);
             count += more;
             let check = self.first_word();
             if end != SeriesEnd::Other || count == limit || check << 24 != check_word(self.head + 1, BUNDLE, 0) << 24 {
@@ -167,6 +155,7 @@ impl Consumer<RawMemory> {
     #[inline(always)]
     fn read_cells(
         &mut self,
+        seen: Option<FirstWord>,
         sequence: u32,
         limit: u64,
         accepts: impl Fn(u64) -> bool,
@@ -174,11 +163,11 @@ impl Consumer<RawMemory> {
     ) -> (u64, SeriesEnd) {
         // Copies, which the compiler need not read again after each call.
         let (memory, mask) = (self.memory, self.memory.cell_count() as u64 - 1);
-        let mut count = 0;
+        let (mut count, mut behind) = (0, self.look_or(seen));
         while count < limit {
             let expected = sequence.wrapping_add(count as u32);
-            let is_due = match self.look_behind() {
-                behind @ (Behind::Appended(len) | Behind::Continued(len)) => {
+            let is_due = match behind {
+                Behind::Appended(len) | Behind::Continued(len) => {
                     let Ahead { tag, sequence: next, .. } = self.ahead;
                     if next != expected || !accepts(tag) {
                         return (count, SeriesEnd::Other);
@@ -245,6 +234,9 @@ impl Consumer<RawMemory> {
             count += 1;
             if is_due && self.tell() {
                 return (count, SeriesEnd::Rings);
+            }
+            if count < limit {
+                behind = self.look_behind();
             }
         }
         (count, SeriesEnd::Other)

@@ -69,10 +69,12 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         Behind::in_cell((rest >> 40) as usize)
     }
 
-    /// The same if the last [`watch`](Self::watch) has seen this word. It also looked for an appended message, and in the right order.
+    /// The same, without a look if the last [`watch`](Self::watch) has seen this word. It also looked for an appended message, and in the
+    /// right order.
     #[cfg(not(loom))]
     #[inline(always)]
-    pub(super) fn behind_by(&self, FirstWord(check): FirstWord) -> Behind {
+    pub(super) fn look_or(&self, seen: Option<FirstWord>) -> Behind {
+        let Some(FirstWord(check)) = seen else { return self.look_behind() };
         if let Some(len) = self.ahead.len_by(check) {
             return self.behind(len);
         }

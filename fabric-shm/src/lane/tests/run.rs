@@ -82,7 +82,7 @@ fn a_detached_message_takes_the_first_word_of_its_cell() {
             assert_eq!((tag, payload.to_vec()), (7, message(sequence, 100)));
         };
         match way {
-            0 => assert_eq!(consumer.read_series(0, 9, |_| true, &mut read).0, 5),
+            0 => assert_eq!(consumer.read_series(None, 0, 9, |_| true, &mut read).0, 5),
             1 => (0..5).for_each(|next| {
                 assert!(consumer.read_next(None, next, 100, |_| true, |tag, payload| read(tag, next, payload)).is_some());
             }),
@@ -93,7 +93,7 @@ fn a_detached_message_takes_the_first_word_of_its_cell() {
         assert!(push_whole(&mut producer, 7, 5, &message(5, 100)));
         assert!(consumer.read_next(None, 5, 99, |_| true, |_, _| panic!()).is_none());
         assert!(consumer.read_next(None, 5, 100, |_| false, |_, _| panic!()).is_none());
-        assert_eq!(consumer.read_series(5, 9, |_| false, |_, _, _| panic!()).0, 0);
+        assert_eq!(consumer.read_series(None, 5, 9, |_| false, |_, _, _| panic!()).0, 0);
         assert_eq!(pop(&mut consumer).unwrap().1, message(5, 100));
     }
 }
@@ -156,7 +156,7 @@ fn a_forged_detached_message_stays_inside_the_ring() {
     for len in [65, 1024, 1025, (1 << 24) - 1] {
         forge(&consumer, len);
         assert!(consumer.read_next(None, 16, usize::MAX, |_| true, |_, _| panic!()).is_none());
-        assert_eq!(consumer.read_series(16, 9, |_| true, |_, _, _| panic!()).0, 0);
+        assert_eq!(consumer.read_series(None, 16, 9, |_| true, |_, _, _| panic!()).0, 0);
         assert!(matches!(consumer.peek(), Peek::Damaged(_)), "{len}");
     }
     forge(&consumer, 64);
@@ -227,7 +227,7 @@ fn a_reader_that_panics_leaves_an_appended_message() {
                 }
             };
             if by_series {
-                _ = consumer.read_series(1, 9, |_| true, |_, sequence, payload| read(sequence, payload));
+                _ = consumer.read_series(None, 1, 9, |_| true, |_, sequence, payload| read(sequence, payload));
             } else {
                 consumer.read_next(None, 1, 9, |_| true, |_, payload| read(1, payload));
             }
@@ -284,7 +284,7 @@ proptest! {
                 }
                 _ => {
                     let wanted = |tag| Some(tag) == first;
-                    let (count, _) = consumer.read_series(read, 1 + tag + len as u64 / 8, wanted, |tag, sequence, payload| {
+                    let (count, _) = consumer.read_series(None, read, 1 + tag + len as u64 / 8, wanted, |tag, sequence, payload| {
                         got.push((tag, sequence, payload.to_vec()));
                     });
                     prop_assert_eq!(count, got.len() as u64);
@@ -325,7 +325,7 @@ proptest! {
             }
             let mut lens = Vec::new();
             if by_series {
-                let count = consumer.read_series(sequence, 9, |_| true, |_, _, payload| lens.push(payload.to_vec().len())).0;
+                let count = consumer.read_series(None, sequence, 9, |_| true, |_, _, payload| lens.push(payload.to_vec().len())).0;
                 prop_assert_eq!(count, lens.len() as u64);
             } else {
                 // A cell has at most seven more messages, and each cell states the same position.
