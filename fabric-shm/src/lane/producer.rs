@@ -281,7 +281,7 @@ impl<M: LaneMemory + Copy> Producer<M> {
     ///
     /// # Safety
     /// `len` bytes are readable at `bytes`.
-    #[inline(never)]
+    #[inline(always)]
     unsafe fn push_detached(&mut self, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> bool {
         let (memory, tail, end) = (self.memory, self.tail, self.data.end());
         // A lap's first payload has a packet that tells its place.
