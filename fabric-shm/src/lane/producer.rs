@@ -20,25 +20,17 @@ use doorbell_fabric::copies::Copying;
 use doorbell_fabric::sync::{Ordering, planted_bug};
 use doorbell_fabric::{PacketHead, PacketKind, Push};
 
-/// The longest packet whose lines are offered to the consumer. Of a longer one, the consumer prefetches the next line while it
-/// reads the first, and the offers would only cost time.
-const OFFER_BYTES: usize = 1024;
-
 #[cfg(not(loom))]
 const _: () = assert!(SERIES_BYTES < PIECES_LEAST && SERIES_BYTES < super::ways::LEAST && SERIES_BYTES < super::bulk::BULK_LEAST);
 
-/// How many cells ahead a producer owns a cell, in a stream of messages that need no other line. So many lines are then on their way at
-/// once. If a producer owned only the next one, its stores would wait for that line in each message. Where payloads lie in the data ring,
-/// the producer owns the lines of the next payload and no cells: the stores to the payload wait anyway, and two requests for each message
-/// would take lines from the consumer that it has not read.
+/// How many cells ahead a producer owns a cell, where payloads lie in cells. So many lines are then on their way at once. If it owned only the
+/// next one, its stores would wait for that line in each message. In a ring of 16 cells it seldom knows that such a cell is free. Where
+/// payloads lie in the data ring, the producer owns no cells: far apart that was slower.
 const OWN_AHEAD: u64 = 8;
 
 /// The cells that stay free: one for giving up a message, and the one that the consumer has reported but not left, because messages may be
 /// appended there.
 const SPARE: u64 = 2;
-
-/// The number of ticks between two packets from which the consumer is likely to be waiting for the next one.
-const SELDOM_TICKS: u64 = 768;
 
 /// The greatest length that a cell's first word can state, in whole lines.
 const LENGTH_MAX: usize = (1 << 24) - 64;
@@ -198,6 +190,9 @@ impl<M: LaneMemory> Producer<M> {
         }
         let stamp = if is_stamped { self.stamp() } else { 0 };
         publish(&self.memory, self.tail, stamp, head.kind, head.tag, head.sequence, len);
+        if len <= INLINE_BYTES && !head.kind.has_total() {
+            self.own_cell_ahead(&self.memory, self.tail);
+        }
         self.tail += 1;
         match head.kind {
             PacketKind::Whole => self.count(len),
@@ -229,8 +224,7 @@ impl<M: LaneMemory + Copy> Producer<M> {
         unsafe { self.push_next(tag, sequence, bytes, len) || self.push_packet(tag, sequence, bytes, len) }
     }
 
-    /// Pushes the next message of the run. Returns false if the message does not belong to it, or needs more steps. In the cell it calls no
-    /// function, so that its caller saves no registers.
+    /// Pushes the next message of the run. Returns false if the message does not belong to it, or needs more steps.
     ///
     /// # Safety
     /// The same as for [`push`](Self::push).
@@ -346,16 +340,6 @@ impl<M: LaneMemory + Copy> Producer<M> {
 }
 
 impl<M: LaneMemory> Producer<M> {
-    /// Makes the processor own a cell that a later packet will fill, once the packet at position `tail` is published.
-    #[inline(always)]
-    fn own_cell_ahead(&self, memory: &M, tail: u64) {
-        let cells = memory.cell_count() as u64;
-        // Not a cell that the consumer may still read: its line would have to come back.
-        if tail + OWN_AHEAD - self.head_seen < cells - SPARE {
-            memory.own_cell(((tail + OWN_AHEAD) & (cells - 1)) as usize);
-        }
-    }
-
     /// Writes a payload of at most [`SERIES_BYTES`] into the data ring, and returns its place. Such a payload ends no lap, has no pieces,
     /// and needs no other ring. `None`: there is no known room.
     ///
@@ -483,20 +467,6 @@ impl<M: LaneMemory> Producer<M> {
         if self.ways.count(len) {
             self.compare_ways(len);
         }
-    }
-
-    /// Whether the consumer is likely to wait for these lines. In a stream it lags behind, and offering them would only cost
-    /// time.
-    #[inline(always)]
-    fn is_worth_offering(&mut self, len: usize) -> bool {
-        if !(64 + 1..=OFFER_BYTES).contains(&len) {
-            return len <= 64 && self.can_offer;
-        }
-        if !self.can_offer {
-            return false;
-        }
-        let now = doorbell_fabric::hint::ticks();
-        now.wrapping_sub(std::mem::replace(&mut self.pushed_at, now)) > SELDOM_TICKS
     }
 
     /// Whether a payload of this length is written in pieces.

@@ -141,6 +141,8 @@ impl Ahead {
                 left: (word::COUNT - 1 - at) as i32,
                 ..ahead
             },
+            // The position behind it would be 0, which a packet has, too.
+            None if position == Run::NONE.position => Self::NONE,
             None => ahead.in_cell(next),
         }
     }

@@ -12,6 +12,7 @@ use std::num::NonZeroUsize;
 
 mod bulk_ring;
 mod moves;
+mod owned;
 mod pieces;
 mod run;
 mod short_laps;

@@ -74,7 +74,7 @@ impl Engine {
     }
 
     /// As [`take_hot`](Self::take_hot) for whole messages, without asking again what [`may_take_short`](Self::may_take_short) has
-    /// asked. One look: if the message is there, others are likely to follow.
+    /// asked. One look.
     #[inline(always)]
     pub fn take_short(&mut self, accepts: &Match, buf: &mut [u8]) -> Option<Envelope> {
         if !self.may_look() {

@@ -30,7 +30,7 @@ pub struct Entry {
 
 impl Entry {
     /// The payload's offset in the data ring.
-    pub(super) fn offset(&self) -> usize {
+    pub(in crate::lane) fn offset(&self) -> usize {
         self.place as usize + self.from as usize
     }
 }

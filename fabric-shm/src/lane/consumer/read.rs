@@ -48,7 +48,7 @@ impl Consumer<RawMemory> {
                 if len > most || self.ahead.sequence != sequence || !accepts(tag) {
                     return None;
                 }
-                // SAFETY: `look_behind` checked that the payload lies in its cell, which is mapped as long as the memory (RawMemory::new).
+                // SAFETY: `look_or` checked that the payload lies in its cell, which is mapped as long as the memory (RawMemory::new).
                 // The producer does not get it back before `tell`, nor before this end has left the next cell (SPARE).
                 read(tag, unsafe { self.payload_at(Place::Appended, len) });
                 self.pass_appended(len);

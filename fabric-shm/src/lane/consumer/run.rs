@@ -69,8 +69,8 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         Behind::in_cell((rest >> 40) as usize)
     }
 
-    /// The same, without a look if the last [`watch`](Self::watch) has seen this word. It also looked for an appended message, and in the
-    /// right order.
+    /// The same, without a look if the last [`watch`](Self::watch) has seen this word. The watch also looked for an appended message, and in
+    /// the right order.
     #[cfg(not(loom))]
     #[inline(always)]
     pub(super) fn look_or(&self, seen: Option<FirstWord>) -> Behind {

@@ -1,10 +1,10 @@
 //! Room for the next packet: what the consumer has read, where the next payload goes, and which lines it will fill.
 
-use super::{Bulk, Producer, SPARE};
+use super::{Bulk, CONTINUED_MOST, OWN_AHEAD, Producer, SPARE};
 use crate::lane::bulk::IN_BULK;
 use crate::lane::ring::Filled;
 use crate::lane::ways::{LEAST, SHORT, Ways};
-use crate::lane::{Control, INLINE_BYTES, LaneMemory, MOVED, REPORTED, STREAMED, check_word, data_room, word};
+use crate::lane::{Control, LaneMemory, MOVED, REPORTED, STREAMED, check_word, data_room, word};
 use doorbell_fabric::copies::Copying;
 use doorbell_fabric::sync::{Ordering, planted_bug};
 use doorbell_fabric::{LinkDown, Push};
@@ -15,6 +15,13 @@ const LAG: u64 = SHORT / 4 * 3;
 /// How often this end looks for the consumer's progress before a lap goes on: less than the copy of a few KiB takes. A consumer that
 /// is there is about as fast as this end.
 const PATIENCE: u32 = if cfg!(any(loom, miri)) { 1 } else { 64 };
+
+/// The longest packet whose lines are offered to the consumer. Of a longer one, the consumer prefetches the next line while it
+/// reads the first, and the offers would only cost time.
+const OFFER_BYTES: usize = 1024;
+
+/// The number of ticks between two packets from which the consumer is likely to be waiting for the next one.
+const SELDOM_TICKS: u64 = 768;
 
 /// The backlog that a consumer has not read yet, as far as its producer knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,35 +235,59 @@ impl<M: LaneMemory> Producer<M> {
         Ok(ends)
     }
 
-    /// Makes the processor own the lines that a packet of `len` bytes would fill next, if that pays.
-    #[inline]
-    pub fn own_ahead(&self, len: usize) {
-        if self.is_worth_owning(len) {
-            self.own_next(len);
+    /// Makes the processor own a cell that a later packet will fill, once the packet at position `tail` is published.
+    #[inline(always)]
+    pub(super) fn own_cell_ahead(&self, memory: &M, tail: u64) {
+        let cells = memory.cell_count() as u64;
+        // Not a cell that the consumer may still read: its line would have to come back.
+        if tail + OWN_AHEAD - self.head_seen < cells - SPARE {
+            memory.own_cell(((tail + OWN_AHEAD) & (cells - 1)) as usize);
         }
     }
 
-    /// The same in any case. The lines arrive before the caller sends again.
-    #[inline(always)]
-    pub(super) fn own_next(&self, len: usize) {
-        let mut offset = self.data.end();
-        // Not lines that the consumer may still read.
-        if self.ways.is_due(offset, len) {
-            if offset < 2 * len as u64 {
-                return;
-            }
-            offset = 0;
+    /// Makes the processor own the lines that a packet of `len` bytes would fill next, if that pays. They come while the caller prepares it.
+    #[inline]
+    pub fn own_ahead(&self, len: usize) {
+        if !self.is_worth_owning(len) {
+            return;
         }
+        let end = self.data.end();
+        if !self.ways.is_due(end, len) {
+            self.own_at(end, len);
+        } else if end >= 2 * len as u64 {
+            // The consumer has probably read the beginning of this lap.
+            self.own_at(0, len);
+        }
+    }
+
+    /// Makes the processor own the lines of `len` bytes that the data ring has from `offset` on, unless the consumer may still have to read
+    /// what the lap before left there.
+    #[inline(always)]
+    pub(super) fn own_at(&self, offset: u64, len: usize) {
         if offset + len as u64 <= self.data.free() {
             self.memory.own_data(offset as usize, len.min(self.ways.own_ahead_most()));
         }
+    }
+
+    /// Whether the consumer is likely to wait for these lines. In a stream it lags behind, and offering them would only cost
+    /// time.
+    #[inline(always)]
+    pub(super) fn is_worth_offering(&mut self, len: usize) -> bool {
+        if !(64 + 1..=OFFER_BYTES).contains(&len) {
+            return len <= 64 && self.can_offer;
+        }
+        if !self.can_offer {
+            return false;
+        }
+        let now = doorbell_fabric::hint::ticks();
+        now.wrapping_sub(std::mem::replace(&mut self.pushed_at, now)) > SELDOM_TICKS
     }
 
     /// Whether [`own_ahead`](Self::own_ahead) pays for such packets. After a reply of less than 2 KiB, the consumer fetches the lines of the
     /// reply at once. Requests for further lines would delay those.
     #[inline(always)]
     pub(in crate::lane) fn is_worth_owning(&self, len: usize) -> bool {
-        len > INLINE_BYTES
+        len > CONTINUED_MOST
             && !(self.is_reply && len < LEAST)
             && self.ways.copying(len) != Copying::Streamed
             && !self.goes_to_bulk(len)

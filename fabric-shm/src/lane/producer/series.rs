@@ -219,7 +219,7 @@ impl<M: LaneMemory> Producer<M> {
         self.tell_bundle(cell, sequence, tag, plan, place);
         reveal(&memory, cell, word::CHECK, check);
         self.tail = tail + 1;
-        self.own_next(plan.bytes);
+        self.own_at(self.data.end(), plan.bytes);
         Some(sum)
     }
 

@@ -138,6 +138,63 @@ fn a_reply_begins_in_a_cell_of_its_own_and_others_are_appended_to_it() {
     assert_eq!(producer.pushed(), 21);
 }
 
+/// A packet may have left such a first word a lap before, if it had the position 0 modulo 2^32.
+#[test]
+fn behind_a_packet_without_a_run_no_message_continues_one() {
+    for kind in [PacketKind::GivenUp, PacketKind::Whole] {
+        let block = Block::new(16, 16 << 10);
+        let (mut producer, mut consumer) = ends(&block);
+        // By `read_next`, a message of more than 1 KiB begins no run.
+        assert_eq!(push(&mut producer, kind, 0, &vec![1; if kind == PacketKind::Whole { 2000 } else { 0 }]), Push::Done);
+        match kind {
+            PacketKind::Whole => assert!(consumer.read_next(None, 0, 2000, |_| true, |_, _| {}).is_some()),
+            _ => assert!(pop(&mut consumer).is_some()),
+        }
+        block.memory().cell_word(1, word::CHECK).store(check_word(0, CONTINUED, 8), Ordering::Relaxed);
+        assert!(!consumer.is_ready() && matches!(consumer.peek(), Peek::Empty));
+        assert!(consumer.read_next(None, 0, 2000, |_| true, |_, _| panic!()).is_none());
+    }
+}
+
+#[test]
+fn a_detached_message_without_room_or_at_the_beginning_of_a_lap_leaves_the_run_as_it_is() {
+    let block = Block::new(16, 16 << 10);
+    let (mut producer, mut consumer) = ends(&block);
+    assert!(push_whole(&mut producer, 7, 0, &message(0, 8)));
+    producer.limit(64);
+    // Neither detached nor in a packet of its own.
+    assert!(!push_whole(&mut producer, 7, 1, &message(1, 100)));
+    assert_eq!(producer.pushed(), 1);
+    producer.limit(usize::MAX);
+    // The first payload of the lap: a packet tells its place.
+    assert!(push_whole(&mut producer, 7, 1, &message(1, 100)));
+    assert_eq!(block.memory().cell_word(1, word::TAG).load(Ordering::Relaxed), 7);
+    for sequence in 0..2 {
+        assert_eq!(pop(&mut consumer).unwrap().1, message(sequence, [8, 100][sequence as usize]));
+    }
+}
+
+/// The sender appends a message, and then continues the run in the next cell.
+#[test]
+fn a_watch_sees_an_appended_message_before_the_next_cell() {
+    let block = Block::new(16, 16 << 10);
+    let (mut producer, mut consumer) = ends(&block);
+    assert!(push_whole(&mut producer, 7, 0, &message(0, 8)));
+    pop(&mut consumer).unwrap();
+    for (sequence, len) in [(1, 8), (2, 48), (3, 100), (4, 100)] {
+        assert!(push_whole(&mut producer, 7, sequence, &message(sequence, len)));
+    }
+    for (sequence, len) in [(1, 8), (2, 48), (3, 100), (4, 100)] {
+        let mut read = Vec::new();
+        let seen = consumer.watch(1, false, || ());
+        assert!(
+            seen.is_some() && consumer.read_next(seen, sequence, 900, |_| true, |_, payload| read = payload.to_vec()).is_some()
+        );
+        assert_eq!(read, message(sequence, len));
+    }
+    assert!(consumer.watch(1, false, || ()).is_none());
+}
+
 /// The place of a detached payload comes from its reader alone, and its length from the sender.
 #[test]
 fn a_forged_detached_message_stays_inside_the_ring() {
@@ -276,7 +333,8 @@ proptest! {
                 }
                 3 => got.extend(pop(&mut consumer).map(|(head, bytes)| (head.tag, head.sequence, bytes))),
                 4 => {
-                    consumer.read_next(None, read, 900, |_| true, |tag, payload| got.push((tag, read, payload.to_vec())));
+                    let seen = (len % 2 == 0).then(|| consumer.watch(1, false, || ())).flatten();
+                    consumer.read_next(seen, read, 900, |_| true, |tag, payload| got.push((tag, read, payload.to_vec())));
                     // It reads no bundle.
                     if got.is_empty() {
                         got.extend(pop(&mut consumer).map(|(head, bytes)| (head.tag, head.sequence, bytes)));
@@ -284,7 +342,8 @@ proptest! {
                 }
                 _ => {
                     let wanted = |tag| Some(tag) == first;
-                    let (count, _) = consumer.read_series(None, read, 1 + tag + len as u64 / 8, wanted, |tag, sequence, payload| {
+                    let seen = (len % 2 == 0).then(|| consumer.watch(1, false, || ())).flatten();
+                    let (count, _) = consumer.read_series(seen, read, 1 + tag + len as u64 / 8, wanted, |tag, sequence, payload| {
                         got.push((tag, sequence, payload.to_vec()));
                     });
                     prop_assert_eq!(count, got.len() as u64);
@@ -313,6 +372,7 @@ proptest! {
         pop(&mut consumer).unwrap();
         let mut sequence = 1;
         for (words, len) in words {
+            let seen = consumer.watch(1, false, || ());
             for (index, value) in words.into_iter().enumerate() {
                 let value = match index {
                     word::CHECK => crate::lane::check_word(consumer.taken() + 1, crate::lane::CONTINUED + (value % 2) as u8, len),
@@ -325,7 +385,7 @@ proptest! {
             }
             let mut lens = Vec::new();
             if by_series {
-                let count = consumer.read_series(None, sequence, 9, |_| true, |_, _, payload| lens.push(payload.to_vec().len())).0;
+                let count = consumer.read_series(seen, sequence, 9, |_| true, |_, _, payload| lens.push(payload.to_vec().len())).0;
                 prop_assert_eq!(count, lens.len() as u64);
             } else {
                 // A cell has at most seven more messages, and each cell states the same position.
