@@ -304,7 +304,7 @@ impl Carrier for Puts<'_> {
         self.received += 1;
         let (own, at, expected) = (self.own, self.words - 1, ARRIVED | self.received);
         let mut word = [0];
-        crate::transport::until(self.crowded, || {
+        crate::transport::until_pausing(self.crowded, || {
             own.read(at, &mut word)?;
             Ok((word[0] == expected).then_some(()))
         })

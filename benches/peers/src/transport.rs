@@ -198,5 +198,24 @@ pub fn until<T, E>(crowded: bool, mut look: impl FnMut() -> std::result::Result<
     }
 }
 
+/// As [`until`], with a pause after each look that finds nothing: for looks at a word. Most peers look for longer, and take longer with a
+/// pause.
+///
+/// # Errors
+/// Those of `look`.
+#[inline(always)]
+pub fn until_pausing<T, E>(
+    crowded: bool,
+    mut look: impl FnMut() -> std::result::Result<Option<T>, E>,
+) -> std::result::Result<T, E> {
+    until(crowded, || {
+        let found = look()?;
+        if found.is_none() {
+            std::hint::spin_loop();
+        }
+        Ok(found)
+    })
+}
+
 /// The number of looks before a yield. The same as in `c/loops.h`.
 const LOOKS: u32 = 64;

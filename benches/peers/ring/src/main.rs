@@ -9,7 +9,7 @@ use doorbell_benches::memory::Memory;
 use doorbell_benches::stream::{self, Flow, Window};
 use doorbell_peers::batch::{self, Batches};
 use doorbell_peers::order::{Over, Work};
-use doorbell_peers::transport::{BATCH, Fault, Result, Setup, StreamBuffers, Transport, unknown, until};
+use doorbell_peers::transport::{BATCH, Fault, Result, Setup, StreamBuffers, Transport, unknown, until, until_pausing};
 use doorbell_peers::worker;
 use ring::{Receiver, SHARED, Sender};
 use shared_memory::ShmemConf;
@@ -94,7 +94,7 @@ impl Carrier for Way<'_> {
     #[inline(always)]
     fn receive(&mut self, into: &mut [u8]) -> Result<()> {
         let mut done = 0;
-        until(self.crowded, || self.back.pull(into, &mut done).map(|all| all.then_some(()))).map_err(wrong)
+        until_pausing(self.crowded, || self.back.pull(into, &mut done).map(|all| all.then_some(()))).map_err(wrong)
     }
 }
 

@@ -81,7 +81,7 @@ fn a_producer_requests_free_cells_or_the_place_of_the_next_payload() {
             };
             assert_eq!(pushed, in_one_call);
             let at = place(&consumer);
-            // What was requested after the last call is what this one wrote, except at the end of a lap.
+            // This call wrote the lines that the last one requested, except at the end of a lap.
             if let (Some(expected), Some(at)) = (next.take(), at) {
                 assert!(at == expected || at == 0, "{len}: {expected}, not {at}");
                 requested += 1;
