@@ -115,8 +115,8 @@ fn a_producer_requests_nothing_that_is_unread() {
         // Nobody reads.
         for sequence in 0.. {
             producer.reply_to_nothing();
-            // SAFETY: a slice.
             let is_pushed = match at_once {
+                // SAFETY: a slice.
                 1 => unsafe { producer.push_whole(7, sequence, bytes.as_ptr(), len) },
                 _ => producer.push_series(sequence * at_once as u32, series).0 == at_once,
             };
