@@ -161,16 +161,17 @@ fn a_detached_message_without_room_or_at_the_beginning_of_a_lap_leaves_the_run_a
     let block = Block::new(16, 16 << 10);
     let (mut producer, mut consumer) = ends(&block);
     assert!(push_whole(&mut producer, 7, 0, &message(0, 8)));
-    producer.limit(64);
-    // Neither detached nor in a packet of its own.
-    assert!(!push_whole(&mut producer, 7, 1, &message(1, 100)));
-    assert_eq!(producer.pushed(), 1);
-    producer.limit(usize::MAX);
     // The first payload of the lap: a packet tells its place.
     assert!(push_whole(&mut producer, 7, 1, &message(1, 100)));
     assert_eq!(block.memory().cell_word(1, word::TAG).load(Ordering::Relaxed), 7);
-    for sequence in 0..2 {
-        assert_eq!(pop(&mut consumer).unwrap().1, message(sequence, [8, 100][sequence as usize]));
+    producer.limit(64);
+    // Neither detached nor in a packet of its own.
+    assert!(!push_whole(&mut producer, 7, 2, &message(2, 100)));
+    assert_eq!(producer.pushed(), 2);
+    producer.limit(usize::MAX);
+    assert!(push_whole(&mut producer, 7, 2, &message(2, 100)));
+    for sequence in 0..3 {
+        assert_eq!(pop(&mut consumer).unwrap().1, message(sequence, [8, 100, 100][sequence as usize]));
     }
 }
 
