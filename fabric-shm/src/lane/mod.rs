@@ -105,8 +105,8 @@ pub(crate) const OPENED: u8 = 0;
 /// overlap saves.
 pub const PIECES_LEAST: usize = if cfg!(loom) { 192 } else { 4 << 10 };
 
-/// The length of a piece of a payload, if it has at most 64: long enough that the journeys of the cell, one for each piece, take a small part
-/// of the time.
+/// The length of a piece: long enough that the journeys of the cell, one for each piece, take a small part of the time. A payload that would
+/// have more than 64 pieces has longer ones.
 pub(crate) const PIECE_LEAST: usize = if cfg!(loom) { 64 } else { 2 << 10 };
 
 /// One in this many packets of a lane may carry a time stamp. A power of two.
