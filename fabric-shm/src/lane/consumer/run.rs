@@ -57,7 +57,7 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             return self.behind(len);
         }
         let rest = self.first_word() ^ check_word(self.head + 1, 0, 0);
-        if rest << 24 != check_word(0, CONTINUED, 0) << 24 || self.ahead.position != self.head {
+        if !self.is_continued(rest) {
             return Behind::Other(rest);
         }
         // After that load: before the producer continued the run, it may have appended a message.
@@ -79,8 +79,14 @@ impl<M: LaneMemory + Clone> Consumer<M> {
             return self.behind(len);
         }
         let rest = check ^ check_word(self.head + 1, 0, 0);
-        let is_continued = rest << 24 == check_word(0, CONTINUED, 0) << 24 && self.ahead.position == self.head;
-        if is_continued { Behind::in_cell((rest >> 40) as usize) } else { Behind::Other(rest) }
+        if self.is_continued(rest) { Behind::in_cell((rest >> 40) as usize) } else { Behind::Other(rest) }
+    }
+
+    /// Whether the first packet continues the run. `rest` is its first word, XORed with the position that it has.
+    #[inline(always)]
+    #[cfg_attr(loom, allow(dead_code))]
+    fn is_continued(&self, rest: u64) -> bool {
+        rest << 24 == check_word(0, CONTINUED, 0) << 24 && self.ahead.position == self.head
     }
 
     /// The next message of the run, which begins at the word ahead and has this length.
