@@ -153,7 +153,7 @@ fn an_address_that_cannot_be_had_is_told_by_what_is_wrong() {
     let first = open(&loopback(Kind::Plain)).unwrap();
     let taken = first.direct().local();
     for kind in [Kind::Auto, Kind::Uring, Kind::Plain] {
-        let error = open(&Options { address: taken, ..loopback(kind) }).err().unwrap();
+        let error = open(&Options { address: taken, patience: Duration::ZERO, ..loopback(kind) }).err().unwrap();
         assert!(matches!(error, OpenError::AddressInUse { address } if address == taken), "{error:?}");
         assert!(error.to_string().contains(&taken.to_string()) && error.to_string().contains("in use"), "{error}");
         // An address that is set aside for documents.
@@ -167,6 +167,17 @@ fn an_address_that_cannot_be_had_is_told_by_what_is_wrong() {
             assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::PermissionDenied);
         });
     }
+}
+
+#[test]
+fn an_address_that_is_released_in_time_is_had() {
+    let first = open(&loopback(Kind::Plain)).unwrap();
+    let address = first.direct().local();
+    let later = std::thread::spawn(move || open(&Options { address, ..loopback(Kind::Plain) }).map(drop));
+    // Long enough for the other thread to be refused, in most runs.
+    std::thread::sleep(Duration::from_millis(100));
+    drop(first);
+    later.join().unwrap().unwrap();
 }
 
 #[test]

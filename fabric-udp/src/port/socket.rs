@@ -87,7 +87,7 @@ pub struct Made {
 
 /// How long the kernel may take to release the address of a killed process. It dismantles the process's ring later, which took
 /// more than two seconds on machines with few processors.
-const TEARDOWN: Duration = Duration::from_secs(5);
+pub const TEARDOWN: Duration = Duration::from_secs(5);
 
 fn bind(socket: &Socket, address: SocketAddr, patience: Duration) -> io::Result<()> {
     let began = Instant::now();
@@ -140,7 +140,7 @@ pub fn make(address: SocketAddr, options: &Options, shares: bool) -> Result<Made
     if shares {
         socket.set_reuse_address(true).map_err(failed("share the address"))?;
     }
-    bind(&socket, address, if shares { Duration::ZERO } else { TEARDOWN }).map_err(|source| match source.raw_os_error() {
+    bind(&socket, address, if shares { Duration::ZERO } else { options.patience }).map_err(|source| match source.raw_os_error() {
         Some(libc::EADDRINUSE) => OpenError::AddressInUse { address },
         Some(libc::EADDRNOTAVAIL) => OpenError::AddressNotAvailable { address },
         Some(libc::EACCES | libc::EPERM) => OpenError::NotPermitted { address },
