@@ -136,8 +136,11 @@ impl Consumer<RawMemory> {
             let next = sequence.wrapping_add(count as u32);
             let (more, end) = self.read_cells(seen.take(), next, limit - count, &accepts, &mut read);
             count += more;
+            if end != SeriesEnd::Other || count == limit {
+                return (count, end);
+            }
             let check = self.first_word();
-            if end != SeriesEnd::Other || count == limit || check << 24 != check_word(self.head + 1, BUNDLE, 0) << 24 {
+            if check << 24 != check_word(self.head + 1, BUNDLE, 0) << 24 {
                 return (count, end);
             }
             let next = sequence.wrapping_add(count as u32);
