@@ -153,7 +153,7 @@ fn an_address_that_cannot_be_had_is_told_by_what_is_wrong() {
     let first = open(&loopback(Kind::Plain)).unwrap();
     let taken = first.direct().local();
     for kind in [Kind::Auto, Kind::Uring, Kind::Plain] {
-        let error = open(&Options { address: taken, patience: Duration::ZERO, ..loopback(kind) }).err().unwrap();
+        let error = open(&Options { address: taken, bind_timeout: Duration::ZERO, ..loopback(kind) }).err().unwrap();
         assert!(matches!(error, OpenError::AddressInUse { address } if address == taken), "{error:?}");
         assert!(error.to_string().contains(&taken.to_string()) && error.to_string().contains("in use"), "{error}");
         // An address that is set aside for documents.
@@ -170,7 +170,7 @@ fn an_address_that_cannot_be_had_is_told_by_what_is_wrong() {
 }
 
 #[test]
-fn an_address_that_is_released_in_time_is_had() {
+fn an_address_that_is_released_in_time_can_be_taken() {
     let first = open(&loopback(Kind::Plain)).unwrap();
     let address = first.direct().local();
     let later = std::thread::spawn(move || open(&Options { address, ..loopback(Kind::Plain) }).map(drop));

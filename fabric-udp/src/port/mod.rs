@@ -275,16 +275,17 @@ pub struct Options {
     /// Whether the kernel gathers runs (GRO). That costs each datagram some time, and does not help where all datagrams are
     /// large.
     pub gather: bool,
-    /// How long to try again while another socket has the address. The kernel may take seconds to release the address of a killed process.
-    pub patience: Duration,
+    /// How long each address is tried again while another socket has it; zero means once. The kernel may take seconds to release the
+    /// address of a killed process, so the default is 5 s.
+    pub bind_timeout: Duration,
 }
 
 impl Options {
     /// The default options.
     pub fn new(address: SocketAddr) -> Self {
         let (receive_buffer, send_buffer) = (16 << 20, 4 << 20);
-        let (kind, further, patience) = (Kind::Auto, Vec::new(), socket::TEARDOWN);
-        Self { address, further, kind, receive_buffer, send_buffer, cut: true, gather: true, patience }
+        let (kind, further, bind_timeout) = (Kind::Auto, Vec::new(), socket::TEARDOWN);
+        Self { address, further, kind, receive_buffer, send_buffer, cut: true, gather: true, bind_timeout }
     }
 }
 

@@ -89,11 +89,11 @@ pub struct Made {
 /// more than two seconds on machines with few processors.
 pub const TEARDOWN: Duration = Duration::from_secs(5);
 
-fn bind(socket: &Socket, address: SocketAddr, patience: Duration) -> io::Result<()> {
+fn bind(socket: &Socket, address: SocketAddr, timeout: Duration) -> io::Result<()> {
     let began = Instant::now();
     loop {
         match socket.bind(&address.into()) {
-            Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) && began.elapsed() < patience => {
+            Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) && began.elapsed() < timeout => {
                 std::thread::sleep(Duration::from_millis(2));
             }
             bound => return bound,
@@ -140,11 +140,13 @@ pub fn make(address: SocketAddr, options: &Options, shares: bool) -> Result<Made
     if shares {
         socket.set_reuse_address(true).map_err(failed("share the address"))?;
     }
-    bind(&socket, address, if shares { Duration::ZERO } else { options.patience }).map_err(|source| match source.raw_os_error() {
-        Some(libc::EADDRINUSE) => OpenError::AddressInUse { address },
-        Some(libc::EADDRNOTAVAIL) => OpenError::AddressNotAvailable { address },
-        Some(libc::EACCES | libc::EPERM) => OpenError::NotPermitted { address },
-        _ => OpenError::System { attempt: "bind the socket", address, source },
+    bind(&socket, address, if shares { Duration::ZERO } else { options.bind_timeout }).map_err(|source| {
+        match source.raw_os_error() {
+            Some(libc::EADDRINUSE) => OpenError::AddressInUse { address },
+            Some(libc::EADDRNOTAVAIL) => OpenError::AddressNotAvailable { address },
+            Some(libc::EACCES | libc::EPERM) => OpenError::NotPermitted { address },
+            _ => OpenError::System { attempt: "bind the socket", address, source },
+        }
     })?;
     let local = socket.local_addr().map_err(failed("ask for the address of the socket"))?;
     let local = local.as_socket().ok_or_else(|| failed("read the address of the socket")(io::ErrorKind::InvalidData.into()))?;

@@ -486,7 +486,7 @@ fn a_twin_takes_what_one_peer_sends_and_nothing_is_lost_beside_it() {
 }
 
 fn open_at(address: SocketAddr) -> Result<(), OpenError> {
-    open(&Options { patience: Duration::ZERO, ..Options::new(address) }).map(drop)
+    open(&Options { bind_timeout: Duration::ZERO, ..Options::new(address) }).map(drop)
 }
 
 /// Receives until `bytes` bytes have come.

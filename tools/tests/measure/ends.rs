@@ -112,10 +112,18 @@ fn a_killed_worker_is_named_and_nothing_stays() {
 
 #[test]
 fn however_a_measurement_of_locks_ends_nothing_stays() {
+    measurement_of_locks_ends("shm");
+}
+
+#[test]
+fn however_a_measurement_of_locks_over_udp_ends_nothing_stays() {
+    measurement_of_locks_ends("udp");
+}
+
+fn measurement_of_locks_ends(fabric: &str) {
     // A worker, the command by a signal, and the command with no time to do anything about it.
     let ways = [("worker", 9, Some(1)), ("interrupt", 2, Some(130)), ("command", 9, None)];
-    let fabrics = ["shm", "udp"].into_iter().flat_map(|fabric| ways.map(|way| (fabric, way)));
-    for (fabric, (way, signal_sent, code)) in fabrics {
+    for (way, signal_sent, code) in ways {
         let domain = format!("locks-{fabric}-{way}-{}", std::process::id());
         let (command, workers) = endless_locks(&domain, &["--fabric", fabric]);
         signal(if way == "worker" { workers[1] } else { command.id() }, signal_sent);

@@ -19,9 +19,11 @@ const OURS: &str = "Doorbell";
 ///
 /// The page lacks a table or a row.
 pub fn chart(page: &str) -> Result<String, String> {
-    let [(first, _), _] = ONE_WAY;
-    let moods: Vec<&str> = MOODS.into_iter().filter(|mood| section(page, first, mood).is_some()).collect();
-    let last = moods.last().ok_or(format!("the page has no table '{first}'"))?;
+    let [(first, bytes), _] = ONE_WAY;
+    // Without Doorbell there is nothing to compare.
+    let has_ours = |mood: &&str| row(page, first, mood, bytes).is_ok_and(|cells| cells.iter().any(|(name, _)| name == OURS));
+    let moods: Vec<&str> = MOODS.into_iter().filter(has_ours).collect();
+    let last = moods.last().ok_or(format!("the page has no times of Doorbell in a table '{first}'"))?;
     let mut blocks = moods.iter().map(|mood| block(page, "One way", mood, ONE_WAY)).collect::<Result<Vec<_>, _>>()?;
     if let [(first, of_first), (second, of_second)] = &worst(page, last)[..] {
         blocks.push(block(page, "Where Doorbell does worst", last, [(*first, of_first), (*second, of_second)])?);
@@ -155,6 +157,10 @@ mod tests {
             found.contains(&format!(">One way{near}<")) && found.contains(&format!(">Where Doorbell does worst{near}<")),
             "{found}"
         );
+        let row = |bytes: &str| format!("| {bytes} | – | 5 ns (1..9) | |\n");
+        let others = format!("\n## Messages, one way{far}\n\n| bytes | Doorbell | Other | × |\n|---:|---:|---:|---:|\n");
+        let found = chart(&(heads(&[near]) + &others + &row("8 B") + &row("64 KiB"))).expect("a chart");
+        assert!(found.contains(near) && !found.contains(far), "without Doorbell: {found}");
     }
 
     #[test]
