@@ -261,7 +261,7 @@ impl Storm<'_> {
 
 #[test]
 fn survivors_go_on() {
-    storm(40, 0);
+    storm(30, 0);
 }
 
 #[test]

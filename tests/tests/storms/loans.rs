@@ -75,7 +75,7 @@ pub fn read() {
 #[test]
 fn loans_of_the_dead_come_back() {
     let _turn = Turn::take();
-    let (kills, seed) = (number("DOORBELL_KILLS", 30), seed());
+    let (kills, seed) = (number("DOORBELL_KILLS", 20), seed());
     println!("loans: DOORBELL_SEED={seed} DOORBELL_KILLS={kills}");
     let domain = Domain::new("lent");
     let node = join(domain.name(), OWNER);

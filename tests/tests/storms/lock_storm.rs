@@ -374,7 +374,7 @@ impl Storm<'_> {
 
 #[test]
 fn a_key_survives_its_owners() {
-    storm(Ground::Shm, 25);
+    storm(Ground::Shm, 18);
 }
 
 /// The coordinator of the registry is one of them, and dies as often as the others.
