@@ -58,6 +58,70 @@ where
     }
 }
 
+/// How many messages of a stream are received between two looks at whether to stop. A look takes as long as much of a receive.
+const LOOK_EVERY: u32 = 256;
+
+/// A stream by a node's own calls. A closure of these calls would be a function of its own, as two loops use it.
+#[derive(Debug)]
+pub struct NodeCalls<'a> {
+    node: &'a Node,
+    to: NodeId,
+    from: Match,
+    patience: &'a Patience,
+    received: u32,
+}
+
+impl<'a> NodeCalls<'a> {
+    /// Sends to one node, and receives these messages.
+    pub fn new(node: &'a Node, to: NodeId, from: Match, patience: &'a Patience) -> Self {
+        Self { node, to, from, patience, received: 0 }
+    }
+}
+
+impl Carrier for NodeCalls<'_> {
+    type Error = Trouble;
+
+    #[inline(always)]
+    fn send(&mut self, message: &[u8]) -> Result<(), Trouble> {
+        Ok(self.node.send(self.to, TAG, message)?)
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, into: &mut [u8]) -> Result<(), Trouble> {
+        self.received = self.received.wrapping_add(1);
+        if self.received.is_multiple_of(LOOK_EVERY) {
+            unless_stopped(self.patience)?;
+        }
+        self.node.recv(self.from, into)?;
+        Ok(())
+    }
+}
+
+/// By the calls of a peer.
+#[derive(Debug)]
+pub struct PeerCalls<'a> {
+    /// The peer.
+    pub peer: &'a Peer,
+    /// Says when to stop.
+    pub patience: &'a Patience,
+}
+
+impl Carrier for PeerCalls<'_> {
+    type Error = Trouble;
+
+    #[inline(always)]
+    fn send(&mut self, message: &[u8]) -> Result<(), Trouble> {
+        Ok(self.peer.send(TAG, message)?)
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, into: &mut [u8]) -> Result<(), Trouble> {
+        unless_stopped(self.patience)?;
+        self.peer.recv(Match::any(), into)?;
+        Ok(())
+    }
+}
+
 /// The memory of the puts of a pair: this process's region, and the key to the region of the other process.
 #[derive(Debug)]
 pub struct Landing {

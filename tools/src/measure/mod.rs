@@ -32,7 +32,7 @@ pub mod together;
 pub mod worker;
 
 pub use args::{MeasureArgs, PUT_UNIT, TransferArgs};
-pub use carrier::{By, LANDING_BYTES, Landing, PutStream, Puts, Requests};
+pub use carrier::{By, LANDING_BYTES, Landing, NodeCalls, PeerCalls, PutStream, Puts, Requests};
 pub use net::{Fabric, Half, Net, NetArgs, PassingKey, UdpArgs};
 pub use pairs::{Outcome, Pairs};
 pub use plan::{Arrival, Finding, Leg, Over, Place, Plan, Test, stream_leg, usual_stream};

@@ -1,7 +1,7 @@
 //! The sections of a pair of processes, over the driver and over the machine's floor in turns.
 
 use super::carrier::TAG;
-use super::{By, Finding, Landing, Leg, Over, Plan, PutStream, Puts, Requests, Test, Together};
+use super::{By, Finding, Landing, Leg, NodeCalls, Over, PeerCalls, Plan, PutStream, Puts, Requests, Test, Together};
 use crate::clock::processor_time;
 use crate::exit::Explain;
 use crate::experiment::{Trouble, unless_stopped};
@@ -90,13 +90,9 @@ impl Driver<'_> {
         }
         // The target of a stream receives it through the node.
         if let Some(peer) = peer.filter(|_| !matches!(part, Part::Drain)) {
-            let send = |message: &[u8]| peer.send(TAG, message);
-            let receive = |into: &mut [u8]| peer.recv(Match::any(), into).map(drop);
-            return exchange::play(By { send, receive, patience }, part, section, buffers).map(drop);
+            return exchange::play(PeerCalls { peer, patience }, part, section, buffers).map(drop);
         }
-        let send = |message: &[u8]| node.send(to, TAG, message);
-        let receive = |into: &mut [u8]| node.recv(from, into).map(drop);
-        exchange::play(By { send, receive, patience }, part, section, buffers).map(drop)
+        exchange::play(NodeCalls::new(node, to, from, patience), part, section, buffers).map(drop)
     }
 
     /// Sends the messages of a section, several by one call.
