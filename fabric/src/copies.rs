@@ -12,6 +12,8 @@ pub enum Known {
     Streamed,
     /// Its message is longer than half of the bulk ring. By default that half is at most as long as the sender's own cache.
     Long,
+    /// Its receiver waits for so many such bytes that they leave the shared cache before it reads them.
+    Spilled,
 }
 
 /// A way to copy bytes into memory that another process reads.
@@ -128,6 +130,19 @@ unsafe fn stream(src: *const u8, dst: *mut u8, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(src.add(whole), dst.add(whole), len - whole) }
 }
 
+/// As [`stream`], to any place. A store to a line that no cache holds would first read it from memory.
+///
+/// # Safety
+/// As [`std::ptr::copy_nonoverlapping`].
+unsafe fn past_caches(src: *const u8, dst: *mut u8, len: usize) {
+    let head = (dst.addr().wrapping_neg() % 64).min(len);
+    // SAFETY: caller. The rest begins with a line.
+    unsafe {
+        std::ptr::copy_nonoverlapping(src, dst, head);
+        stream(src.add(head), dst.add(head), len - head);
+    }
+}
+
 /// Waits until all [streamed](Copying::Streamed) stores so far are visible. Only x86-64 has such stores.
 pub fn settle_stores() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -180,6 +195,7 @@ pub unsafe fn out(known: Known, src: *const u8, dst: *mut u8, len: usize) {
             Known::Streamed if len >= KNOWN_LEAST => parts(src, dst, len),
             // The string move of the C library was slow where source and target do not fit into the caches. The sender's copies slowed down, too.
             Known::Long if len >= KNOWN_LEAST => copy(src, dst, len),
+            Known::Spilled if len >= KNOWN_LEAST => past_caches(src, dst, len),
             _ => std::ptr::copy_nonoverlapping(src, dst, len),
         }
     }

@@ -272,7 +272,7 @@ mod tests {
         let source: Vec<u8> = (0..LONG + 300).map(|at| (at * 7 / 5) as u8).collect();
         for len in [8191, 8192, 8192 + 255, 8192 + 256, LONG - 1, LONG, source.len() - 3] {
             let payload = Payload::private(&source[3..3 + len]);
-            for known in [Known::Nothing, Known::Streamed, Known::Long] {
+            for known in [Known::Nothing, Known::Streamed, Known::Long, Known::Spilled] {
                 for payload in [payload.with(known), payload.with(known).slice(0, len).unwrap()] {
                     let mut copy = vec![0; len + 1];
                     assert_eq!(payload.copy_to(&mut copy), len);

@@ -2,7 +2,7 @@
 
 use doorbell::{Error, Match, Node, NodeBuilder, NodeId};
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{PATIENCE, eventually, soon};
+use doorbell_tests::patience::{PATIENCE, eventually, running, soon};
 use doorbell_tests::pattern;
 use doorbell_tests::process::{Process, told_as};
 
@@ -98,6 +98,35 @@ fn a_sender_killed_amid_long_messages_is_told_of_and_its_successor_heard() {
     process.end_well(PATIENCE);
     eventually("nothing is left of them", || regions(&domain, 1) == 0);
     node.leave().unwrap();
+    domain.assert_empty();
+}
+
+/// The waiting buffers fill half of a usual shared cache, so the messages are stored past it. The buffers begin anywhere in a line.
+#[test]
+fn long_messages_into_many_waiting_buffers_arrive_whole() {
+    const LEN: usize = (4 << 20) - 13;
+    const WAITING: u64 = 8;
+    let domain = Domain::new("bulk-waiting");
+    let join = |id| Node::builder(domain.name()).id(id).join().unwrap();
+    let (a, b) = (join(0), join(1));
+    let receives = Vec::from_iter((0..WAITING).map(|number| b.start_recv(Match::any().tag(number), vec![0; LEN + 1]).unwrap()));
+    let sender = {
+        let (a, to) = (a.clone(), b.id());
+        running("the sender", move || {
+            let send = |number| a.start_send(to, number, pattern::bytes(LEN, number)).unwrap();
+            let sends = Vec::from_iter((0..WAITING).map(send));
+            sends.into_iter().for_each(|send| send.wait().result.unwrap());
+        })
+    };
+    for (number, receive) in (0..).zip(receives) {
+        let received = receive.wait();
+        assert_eq!(received.result.unwrap().len, LEN);
+        let bytes = received.buffer.unwrap();
+        pattern::check(&bytes[..LEN], number);
+        assert_eq!(bytes[LEN], 0);
+    }
+    sender.join();
+    [a, b].map(|node| node.leave().unwrap());
     domain.assert_empty();
 }
 

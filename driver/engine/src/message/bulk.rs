@@ -1,13 +1,13 @@
 //! Bulk rings for the send queues that carry messages of 8 KiB and more. They are made and withdrawn outside of every baton, since both may
 //! wait. Each ring has one target, because that target can write there as long as it keeps its mapping.
 
+use super::caches;
 use crate::links::PACKET_MOST;
 use doorbell_fabric::sync::{AtomicUsize, Ordering};
-use doorbell_fabric::{Incarnation, NodeId, world};
+use doorbell_fabric::{Incarnation, NodeId};
 use doorbell_shm::domain::Membership;
 use doorbell_shm::region::OwnRegion;
 use std::ops::RangeInclusive;
-use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The allowed lengths of a ring. It has twice the largest power of two that fits into a processor's own cache, within these limits. A
@@ -42,7 +42,7 @@ struct Ended {
 impl BulkRings {
     /// No rings yet; at most `bytes` bytes of rings together.
     pub fn new(bytes: usize) -> Self {
-        let (ring, lap) = ring_and_lap(own_cache());
+        let (ring, lap) = ring_and_lap(caches::bytes(caches::OWN));
         // One shorter ring is better than none.
         let most = bytes.checked_ilog2().map_or(0, |bits| 1 << bits).max(*RING_RANGE.start());
         let (ring, lap) = (ring.min(most), lap.min(most));
@@ -110,26 +110,6 @@ fn ring_and_lap(own_cache: Option<usize>) -> (usize, usize) {
     (ring, fitting.clamp(*RING_RANGE.start(), ring))
 }
 
-/// The bytes of the first processor's second-level cache.
-fn own_cache() -> Option<usize> {
-    const TEXT_MOST: u64 = 32;
-    // Miri has no files.
-    if cfg!(miri) {
-        return None;
-    }
-    let read = |index: usize, name: &str| {
-        let path = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/{name}");
-        String::from_utf8(world::read(Path::new(&path), TEXT_MOST).ok()?).ok()
-    };
-    let index = (0..8).find(|index| read(*index, "level").is_some_and(|level| level.trim() == "2"))?;
-    kibibytes(&read(index, "size")?)
-}
-
-/// A size as the system writes it: `512K`.
-fn kibibytes(text: &str) -> Option<usize> {
-    text.trim().strip_suffix('K')?.parse::<usize>().ok()?.checked_mul(1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,7 +117,7 @@ mod tests {
     #[test]
     fn a_conversation_uses_what_fits_into_the_own_cache() {
         let of = |text| {
-            let (ring, lap) = ring_and_lap(kibibytes(text));
+            let (ring, lap) = ring_and_lap(caches::kibibytes(text));
             (ring >> 10, lap >> 10)
         };
         let caches = ["128K", "512K\n", "1280K", "2048K", "4096K"];

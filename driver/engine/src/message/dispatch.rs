@@ -8,6 +8,7 @@ use crate::sync::op::Outcome;
 use crate::transfer::descriptor::{Control, DirectPut, TransferId};
 use crate::transfer::incoming::{Incoming, Sink};
 use crate::transfer::kept::Pieces;
+use doorbell_fabric::copies::Known;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, PRIORITIES, PacketHead, PacketKind, Payload, Priority, Verdict};
 
 /// No message is longer than a terabyte. A peer that announces a longer one breaks the rules.
@@ -336,7 +337,8 @@ impl<D: Direct> Dispatch<'_, D> {
                 return Verdict::Refused;
             }
         };
-        self.inbound.assemblies[lane].active = Some(Box::new(Active { envelope, received: 0, into }));
+        let spills = matches!(into, Into::Buffer(_)) && self.inbound.spills(envelope.len);
+        self.inbound.assemblies[lane].active = Some(Box::new(Active { envelope, received: 0, into, spills }));
         self.next(lane, payload)
     }
 
@@ -357,13 +359,13 @@ impl<D: Direct> Dispatch<'_, D> {
             if matches!(active.into, Into::TooLong(..)) {
                 self.inbound.pool.release(active.envelope.len);
             }
-            self.inbound.assemblies[lane].active =
-                Some(Box::new(Active { envelope: active.envelope, received: active.received, into: Into::Nowhere }));
+            active.into = Into::Nowhere;
             return self.next(lane, payload);
         }
         match &mut active.into {
             Into::Nowhere => {}
             Into::Buffer(receive) => {
+                let payload = if active.spills { payload.with(Known::Spilled) } else { payload };
                 receive.write(active.received, payload);
                 // The last byte counts when the message is certain.
                 receive.op.moved((active.received + payload.len()).min(active.envelope.len - 1) as u64);

@@ -1,5 +1,6 @@
 //! Arriving messages, and their destinations: a posted receive, a waiting thread, or the pool.
 
+use super::caches;
 use super::pool::{Entry, Pool, Pooled};
 use super::receive::RecvOp;
 use super::service::Services;
@@ -59,6 +60,8 @@ pub struct Inbound {
     in_the_way: usize,
     /// Counts turns of the transfers that pull.
     pulls: u32,
+    /// Half of the cache that processors share. The sender's buffers take the other half.
+    half_cache: usize,
 }
 
 /// A packet for the engine that is not a message.
@@ -110,6 +113,8 @@ pub struct Active {
     pub received: usize,
     /// The destination of the bytes.
     pub into: Into,
+    /// Whether its bytes [leave the caches](Inbound::spills) before they are read.
+    pub spills: bool,
 }
 
 /// The destination of an incomplete message.
@@ -197,7 +202,18 @@ impl Inbound {
             receives: 0,
             in_the_way: 0,
             pulls: 0,
+            half_cache: caches::bytes(caches::SHARED).map_or(usize::MAX, |bytes| bytes / 2),
         }
+    }
+
+    /// Whether a message of `len` bytes, and one for each waiting receive that has room for as many, fill half of the shared cache. In a
+    /// stream, the last of them then drives the first out.
+    pub fn spills(&self, len: usize) -> bool {
+        /// Of more waiting receives, the others do not count.
+        const WAITING_MOST: usize = 64;
+        let room = |receive: &&RecvOp| receive.capacity >= len;
+        let others = || self.posted.iter().take(WAITING_MOST).filter(room).count();
+        len > self.half_cache / (WAITING_MOST + 1) && len.saturating_mul(1 + others()) >= self.half_cache
     }
 
     /// Counts a message of `len` bytes that went from a lane to a waiting thread.

@@ -3,6 +3,8 @@
 #[cfg(not(loom))]
 pub mod bulk;
 #[cfg(not(loom))]
+pub mod caches;
+#[cfg(not(loom))]
 pub mod dispatch;
 #[cfg(not(loom))]
 pub mod inbound;
