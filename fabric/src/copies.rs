@@ -3,7 +3,7 @@
 //! Which way is the fastest depends on the processors and their distance, so senders try several (`fabric-shm/src/lane/ways.rs`,
 //! `fabric-shm/src/choice.rs`).
 
-/// The receiver's knowledge of a payload that it copies out of a lane.
+/// The receiver's knowledge of a copy out of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
     /// Nothing.
@@ -12,7 +12,7 @@ pub enum Known {
     Streamed,
     /// Its message is longer than half of the bulk ring. By default that half is at most as long as the sender's own cache.
     Long,
-    /// Its receiver waits for so many such bytes that they leave the shared cache before it reads them.
+    /// The waiting receives have room for more bytes than the shared cache keeps until the program reads them.
     Spilled,
 }
 
@@ -130,7 +130,7 @@ unsafe fn stream(src: *const u8, dst: *mut u8, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(src.add(whole), dst.add(whole), len - whole) }
 }
 
-/// As [`stream`], to any place. A store to a line that no cache holds would first read it from memory.
+/// As [`stream`], to any place. An ordinary store to a line that no cache holds would first read it from memory.
 ///
 /// # Safety
 /// As [`std::ptr::copy_nonoverlapping`].
@@ -234,6 +234,21 @@ mod tests {
         assert_eq!(Copying::Owned.with(OWN_BYTES_AHEAD - 1), Copying::Loop);
         assert_eq!(Copying::Owned.with(OWN_BYTES_AHEAD), Copying::Owned);
         assert_eq!(Copying::Streamed.with(0), Copying::Streamed);
+    }
+
+    #[test]
+    fn a_copy_past_the_caches_begins_and_ends_anywhere() {
+        let source: Vec<u8> = (0..9000_u32).map(|i| ((i * 31) >> 3) as u8).collect();
+        for offset in 0..64 {
+            for len in [64, 65, 127, 128, 300, KNOWN_LEAST, KNOWN_LEAST + 63].into_iter().take(if cfg!(miri) { 3 } else { 7 }) {
+                let mut target = vec![0xee; len + 192];
+                let from = (target.as_ptr().addr().wrapping_neg() % 64) + offset;
+                // SAFETY: both buffers are long enough.
+                unsafe { past_caches(source[7..].as_ptr(), target[from..].as_mut_ptr(), len) };
+                assert!(target[from..from + len] == source[7..7 + len], "{offset} {len}");
+                assert!(target[..from].iter().chain(&target[from + len..]).all(|byte| *byte == 0xee), "{offset} {len}");
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Long messages between processes that can't read each other's memory: through a ring of the sender's own.
 
-use doorbell::{Error, Match, Node, NodeBuilder, NodeId};
+use doorbell::{Error, Match, Node, NodeBuilder, NodeId, Progress};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, eventually, running, soon};
 use doorbell_tests::pattern;
@@ -101,32 +101,57 @@ fn a_sender_killed_amid_long_messages_is_told_of_and_its_successor_heard() {
     domain.assert_empty();
 }
 
-/// The waiting buffers fill half of a usual shared cache, so the messages are stored past it. The buffers begin anywhere in a line.
+/// The waiting buffers fill half of a shared cache of up to 64 MiB. The messages are then stored past it.
 #[test]
 fn long_messages_into_many_waiting_buffers_arrive_whole() {
-    const LEN: usize = (4 << 20) - 13;
+    const LEN: usize = (4 << 20) + 13;
     const WAITING: u64 = 8;
     let domain = Domain::new("bulk-waiting");
     let join = |id| Node::builder(domain.name()).id(id).join().unwrap();
     let (a, b) = (join(0), join(1));
-    let receives = Vec::from_iter((0..WAITING).map(|number| b.start_recv(Match::any().tag(number), vec![0; LEN + 1]).unwrap()));
+    let receives = Vec::from_iter((0..WAITING).map(|_| b.start_recv(Match::any().tag(7), vec![0; LEN + 1]).unwrap()));
     let sender = {
         let (a, to) = (a.clone(), b.id());
         running("the sender", move || {
-            let send = |number| a.start_send(to, number, pattern::bytes(LEN, number)).unwrap();
+            let send = |number| a.start_send(to, 7, pattern::bytes(LEN, number)).unwrap();
             let sends = Vec::from_iter((0..WAITING).map(send));
             sends.into_iter().for_each(|send| send.wait().result.unwrap());
         })
     };
     for (number, receive) in (0..).zip(receives) {
-        let received = receive.wait();
+        let received = receive.wait_until(soon()).unwrap_or_else(|_| panic!("message {number} does not come"));
         assert_eq!(received.result.unwrap().len, LEN);
         let bytes = received.buffer.unwrap();
         pattern::check(&bytes[..LEN], number);
         assert_eq!(bytes[LEN], 0);
     }
     sender.join();
-    [a, b].map(|node| node.leave().unwrap());
+    a.leave().unwrap();
+    b.leave().unwrap();
+    domain.assert_empty();
+}
+
+/// A receive that finds its message in the pool turns no engine. A turn would bring the next messages there, where nobody waits for them.
+#[test]
+fn receives_from_the_pool_leave_other_messages_in_the_lane() {
+    let domain = Domain::new("bulk-pooled");
+    let join = |id| Node::builder(domain.name()).id(id).progress(Progress::Inline).join().unwrap();
+    let (a, b) = (join(0), join(1));
+    let send = |number| a.send_until(b.id(), 1, &[number; 9000], soon()).unwrap();
+    (0..2).for_each(send);
+    eventually("two messages in the pool", || {
+        b.probe(Match::any().tag(9)).unwrap();
+        b.stats().unwrap().pooled == 2
+    });
+    (2..4).for_each(send);
+    for number in 0..4 {
+        let receive = b.start_recv(Match::any(), vec![9; 9000]).unwrap().wait_until(soon());
+        let received = receive.unwrap_or_else(|_| panic!("message {number} does not come"));
+        assert_eq!((received.result.unwrap().len, received.buffer.unwrap()), (9000, vec![number; 9000]));
+    }
+    assert_eq!(b.stats().unwrap().unexpected, 2);
+    a.leave().unwrap();
+    b.leave().unwrap();
     domain.assert_empty();
 }
 

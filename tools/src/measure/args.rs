@@ -86,7 +86,7 @@ impl MeasureArgs {
         if is_half && self.processes.domain.is_none() {
             setting.domain = HALVES.into();
         }
-        let slower = if self.net.is_udp() { test.slower_over_udp() } else { 1 };
+        let slower = if self.net.is_udp() { test.slower_over_udp(!is_half) } else { 1 };
         let legs = sizes.iter().map(|Size(bytes)| leg(*bytes, self.messages(usual(*bytes) / slower, &setting))).collect();
         let (pairs, floor, touched, shared) = (usize::from(self.pairs), self.floor, !self.untouched, self.shared);
         Ok(Plan { pairs, floor, touched, shared, ..Plan::new(test, setting, legs) })

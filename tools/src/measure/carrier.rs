@@ -58,23 +58,45 @@ where
     }
 }
 
-/// How many messages of a stream are received between two looks at whether to stop. A look takes as long as much of a receive.
-const LOOK_EVERY: u32 = 256;
+/// Looks at whether to stop: before the first message, and then once in as many as have a MiB, 256 at most. A look before each message
+/// would take a tenth of the time of a short one.
+#[derive(Debug)]
+struct Looks<'a> {
+    patience: &'a Patience,
+    every: u32,
+    left: u32,
+}
 
-/// A stream by a node's own calls. A closure of these calls would be a function of its own, as two loops use it.
+impl<'a> Looks<'a> {
+    /// For messages of `bytes` bytes.
+    fn new(patience: &'a Patience, bytes: usize) -> Self {
+        Self { patience, every: ((1 << 20) / bytes.max(1)).clamp(1, 256) as u32, left: 0 }
+    }
+
+    #[inline(always)]
+    fn look(&mut self) -> Result<(), Trouble> {
+        if self.left == 0 {
+            self.left = self.every;
+            unless_stopped(self.patience)?;
+        }
+        self.left -= 1;
+        Ok(())
+    }
+}
+
+/// By a node's own calls. The compiler does not inline a closure that two loops call, so these are methods.
 #[derive(Debug)]
 pub struct NodeCalls<'a> {
     node: &'a Node,
     to: NodeId,
     from: Match,
-    patience: &'a Patience,
-    received: u32,
+    looks: Looks<'a>,
 }
 
 impl<'a> NodeCalls<'a> {
-    /// Sends to one node, and receives these messages.
-    pub fn new(node: &'a Node, to: NodeId, from: Match, patience: &'a Patience) -> Self {
-        Self { node, to, from, patience, received: 0 }
+    /// Sends messages of `bytes` bytes to one node, and receives such.
+    pub fn new(node: &'a Node, (to, from): (NodeId, Match), patience: &'a Patience, bytes: usize) -> Self {
+        Self { node, to, from, looks: Looks::new(patience, bytes) }
     }
 }
 
@@ -88,10 +110,7 @@ impl Carrier for NodeCalls<'_> {
 
     #[inline(always)]
     fn receive(&mut self, into: &mut [u8]) -> Result<(), Trouble> {
-        self.received = self.received.wrapping_add(1);
-        if self.received.is_multiple_of(LOOK_EVERY) {
-            unless_stopped(self.patience)?;
-        }
+        self.looks.look()?;
         self.node.recv(self.from, into)?;
         Ok(())
     }
@@ -100,10 +119,15 @@ impl Carrier for NodeCalls<'_> {
 /// By the calls of a peer.
 #[derive(Debug)]
 pub struct PeerCalls<'a> {
-    /// The peer.
-    pub peer: &'a Peer,
-    /// Says when to stop.
-    pub patience: &'a Patience,
+    peer: &'a Peer,
+    looks: Looks<'a>,
+}
+
+impl<'a> PeerCalls<'a> {
+    /// Sends messages of `bytes` bytes to a peer, and receives such.
+    pub fn new(peer: &'a Peer, patience: &'a Patience, bytes: usize) -> Self {
+        Self { peer, looks: Looks::new(patience, bytes) }
+    }
 }
 
 impl Carrier for PeerCalls<'_> {
@@ -116,7 +140,7 @@ impl Carrier for PeerCalls<'_> {
 
     #[inline(always)]
     fn receive(&mut self, into: &mut [u8]) -> Result<(), Trouble> {
-        unless_stopped(self.patience)?;
+        self.looks.look()?;
         self.peer.recv(Match::any(), into)?;
         Ok(())
     }

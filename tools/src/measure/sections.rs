@@ -90,9 +90,9 @@ impl Driver<'_> {
         }
         // The target of a stream receives it through the node.
         if let Some(peer) = peer.filter(|_| !matches!(part, Part::Drain)) {
-            return exchange::play(PeerCalls { peer, patience }, part, section, buffers).map(drop);
+            return exchange::play(PeerCalls::new(peer, patience, section.bytes), part, section, buffers).map(drop);
         }
-        exchange::play(NodeCalls::new(node, to, from, patience), part, section, buffers).map(drop)
+        exchange::play(NodeCalls::new(node, (to, from), patience, section.bytes), part, section, buffers).map(drop)
     }
 
     /// Sends the messages of a section, several by one call.

@@ -337,7 +337,7 @@ impl<D: Direct> Dispatch<'_, D> {
                 return Verdict::Refused;
             }
         };
-        let spills = matches!(into, Into::Buffer(_)) && self.inbound.spills(envelope.len);
+        let spills = matches!(into, Into::Buffer(_)) && self.inbound.spills(&envelope);
         self.inbound.assemblies[lane].active = Some(Box::new(Active { envelope, received: 0, into, spills }));
         self.next(lane, payload)
     }

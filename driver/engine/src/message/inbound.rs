@@ -60,7 +60,7 @@ pub struct Inbound {
     in_the_way: usize,
     /// Counts turns of the transfers that pull.
     pulls: u32,
-    /// Half of the cache that processors share. The sender's buffers take the other half.
+    /// Half of the cache that processors share. Everything else that is under way takes the other half.
     half_cache: usize,
 }
 
@@ -161,6 +161,16 @@ pub trait Direct {
 /// The destination when no thread waits for a message.
 pub struct Nobody;
 
+/// Half of a cache of so many bytes. A machine that tells no plausible size has none that could be filled.
+fn half_of(cache: Option<usize>) -> usize {
+    cache.filter(|bytes| *bytes >= 1 << 20).map_or(usize::MAX, |bytes| bytes / 2)
+}
+
+/// Whether several messages of `len` bytes fill this part of a cache: one, and `others`. A lone message does not: its receiver reads it next.
+fn fills(part: usize, len: usize, others: usize) -> bool {
+    others > 0 && len.saturating_mul(1 + others) >= part
+}
+
 impl Direct for Nobody {
     fn wants(&self, _: &Envelope) -> bool {
         false
@@ -202,18 +212,21 @@ impl Inbound {
             receives: 0,
             in_the_way: 0,
             pulls: 0,
-            half_cache: caches::bytes(caches::SHARED).map_or(usize::MAX, |bytes| bytes / 2),
+            half_cache: half_of(caches::bytes(caches::SHARED)),
         }
     }
 
-    /// Whether a message of `len` bytes, and one for each waiting receive that has room for as many, fill half of the shared cache. In a
-    /// stream, the last of them then drives the first out.
-    pub fn spills(&self, len: usize) -> bool {
-        /// Of more waiting receives, the others do not count.
+    /// Whether this message, and one for each receive that waits for more like it, fill half of the shared cache. In a stream, the last of
+    /// them then drives the first out before the program reads it.
+    pub fn spills(&self, envelope: &Envelope) -> bool {
+        // At most this many waiting receives are counted.
         const WAITING_MOST: usize = 64;
-        let room = |receive: &&RecvOp| receive.capacity >= len;
-        let others = || self.posted.iter().take(WAITING_MOST).filter(room).count();
-        len > self.half_cache / (WAITING_MOST + 1) && len.saturating_mul(1 + others()) >= self.half_cache
+        if envelope.len <= self.half_cache / (WAITING_MOST + 1) {
+            return false;
+        }
+        let waits =
+            |receive: &&RecvOp| receive.capacity >= envelope.len && receive.accepts.matches(envelope) && !receive.op.is_done();
+        fills(self.half_cache, envelope.len, self.posted.iter().take(WAITING_MOST).filter(waits).count())
     }
 
     /// Counts a message of `len` bytes that went from a lane to a waiting thread.
@@ -485,6 +498,21 @@ impl Inbound {
             }
             // It was cancelled from within recv_with: its buffer is gone.
             self.posted.remove(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_messages_that_fill_half_of_the_shared_cache_spill() {
+        let half = half_of(Some(32 << 20));
+        assert_eq!([2, 3, 7].map(|others| fills(half, 4 << 20, others)), [false, true, true]);
+        assert!(!fills(half, 1 << 30, 0) && fills(half, 16 << 20, 1) && !fills(half, 1 << 20, 8));
+        for unknown in [None, Some(0), Some(1000)] {
+            assert!(!fills(half_of(unknown), usize::MAX - 1, 0) && !fills(half_of(unknown), 1 << 40, 64), "{unknown:?}");
         }
     }
 }

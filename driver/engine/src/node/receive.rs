@@ -15,7 +15,7 @@ use crate::message::{Match, Message};
 use crate::sync::baton::{AtOnce, Token};
 use crate::sync::op::{Op, Outcome};
 use crate::sync::wait::{Step, Wait};
-use crate::turn::{Engine, HotTake};
+use crate::turn::{Engine, HotTake, Posted};
 use doorbell_fabric::world;
 use doorbell_fabric::{Envelope, Payload};
 use std::any::Any;
@@ -407,9 +407,15 @@ impl Shared {
     pub(super) fn post_recv(&self, me: Token, receive: RecvOp) -> Result<()> {
         let mut engine = self.enter(me, "start_recv")?;
         self.check()?;
-        // Other receives that were posted before have no message yet. The thread that waits for them takes several messages in one turn.
-        let is_behind = engine.post(receive) && !engine.is_refusing();
-        if self.progress() != Progress::Poller && !is_behind {
+        let turns = match engine.post(receive) {
+            // Nobody waits for what a turn brings, so it would go to the pool, and be copied once more from there. If each receive from the
+            // pool had a turn, the pool would never become empty.
+            Posted::Over => false,
+            Posted::Next => true,
+            // The thread that waits for the others takes several messages in one turn.
+            Posted::Behind => engine.is_refusing(),
+        };
+        if self.progress() != Progress::Poller && turns {
             engine.turn(me, false);
         }
         drop(engine);

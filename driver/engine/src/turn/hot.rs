@@ -319,6 +319,7 @@ fn take_rest(
     // SAFETY: Shared::receive sees the op done, or withdraws it, before the caller has its buffer back.
     let receive = unsafe { RecvOp::new(*accepts, buf.as_mut_ptr(), buf.len(), op.clone()) };
     let receive = RecvOp { number, ..receive };
+    // The caller waits for this message alone, so it does not spill.
     assembly.active = Some(Box::new(Active { envelope, received, into: Into::Buffer(receive), spills: false }));
     Some(op)
 }

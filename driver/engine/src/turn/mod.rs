@@ -13,6 +13,7 @@ mod services;
 mod state;
 
 pub use hot::HotTake;
+pub use receives::Posted;
 
 use crate::board::monitor::Monitor;
 use crate::links::Fabrics;

@@ -12,6 +12,17 @@ use crate::transfer::kept::Keepsake;
 use doorbell_fabric::Payload;
 use std::sync::Arc;
 
+/// What became of a receive that was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Posted {
+    /// It is over: the pool had its message, or there can be none.
+    Over,
+    /// Its message may come next, or is coming.
+    Next,
+    /// Others wait before it.
+    Behind,
+}
+
 impl Engine {
     /// Takes the first pooled message that a receive accepts. If other messages had been refused for lack of room, the thread
     /// that sleeps on the bell looks again.
@@ -61,31 +72,31 @@ impl Engine {
         self.fabric.refusing() || self.inbound.turned_away
     }
 
-    /// Posts a receive behind those posted before, after looking into the pool. Returns whether it waits behind others.
-    pub fn post(&mut self, receive: RecvOp) -> bool {
+    /// Posts a receive behind those posted before, after looking into the pool.
+    pub fn post(&mut self, receive: RecvOp) -> Posted {
         // A receive that takes an incomplete message gets a number, too, because that message may be given up.
         let receive = self.inbound.number(receive);
         match self.take_pooled(&receive.accepts) {
             Some(Pooled::Whole(message)) => {
                 receive.complete(message.envelope, Payload::private(&message.bytes));
-                return false;
+                return Posted::Over;
             }
             Some(Pooled::Lent(envelope, lent)) => {
                 receive.complete_loan(envelope, &lent);
-                return false;
+                return Posted::Over;
             }
             Some(Pooled::Coming(id)) => {
                 self.inbound.attach(id, receive);
-                return false;
+                return Posted::Next;
             }
             None => {}
         }
         if let Some(error) = self.never(&receive.accepts) {
             receive.op.finish(Outcome::Failed(error));
-            return false;
+            return Posted::Over;
         }
         self.inbound.posted.push_back(receive);
-        self.inbound.posted.len() > 1
+        if self.inbound.posted.len() == 1 { Posted::Next } else { Posted::Behind }
     }
 
     /// Removes posted receives that were cancelled from within recv_with.
