@@ -108,6 +108,11 @@ impl ShmLink {
         self.producer.has_room(len, packet) || (self.grow() && self.producer.has_room(len, packet))
     }
 
+    /// Whether this thread's next message probably follows others in a stream: see [`Producer::is_stream`].
+    pub fn is_stream(&self) -> bool {
+        self.producer.is_stream()
+    }
+
     /// Records whether messages wait for room on this link: see [`Producer::wait_for_room`].
     #[inline]
     pub fn wait_for_room(&mut self, waits: bool) {

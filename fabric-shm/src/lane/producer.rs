@@ -128,6 +128,11 @@ impl<M: LaneMemory> Producer<M> {
         (self.stamp_from, self.stamped_at) = (if STAMPED { self.tail } else { u64::MAX }, 0);
     }
 
+    /// Whether this thread's next message would be no reply (`conversation.rs`): it probably follows others in a stream.
+    pub fn is_stream(&self) -> bool {
+        conversation::cells_left() == self.cells_left
+    }
+
     /// Lets the next message be no reply, although this thread may also be the consumer.
     #[cfg(all(test, not(loom)))]
     pub(super) fn reply_to_nothing(&mut self) {
@@ -196,7 +201,10 @@ impl<M: LaneMemory> Producer<M> {
         self.tail += 1;
         match head.kind {
             PacketKind::Whole => self.count(len),
-            PacketKind::First => self.coming = (head.total, head.total.saturating_sub(len as u64)),
+            PacketKind::First => {
+                self.coming = (head.total, head.total.saturating_sub(len as u64));
+                self.cells_left = conversation::cells_left();
+            }
             PacketKind::Next => {
                 let (total, rest) = self.coming;
                 self.coming.1 = rest.saturating_sub(len as u64);

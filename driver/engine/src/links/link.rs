@@ -13,6 +13,8 @@ use std::sync::Arc;
 /// Smaller packets would overlap more, but each needs two more transfers of a cache line, which between processors without a
 /// common cache take as long as copying 8 KiB.
 const PACKET_BYTES: usize = 16 << 10;
+/// The same in a stream, whose target reads earlier messages meanwhile.
+const STREAM_BYTES: usize = 32 << 10;
 /// A message that takes more than so many of these packets has longer ones: at most [`PACKET_MOST`] bytes each.
 const PACKETS: usize = 16;
 /// The longest packet in shared memory.
@@ -23,8 +25,9 @@ pub const WHOLE_MOST: usize = 32 << 10;
 
 /// The length of the packets of a message of `len` bytes in shared memory.
 #[inline]
-fn packet_of(len: usize) -> usize {
-    (len / PACKETS).next_multiple_of(64).clamp(PACKET_BYTES, PACKET_MOST)
+fn packet_of(len: usize, is_stream: bool) -> usize {
+    let least = if is_stream { STREAM_BYTES } else { PACKET_BYTES };
+    (len / PACKETS).next_multiple_of(64).clamp(least, PACKET_MOST)
 }
 
 /// The sending half of one connection to a node. Not boxed, because the path of every small message uses the larger variant.
@@ -60,7 +63,7 @@ impl AnyLink {
     #[inline]
     pub fn piece_bytes(&self, len: usize) -> usize {
         match self {
-            AnyLink::Shm(link) => packet_of(len).min(link.packet_bytes()),
+            AnyLink::Shm(link) => packet_of(len, link.is_stream()).min(link.packet_bytes()),
             AnyLink::Udp(link) => len.div_ceil(len.div_ceil(link.packet_bytes()).max(1)),
         }
     }
@@ -195,10 +198,12 @@ mod tests {
 
     #[test]
     fn long_messages_have_longer_packets_of_whole_lines() {
-        assert_eq!([1, 40_000, 256 << 10].map(packet_of), [PACKET_BYTES; 3]);
-        assert_eq!([512 << 10, 1 << 20, 1 << 40].map(packet_of), [32 << 10, 64 << 10, 64 << 10]);
+        assert_eq!([1, 40_000, 256 << 10].map(|len| packet_of(len, false)), [PACKET_BYTES; 3]);
+        assert_eq!([1, 40_000, 512 << 10, 1 << 20].map(|len| packet_of(len, true)), [32 << 10, 32 << 10, 32 << 10, 64 << 10]);
+        assert_eq!([512 << 10, 1 << 20, 1 << 40].map(|len| packet_of(len, false)), [32 << 10, 64 << 10, 64 << 10]);
         for len in (0..2 << 20).step_by(4099) {
-            assert!(packet_of(len).is_multiple_of(64) && packet_of(len) <= packet_of(len + 4099), "{len}");
+            let [alone, stream] = [false, true].map(|is_stream| [len, len + 4099].map(|len| packet_of(len, is_stream)));
+            assert!(alone[0].is_multiple_of(64) && alone[0] <= alone[1] && alone[0] <= stream[0], "{len}");
         }
     }
 }

@@ -270,6 +270,22 @@ fn the_packets_of_a_message_longer_than_half_the_bulk_ring_are_known_as_long() {
 }
 
 #[test]
+fn a_long_message_of_a_thread_that_has_received_since_its_last_one_is_no_stream() {
+    let (block, mut room) = (Block::new(64, 64 << 10), bulk_room(64 << 10));
+    let (mut producer, mut consumer) = ends_with_a_lap(&block, &mut room);
+    for sequence in 0..3 {
+        for kind in [PacketKind::First, PacketKind::Next] {
+            assert_eq!(push_of(&mut producer, kind, sequence, &message(sequence, BULK_LEAST), 2 * BULK_LEAST as u64), Push::Done);
+            assert!(producer.is_stream());
+        }
+        for _ in 0..2 {
+            assert_eq!(pop(&mut consumer).unwrap().1, message(sequence, BULK_LEAST));
+        }
+        assert!(!producer.is_stream());
+    }
+}
+
+#[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn a_conversation_of_mixed_lengths_uses_the_first_lap_of_a_bulk_ring() {
     let (block, mut room) = (Block::new(64, 64 << 10), bulk_room(1 << 20));
