@@ -409,8 +409,8 @@ impl Shared {
         self.check()?;
         let turns = match engine.post(receive) {
             // Nobody waits for what a turn brings, so it would go to the pool, and be copied once more from there. If each receive from the
-            // pool had a turn, the pool would never become empty.
-            Posted::Over => false,
+            // pool had a turn, the pool would never become empty. Once it is, a sender that was refused may go on.
+            Posted::Over => engine.is_refusing() && engine.pool().is_empty(),
             Posted::Next => true,
             // The thread that waits for the others takes several messages in one turn.
             Posted::Behind => engine.is_refusing(),
