@@ -2,6 +2,7 @@
 
 use doorbell::{Error, Match, Node, NodeBuilder, NodeId, Progress};
 use doorbell_tests::domain::Domain;
+use doorbell_tests::pair::near_with;
 use doorbell_tests::patience::{PATIENCE, eventually, running, soon};
 use doorbell_tests::pattern;
 use doorbell_tests::process::{Process, told_as};
@@ -101,14 +102,13 @@ fn a_sender_killed_amid_long_messages_is_told_of_and_its_successor_heard() {
     domain.assert_empty();
 }
 
-/// The waiting buffers fill half of a shared cache of up to 64 MiB. The messages are then stored past it.
+/// On a machine whose shared cache has up to 64 MiB, the waiting buffers fill half of it, and the messages are stored past it.
 #[test]
 fn long_messages_into_many_waiting_buffers_arrive_whole() {
     const LEN: usize = (4 << 20) + 13;
     const WAITING: u64 = 8;
     let domain = Domain::new("bulk-waiting");
-    let join = |id| Node::builder(domain.name()).id(id).join().unwrap();
-    let (a, b) = (join(0), join(1));
+    let [a, b] = [0, 1].map(|id| Node::builder(domain.name()).id(id).join().unwrap());
     let receives = Vec::from_iter((0..WAITING).map(|_| b.start_recv(Match::any().tag(7), vec![0; LEN + 1]).unwrap()));
     let sender = {
         let (a, to) = (a.clone(), b.id());
@@ -126,17 +126,14 @@ fn long_messages_into_many_waiting_buffers_arrive_whole() {
         assert_eq!(bytes[LEN], 0);
     }
     sender.join();
-    a.leave().unwrap();
-    b.leave().unwrap();
+    [a, b].into_iter().for_each(|node| node.leave().unwrap());
     domain.assert_empty();
 }
 
 /// A receive that finds its message in the pool turns no engine. A turn would bring the next messages there, where nobody waits for them.
 #[test]
 fn receives_from_the_pool_leave_other_messages_in_the_lane() {
-    let domain = Domain::new("bulk-pooled");
-    let join = |id| Node::builder(domain.name()).id(id).progress(Progress::Inline).join().unwrap();
-    let (a, b) = (join(0), join(1));
+    let [a, b] = near_with(|_, builder| builder.progress(Progress::Inline));
     let send = |number| a.send_until(b.id(), 1, &[number; 9000], soon()).unwrap();
     (0..2).for_each(send);
     eventually("two messages in the pool", || {
@@ -150,9 +147,6 @@ fn receives_from_the_pool_leave_other_messages_in_the_lane() {
         assert_eq!((received.result.unwrap().len, received.buffer.unwrap()), (9000, vec![number; 9000]));
     }
     assert_eq!(b.stats().unwrap().unexpected, 2);
-    a.leave().unwrap();
-    b.leave().unwrap();
-    domain.assert_empty();
 }
 
 /// A callback holds the engine, so a send from there makes no ring, and goes on without one.

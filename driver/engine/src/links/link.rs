@@ -40,7 +40,7 @@ pub enum AnyLink {
 }
 
 impl AnyLink {
-    /// The bytes that one packet of several carries, or more if the message is long.
+    /// The bytes that one packet of several carries, or more if the message is long or part of a stream.
     #[inline]
     pub fn packet_bytes(&self) -> usize {
         match self {

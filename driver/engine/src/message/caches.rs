@@ -27,3 +27,28 @@ pub fn bytes(level: u8) -> Option<usize> {
 pub fn kibibytes(text: &str) -> Option<usize> {
     text.trim().strip_suffix('K')?.parse::<usize>().ok()?.checked_mul(1024)
 }
+
+/// Half of a cache of so many bytes. A machine that tells no plausible size has none that could be filled.
+pub fn half_of(cache: Option<usize>) -> usize {
+    cache.filter(|bytes| *bytes >= 1 << 20).map_or(usize::MAX, |bytes| bytes / 2)
+}
+
+/// Whether several messages of `len` bytes fill this part of a cache: one, and `others`. A lone message does not: its receiver reads it next.
+pub fn fills(part: usize, len: usize, others: usize) -> bool {
+    others > 0 && len.saturating_mul(1 + others) >= part
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_messages_fill_half_of_the_shared_cache() {
+        let half = half_of(Some(32 << 20));
+        assert_eq!([2, 3, 7].map(|others| fills(half, 4 << 20, others)), [false, true, true]);
+        assert!(!fills(half, 1 << 30, 0) && fills(half, 16 << 20, 1) && !fills(half, 1 << 20, 8));
+        for unknown in [None, Some(0), Some(1000)] {
+            assert!(!fills(half_of(unknown), usize::MAX - 1, 0) && !fills(half_of(unknown), 1 << 40, 64), "{unknown:?}");
+        }
+    }
+}

@@ -21,6 +21,9 @@ use std::sync::Arc;
 /// The most bytes of messages taken beyond the pool's limit because they stand before chunks that a thread waits for.
 const IN_THE_WAY_MAX: usize = 256 << 20;
 
+/// Of the waiting receives, the most that are counted.
+const WAITING_MOST: usize = 64;
+
 /// Everything that is arriving.
 pub struct Inbound {
     /// Messages that no receive has asked for yet.
@@ -161,16 +164,6 @@ pub trait Direct {
 /// The destination when no thread waits for a message.
 pub struct Nobody;
 
-/// Half of a cache of so many bytes. A machine that tells no plausible size has none that could be filled.
-fn half_of(cache: Option<usize>) -> usize {
-    cache.filter(|bytes| *bytes >= 1 << 20).map_or(usize::MAX, |bytes| bytes / 2)
-}
-
-/// Whether several messages of `len` bytes fill this part of a cache: one, and `others`. A lone message does not: its receiver reads it next.
-fn fills(part: usize, len: usize, others: usize) -> bool {
-    others > 0 && len.saturating_mul(1 + others) >= part
-}
-
 impl Direct for Nobody {
     fn wants(&self, _: &Envelope) -> bool {
         false
@@ -212,21 +205,16 @@ impl Inbound {
             receives: 0,
             in_the_way: 0,
             pulls: 0,
-            half_cache: half_of(caches::bytes(caches::SHARED)),
+            half_cache: caches::half_of(caches::bytes(caches::SHARED)),
         }
     }
 
     /// Whether this message, and one for each receive that waits for more like it, fill half of the shared cache. In a stream, the last of
     /// them then drives the first out before the program reads it.
     pub fn spills(&self, envelope: &Envelope) -> bool {
-        // At most this many waiting receives are counted.
-        const WAITING_MOST: usize = 64;
-        if envelope.len <= self.half_cache / (WAITING_MOST + 1) {
-            return false;
-        }
-        let waits =
-            |receive: &&RecvOp| receive.capacity >= envelope.len && receive.accepts.matches(envelope) && !receive.op.is_done();
-        fills(self.half_cache, envelope.len, self.posted.iter().take(WAITING_MOST).filter(waits).count())
+        // The first comparison spares most messages the count.
+        envelope.len > self.half_cache / (WAITING_MOST + 1)
+            && caches::fills(self.half_cache, envelope.len, waiting(&self.posted, envelope))
     }
 
     /// Counts a message of `len` bytes that went from a lane to a waiting thread.
@@ -502,17 +490,41 @@ impl Inbound {
     }
 }
 
+/// How many of the first receives wait for a message like this one: they accept it, and have room for it.
+fn waiting(posted: &VecDeque<RecvOp>, envelope: &Envelope) -> usize {
+    let waits =
+        |receive: &&RecvOp| receive.capacity >= envelope.len && receive.accepts.matches(envelope) && !receive.op.is_done();
+    posted.iter().take(WAITING_MOST).filter(waits).count()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::Match;
+    use doorbell_fabric::{Incarnation, Priority};
 
     #[test]
-    fn several_messages_that_fill_half_of_the_shared_cache_spill() {
-        let half = half_of(Some(32 << 20));
-        assert_eq!([2, 3, 7].map(|others| fills(half, 4 << 20, others)), [false, true, true]);
-        assert!(!fills(half, 1 << 30, 0) && fills(half, 16 << 20, 1) && !fills(half, 1 << 20, 8));
-        for unknown in [None, Some(0), Some(1000)] {
-            assert!(!fills(half_of(unknown), usize::MAX - 1, 0) && !fills(half_of(unknown), 1 << 40, 64), "{unknown:?}");
-        }
+    fn receives_wait_for_a_message_that_they_accept_and_have_room_for() {
+        let envelope = Envelope {
+            source: NodeId(1),
+            incarnation: Incarnation(1),
+            tag: 7,
+            len: 100,
+            sequence: 0,
+            priority: Priority::Normal,
+        };
+        let mut buffer = [0; 100];
+        let mut receive = |accepts, capacity| {
+            // SAFETY: nothing is received, so the buffer is not used.
+            unsafe { RecvOp::new(accepts, buffer.as_mut_ptr(), capacity, Op::new()) }
+        };
+        let any = Match::any();
+        let mut posted =
+            VecDeque::from([receive(any, 100), receive(any.tag(7), 100), receive(any.tag(8), 100), receive(any, 99)]);
+        assert_eq!(waiting(&posted, &envelope), 2);
+        posted[0].op.finish(Outcome::Received(envelope));
+        assert_eq!(waiting(&posted, &envelope), 1);
+        posted.extend((0..100).map(|_| receive(any, 100)));
+        assert_eq!(waiting(&posted, &envelope), WAITING_MOST - 3);
     }
 }
