@@ -1,4 +1,4 @@
-//! Chooses a way for long copies into another process.
+//! Chooses a way for long copies into memory of another process, or out of it.
 
 use doorbell_fabric::copies::{Copying, copy_by, settle_stores};
 use doorbell_fabric::hint;
@@ -6,9 +6,8 @@ use doorbell_fabric::hint;
 /// The shortest copy for which a [`Choice`] is worth two looks at the clock.
 pub const CHOICE_LEAST: usize = 16 << 10;
 
-/// The ways of one thread's long copies into another process, by their length. A copy by the caches fetches the lines that the other
-/// process has just read, slowly from a distant processor, and the lines that no cache holds, from memory. A streamed copy does not fetch
-/// them.
+/// The ways of one thread's long copies in one direction, by their length. A copy by the caches fetches the lines of its target: slowly from
+/// a distant processor that has just read them, and from memory if no cache holds them. A streamed copy does not fetch them.
 #[derive(Debug, Default)]
 pub struct Choice {
     classes: [Class; Self::CLASSES],

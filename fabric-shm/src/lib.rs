@@ -44,7 +44,6 @@ pub mod error;
 #[cfg(not(loom))]
 pub mod fabric;
 #[cfg(not(loom))]
-pub mod far_copy;
 #[cfg(feature = "fault-points")]
 pub mod fault;
 #[cfg(not(loom))]

@@ -29,8 +29,10 @@ pub(crate) struct RegionCache {
     pub(crate) regions: [Option<Arc<PeerRegion>>; CACHED],
     pub(crate) inbox: Option<Arc<PeerInbox>>,
     credit: Credit,
-    /// The way of long puts.
-    pub(crate) choice: Choice,
+    /// The ways of long puts.
+    puts: Choice,
+    /// The ways of long gets.
+    gets: Choice,
 }
 
 impl RegionCache {
@@ -48,10 +50,11 @@ impl RegionCache {
         locate(region, place, bytes, if WRITES { PUT } else { GET }).ok()
     }
 
-    /// The region of a place that is in the cache, and the way of long puts.
+    /// The region of a place that is in the cache, and the ways of long puts or gets.
     #[inline(always)]
-    pub(crate) fn known(&mut self, place: &Place) -> Option<(&PeerRegion, &mut Choice)> {
-        Some((self.regions[place.number as usize % CACHED].as_deref()?, &mut self.choice))
+    pub(crate) fn known<const WRITES: bool>(&mut self, place: &Place) -> Option<(&PeerRegion, &mut Choice)> {
+        let ways = if WRITES { &mut self.puts } else { &mut self.gets };
+        Some((self.regions[place.number as usize % CACHED].as_deref()?, ways))
     }
 }
 

@@ -17,7 +17,6 @@ use crate::{Node, Peer, Result};
 use doorbell_fabric::sync::{Ordering, fence};
 use doorbell_shm::choice::{CHOICE_LEAST, Choice};
 use doorbell_shm::error::ShmError;
-use doorbell_shm::far_copy::far_copy;
 use doorbell_shm::region::PeerRegion;
 use std::sync::Arc;
 
@@ -317,12 +316,12 @@ impl Peer {
         let mut cache = self.region_cache().borrow_mut();
         // SAFETY: all bytes of a `T` are initialised, and a put does not write to its source.
         let found = unsafe { self.find::<true>(&mut cache, &to.place, bytes, from.as_ptr().cast_mut().cast())? };
-        let Some((region, choice, ptr)) = found else { return Ok(()) };
+        let Some((region, ways, ptr)) = found else { return Ok(()) };
         // SAFETY: `ptr` is the start of `bytes` writable bytes of a region that is in the cache, and so mapped; all bytes of a
         // `T` are initialised.
         unsafe {
             if bytes >= CHOICE_LEAST && !cfg!(miri) {
-                choice.copy(from.as_ptr().cast(), ptr, bytes);
+                ways.copy(from.as_ptr().cast(), ptr, bytes);
             } else {
                 copy::inward(from.as_ptr().cast(), ptr, bytes);
             }
@@ -337,32 +336,23 @@ impl Peer {
     /// As [`Node::get`]; and [`KeyFault::OtherNode`] if the key belongs to another node than this peer.
     #[inline]
     pub fn get<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
-        // SAFETY: `get_by` gives readable bytes, and a slice that no other code has.
-        self.get_by(from, into, |src, dst, len| unsafe { copy::out(src, dst, len) })
-    }
-
-    /// As [`get`](Self::get), faster for bytes that the peer's processor has just written and still has in its cache.
-    #[inline]
-    pub fn get_fresh<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
-        self.get_by(from, into, |src, dst, len| {
-            // SAFETY: as in `get`.
-            unsafe { if cfg!(miri) { copy::out(src, dst, len) } else { far_copy(src, dst, len) } }
-            // Later reads must not move before this one, as with `out`.
-            fence(Ordering::Acquire);
-        })
-    }
-
-    /// `by` copies from readable bytes of a region to a slice that no other code has.
-    #[inline(always)]
-    fn get_by<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T], by: impl Fn(*const u8, *mut u8, usize)) -> Result<()> {
         let bytes = size_of_val(into);
         let mut cache = self.region_cache().borrow_mut();
         let place = readable(from);
         // SAFETY: a slice that no other code has; any bytes are a `T`.
         let found = unsafe { self.find::<false>(&mut cache, &place, bytes, into.as_mut_ptr().cast())? };
-        let Some((region, _, ptr)) = found else { return Ok(()) };
-        // `ptr` is the start of `bytes` readable bytes of a region that is in the cache, and so mapped; any bytes are a `T`.
-        by(ptr, into.as_mut_ptr().cast(), bytes);
+        let Some((region, ways, ptr)) = found else { return Ok(()) };
+        // SAFETY: `ptr` is the start of `bytes` readable bytes of a region that is in the cache, and so mapped; any bytes are a
+        // `T`, and no other code has the slice.
+        unsafe {
+            if bytes >= CHOICE_LEAST && !cfg!(miri) {
+                ways.copy(ptr, into.as_mut_ptr().cast(), bytes);
+                // Later reads must not move before this one, as with `out`.
+                fence(Ordering::Acquire);
+            } else {
+                copy::out(ptr, into.as_mut_ptr().cast(), bytes);
+            }
+        }
         whole(region)
     }
 
@@ -423,8 +413,8 @@ impl Peer {
             ptr = unsafe { self.find_slow(cache, place, bytes, if WRITES { PUT } else { GET }, own)? };
         }
         let Some(ptr) = ptr else { return Ok(None) };
-        match cache.known(place) {
-            Some((region, choice)) => Ok(Some((region, choice, ptr))),
+        match cache.known::<WRITES>(place) {
+            Some((region, ways)) => Ok(Some((region, ways, ptr))),
             None => Err(fault(if WRITES { PUT } else { GET }, place, KeyFault::Stale)),
         }
     }

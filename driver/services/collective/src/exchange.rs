@@ -11,6 +11,7 @@ use super::kind::Kind;
 use super::memory::{Layout, View};
 use super::what::What;
 use doorbell_shm::channel::SHORT_BYTES;
+use doorbell_shm::choice::Choice;
 use std::ops::Range;
 
 /// Bytes that are combined at once, in private memory. No other process changes them meanwhile, and two such blocks stay in the nearest cache.
@@ -124,13 +125,14 @@ impl Exchange {
     }
 
     /// Says to all readers which lengths this member expects.
-    fn say_lengths(&self, view: &View<'_>) {
+    fn say_lengths(&self, view: &View<'_>, room: &mut Room) {
         let lengths = &self.what.lengths;
         match self.what.kind {
             _ if !lengths.vary => (),
             kind if says_in_slot(kind) => {
                 for reader in (0..view.members).filter(|other| self.what.reads(*other, view.me)) {
-                    view.put(self.place(0, view, reader) + self.chunk, &(lengths.send.of(reader) as u64).to_ne_bytes());
+                    let at = self.place(0, view, reader) + self.chunk;
+                    view.put(at, &(lengths.send.of(reader) as u64).to_ne_bytes(), &mut room.puts);
                 }
             }
             Kind::Gather => view.words.put_short(&(lengths.send.of(self.what.root) as u64).to_ne_bytes()),
@@ -140,14 +142,14 @@ impl Exchange {
     }
 
     /// Whether another member expects the same lengths as this one.
-    fn lengths_agree(&self, view: &View<'_>, from: usize) -> bool {
+    fn lengths_agree(&self, view: &View<'_>, from: usize, room: &mut Room) -> bool {
         let lengths = &self.what.lengths;
         if !lengths.vary {
             return true;
         }
         let mut said = [0; WORD];
         if says_in_slot(self.what.kind) {
-            view.get(from, self.place(0, view, view.me) + self.chunk, &mut said);
+            view.get(from, self.place(0, view, view.me) + self.chunk, &mut said, &mut room.gets);
         } else {
             view.words.short(from, &mut said);
         }
@@ -238,10 +240,10 @@ impl Exchange {
                 return Ok(true);
             }
             let on = match self.phase {
-                Phase::Put | Phase::Ahead => self.put(view, left, said)?,
+                Phase::Put | Phase::Ahead => self.put(view, left, room, said)?,
                 Phase::Get(from) => self.get(view, from, room, said)?,
                 Phase::Share => self.share(view, left, room, said)?,
-                Phase::Collect(from) => self.collect(view, from)?,
+                Phase::Collect(from) => self.collect(view, from, room)?,
             };
             if !on {
                 return Ok(false);
@@ -250,7 +252,7 @@ impl Exchange {
     }
 
     /// Puts the next chunk of this member's contribution.
-    fn put(&mut self, view: &View<'_>, left: u64, said: &mut bool) -> Result<bool, Mismatch> {
+    fn put(&mut self, view: &View<'_>, left: u64, room: &mut Room, said: &mut bool) -> Result<bool, Mismatch> {
         let me = view.me;
         let k = self.at + u64::from(self.phase == Phase::Ahead);
         let begin = k as usize * self.chunk;
@@ -266,7 +268,7 @@ impl Exchange {
         }
         let What { input, lengths, .. } = &self.what;
         if k == 0 {
-            self.say_lengths(view);
+            self.say_lengths(view, room);
         }
         // By its first post each member says which operation it calls, even if it has nothing for others.
         let mut puts = k == 0;
@@ -274,7 +276,7 @@ impl Exchange {
             for other in others() {
                 let len = self.mine(me, other).saturating_sub(begin).min(self.chunk);
                 if len > 0 {
-                    view.put(self.place(k, view, other), input.read(lengths.send.before(other) + begin, len));
+                    view.put(self.place(k, view, other), input.read(lengths.send.before(other) + begin, len), &mut room.puts);
                     puts = true;
                 }
             }
@@ -286,10 +288,10 @@ impl Exchange {
             } else if self.shares {
                 // The others do not need the own share.
                 let own = self.part(len, me, view.members);
-                view.put(at, input.read(begin, own.start));
-                view.put(at + own.end, input.read(begin + own.end, len - own.end));
+                view.put(at, input.read(begin, own.start), &mut room.puts);
+                view.put(at + own.end, input.read(begin + own.end, len - own.end), &mut room.puts);
             } else {
-                view.put(at, input.read(begin, len));
+                view.put(at, input.read(begin, len), &mut room.puts);
             }
             puts = true;
         }
@@ -329,12 +331,12 @@ impl Exchange {
                 self.phase = Phase::Get(other);
                 return Ok(false);
             }
-            if is_first && !self.lengths_agree(view, other) {
+            if is_first && !self.lengths_agree(view, other, room) {
                 return Err(Mismatch { member: other });
             }
             if len > begin && kind != Kind::Barrier && !kind.combines() {
                 let into = self.what.output.write(self.output_at(other) + begin, (len - begin).min(self.chunk));
-                self.fetch(view, other, self.place(k, view, me), into);
+                self.fetch(view, other, self.place(k, view, me), into, &mut room.gets);
             }
         }
         if kind.combines() {
@@ -351,8 +353,8 @@ impl Exchange {
     }
 
     /// Copies bytes of a member that has put them: from its post, or from a place in its slot.
-    fn fetch(&self, view: &View<'_>, from: usize, place: usize, into: &mut [u8]) {
-        if self.short { view.words.short(from, into) } else { view.get(from, place, into) }
+    fn fetch(&self, view: &View<'_>, from: usize, place: usize, into: &mut [u8], gets: &mut Choice) {
+        if self.short { view.words.short(from, into) } else { view.get(from, place, into, gets) }
     }
 
     /// Combines the chunk, of all members whose vectors this one needs.
@@ -365,7 +367,7 @@ impl Exchange {
         };
         let len = self.what.lengths.get.of(me).saturating_sub(begin).min(self.chunk);
         let place = self.place(begin as u64 / self.chunk as u64, view, me);
-        self.combine_range(view, room, sources, begin..begin + len, place, |_, _| {});
+        self.combine_range(view, room, sources, begin..begin + len, place, |_, _, _| {});
     }
 
     /// Combines a range of the vectors of some members, block by block and in the order of ranks, into the output. `place` is where the range lies in the slots
@@ -377,19 +379,19 @@ impl Exchange {
         sources: Range<usize>,
         range: Range<usize>,
         place: usize,
-        show: impl Fn(usize, &[u8]),
+        show: impl Fn(usize, &[u8], &mut Choice),
     ) {
         let What { input, output, combine: Some(combine), .. } = &self.what else { return };
         let own_at = self.own_at(view.me) + range.start;
-        let Room { sum, other } = room;
+        let Room { sum, other, puts, gets } = room;
         let most = BLOCK - BLOCK % self.what.element();
         for at in (0..range.len()).step_by(most) {
             let block = (range.len() - at).min(most);
-            let fetch = |source: usize, into: &mut [u8]| {
+            let mut fetch = |source: usize, into: &mut [u8]| {
                 if source == view.me {
                     into.copy_from_slice(input.read(own_at + at, block));
                 } else {
-                    self.fetch(view, source, place + at, into);
+                    self.fetch(view, source, place + at, into, gets);
                 }
             };
             let (sum, other) = (&mut sum[..block], &mut other[..block]);
@@ -399,7 +401,7 @@ impl Exchange {
                 combine.combine(sum, other, false);
             }
             output.write(range.start + at, block).copy_from_slice(sum);
-            show(at, sum);
+            show(at, sum, puts);
         }
     }
 
@@ -427,7 +429,7 @@ impl Exchange {
         let own = self.part(len, me, view.members);
         let at = self.place(k, view, me) + own.start;
         // The others get each block while it is in the cache.
-        let show = |offset: usize, sum: &[u8]| view.put(at + offset, sum);
+        let show = |offset: usize, sum: &[u8], puts: &mut Choice| view.put(at + offset, sum, puts);
         self.combine_range(view, room, 0..view.members, begin + own.start..begin + own.end, at, show);
         view.words.post(self.ticket(k) + 1, self.sign, left);
         *said = true;
@@ -437,7 +439,7 @@ impl Exchange {
     }
 
     /// Takes the others' shares.
-    fn collect(&mut self, view: &View<'_>, from: usize) -> Result<bool, Mismatch> {
+    fn collect(&mut self, view: &View<'_>, from: usize, room: &mut Room) -> Result<bool, Mismatch> {
         let (k, me) = (self.at, view.me);
         let (begin, len) = self.shared_chunk(me);
         for other in (from..view.members).filter(|other| *other != me) {
@@ -447,7 +449,7 @@ impl Exchange {
             }
             let part = self.part(len, other, view.members);
             let into = self.what.output.write(begin + part.start, part.len());
-            view.get(other, self.place(k, view, other) + part.start, into);
+            view.get(other, self.place(k, view, other) + part.start, into, &mut room.gets);
         }
         self.at += 1;
         self.phase = Phase::Share;
@@ -475,11 +477,15 @@ fn says_in_slot(kind: Kind) -> bool {
     matches!(kind, Kind::Scatter | Kind::AllToAll)
 }
 
-/// Private memory in which vectors are combined.
+/// What all exchanges of a member use, one at a time: private memory in which vectors are combined, and the ways of its copies.
 #[repr(C, align(128))]
 pub(super) struct Room {
     sum: [u8; BLOCK],
     other: [u8; BLOCK],
+    /// Into its own slots.
+    puts: Choice,
+    /// Out of the others' slots.
+    gets: Choice,
 }
 
 // Elements lie in both from the first byte on, so both begin where any element may.
@@ -487,6 +493,6 @@ const _: () = assert!(align_of::<Room>() == ALIGN_MAX && std::mem::offset_of!(Ro
 
 impl Room {
     pub fn new() -> Box<Self> {
-        Box::new(Self { sum: [0; BLOCK], other: [0; BLOCK] })
+        Box::new(Self { sum: [0; BLOCK], other: [0; BLOCK], puts: Choice::default(), gets: Choice::default() })
     }
 }

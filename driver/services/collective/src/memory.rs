@@ -3,7 +3,7 @@
 use doorbell_engine::memory::copy;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_shm::channel::{Channel, Ends, Post};
-use doorbell_shm::far_copy::far_copy;
+use doorbell_shm::choice::{CHOICE_LEAST, Choice};
 use doorbell_shm::region::{OwnRegion, PeerRegion};
 use std::sync::Arc;
 
@@ -142,23 +142,23 @@ pub(super) struct View<'a> {
 }
 
 impl View<'_> {
-    /// Copies into the own slot.
-    pub fn put(&self, at: usize, from: &[u8]) {
+    /// Copies into the own slot. `ways` chooses how, if the bytes are many.
+    pub fn put(&self, at: usize, from: &[u8], ways: &mut Choice) {
         assert!(at + from.len() <= self.slot, "it fits the slot");
         // SAFETY: within the own slot, which is mapped as long as the view lives, and apart from the caller's bytes.
         unsafe {
             let (src, dst, len) = (from.as_ptr(), self.slots.add(self.me * self.slot + at), from.len());
-            if cfg!(miri) { copy::inward(src, dst, len) } else { far_copy(src, dst, len) }
+            if len < CHOICE_LEAST || cfg!(miri) { copy::inward(src, dst, len) } else { ways.copy(src, dst, len) }
         }
     }
 
-    /// Copies out of a member's slot.
-    pub fn get(&self, member: usize, at: usize, into: &mut [u8]) {
+    /// Copies out of a member's slot. `ways` chooses how, if the bytes are many.
+    pub fn get(&self, member: usize, at: usize, into: &mut [u8], ways: &mut Choice) {
         assert!(member < self.members && at + into.len() <= self.slot, "it lies within the slot");
         // SAFETY: within that slot, which is mapped as long as the view lives, and apart from the caller's bytes.
         unsafe {
             let (src, dst, len) = (self.slots.add(member * self.slot + at), into.as_mut_ptr(), into.len());
-            if cfg!(miri) { copy::out(src, dst, len) } else { far_copy(src, dst, len) }
+            if len < CHOICE_LEAST || cfg!(miri) { copy::out(src, dst, len) } else { ways.copy(src, dst, len) }
         }
     }
 }

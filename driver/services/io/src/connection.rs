@@ -208,7 +208,7 @@ impl Connection {
             let (Some(key), Some(result)) = (this.staging, piece.result) else { return Ok(()) };
             let got = result.clamp(0, piece.len as i64) as usize;
             // Copied out before the slot is used again.
-            this.peer.get_fresh(key.at(piece.slot * this.piece), &mut into[piece.at..piece.at + got])
+            this.peer.get(key.at(piece.slot * this.piece), &mut into[piece.at..piece.at + got])
         })
     }
 
