@@ -209,9 +209,9 @@ fn a_datagram_that_a_spinning_thread_takes_wakes_nobody() {
     turn(END);
     echo.end_well(PATIENCE);
     node.leave().unwrap();
-    // It looks about once a millisecond whether somebody else turns the engine, and sleeps at the socket if nobody did: as when the
-    // thread that spins had no processor.
+    // It looks ever more rarely whether somebody else turns the engine, in the end every four milliseconds. It begins anew where nobody did, as when the
+    // thread that spins had no processor; then it also sleeps at the socket.
     let looks = passed.as_millis() as u64 + 10;
-    assert!(slept <= 2 * looks, "the poller slept {slept} times in {passed:?}");
+    assert!(slept <= looks / 2 + 3 * parks + 10, "the poller slept {slept} times in {passed:?}, {parks} of them at the socket");
     assert!(parks <= looks, "the poller slept {parks} times at the socket in {passed:?}");
 }

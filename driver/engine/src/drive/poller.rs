@@ -2,7 +2,7 @@
 //!
 //! With `Inline` there is none, except on a network, where peers need answers. With `Adaptive` it turns only while nonblocking
 //! operations are pending and no thread of the application has turned the engine for a millisecond; on a network, whenever no
-//! thread has. With `Poller` it turns always, and no other thread does. A poller without work sleeps long, because an idle node
+//! thread has, for four milliseconds at most. With `Poller` it turns always, and no other thread does. A poller without work sleeps long, because an idle node
 //! should cost nothing. It wakes when a datagram comes, when a timer of the network is due, when an operation begins while none is pending, or when
 //! the parking leader leaves.
 
@@ -35,7 +35,9 @@ fn unknown_progress(word: &str) -> ParseIdError {
 
 /// How long the adaptive poller leaves an engine alone after another thread turned it.
 const LEAVE_ALONE: Duration = Duration::from_millis(1);
-/// ... and gathered packets that wait for others to be sent with, in case none follow.
+/// ... at most, if others turn it time and again. To wake takes the processor from them, for some 10 µs.
+const LEAVE_ALONE_MOST: Duration = Duration::from_millis(4);
+/// How long it leaves gathered packets alone, which wait for others to be sent with, in case none follow.
 const LEAVE_GATHERED: Duration = Duration::from_micros(100);
 /// How long the adaptive poller sleeps on a bell that might not be rung.
 const UNRUNG: Duration = Duration::from_millis(10);
@@ -115,7 +117,8 @@ impl PollerWord {
 
     /// Notes that packets begin to be gathered, which perhaps no further call sends.
     pub fn gathering(&self) {
-        self.gathered.fetch_add(1, Ordering::Relaxed);
+        self.gathered.fetch_add(1, Ordering::SeqCst);
+        self.wake();
     }
 
     /// Tells the poller to end.
@@ -144,6 +147,11 @@ impl PollerWord {
 
     fn sleep_until_pending(&self) {
         self.sleep_while(IDLE, NOTHING_PENDING, || !self.is_needed());
+    }
+
+    /// Leaves an engine alone that others turn, until there is something that the poller has to do soon.
+    fn sleep_beside_others(&self, most: Duration, gathered: usize) {
+        self.sleep_while(IDLE, most, || !self.is_needed() && self.gathered.load(Ordering::SeqCst) == gathered);
     }
 
     fn sleep_while_relieved(&self, most: Duration) {
@@ -219,7 +227,7 @@ pub fn run(shared: Arc<Shared>) {
     let mut backoff = Backoff::new(wait, None).spinning_for(SPIN_MOST);
     // ... except while a put or get of another node is half answered, because that node waits for each part of it.
     let mut hasty = Backoff::new(Wait::Auto, None);
-    let mut driven = 0_u32;
+    let (mut driven, mut alone) = (0_u32, LEAVE_ALONE);
     while !word.stopped() {
         if shared.progress() != Progress::Poller {
             if word.relieved.load(Ordering::SeqCst) {
@@ -237,11 +245,18 @@ pub fn run(shared: Arc<Shared>) {
             let turns = shared.turns();
             let gathering = word.gathered.load(Ordering::Relaxed);
             if turns != seen || gathering != gathered {
-                let leave_alone = if gathering != gathered { LEAVE_GATHERED } else { LEAVE_ALONE };
+                let is_gathering = gathering != gathered;
                 (seen, gathered) = (turns, gathering);
-                word.pause(leave_alone);
+                if is_gathering || word.is_needed() {
+                    alone = LEAVE_ALONE;
+                    word.pause(if is_gathering { LEAVE_GATHERED } else { LEAVE_ALONE });
+                } else {
+                    word.sleep_beside_others(alone, gathering);
+                    alone = (2 * alone).min(LEAVE_ALONE_MOST);
+                }
                 continue;
             }
+            alone = LEAVE_ALONE;
         }
         // On a network, a look is a system call.
         let looks = if backoff.spins() && !shared.has_network() { LOOKS_PER_CLOCK } else { 1 };
@@ -282,6 +297,29 @@ pub fn run(shared: Arc<Shared>) {
                 backoff.slept();
                 hasty.slept();
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn a_poller_beside_others_wakes_for_what_it_has_to_do_soon() {
+        const LONG: Duration = Duration::from_secs(60);
+        for wake in [PollerWord::began, PollerWord::left_over, PollerWord::gathering, PollerWord::stop] {
+            let (word, began) = (PollerWord::default(), Instant::now());
+            std::thread::scope(|scope| {
+                scope.spawn(|| word.sleep_beside_others(LONG, 0));
+                while word.asleep.load(Ordering::SeqCst) == AWAKE {
+                    std::thread::yield_now();
+                }
+                wake(&word);
+            });
+            word.sleep_beside_others(LONG, 0);
+            assert!(began.elapsed() < LONG / 2);
         }
     }
 }
