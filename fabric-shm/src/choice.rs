@@ -7,7 +7,7 @@ use doorbell_fabric::hint;
 pub const CHOICE_LEAST: usize = 16 << 10;
 
 /// The ways of one thread's long copies in one direction, by their length. A copy by the caches fetches the lines of its target: slowly from
-/// a distant processor that has just read them, and from memory if no cache holds them. A streamed copy does not fetch them.
+/// a distant processor if that has just read them, and from memory if no cache holds them. A streamed copy does not fetch them.
 #[derive(Debug, Default)]
 pub struct Choice {
     classes: [Class; Self::CLASSES],
@@ -18,6 +18,13 @@ pub struct Choice {
 impl Choice {
     /// Each class has lengths up to four times as long as the one before. The last class has no end.
     const CLASSES: usize = 5;
+
+    /// A choice that begins its comparisons after as many copies as another one takes for them. Two that copy in turns then never
+    /// compare at the same time, when each would measure what the other one tries.
+    pub fn later() -> Self {
+        let class = || Class { left: Class::TRIED as u32, ..Class::default() };
+        Self { classes: std::array::from_fn(|_| class()), last: 0 }
+    }
 
     /// Copies `len` bytes, which may overlap.
     ///
@@ -56,7 +63,8 @@ struct Class {
 struct Time {
     /// Of a copy.
     copy: u64,
-    /// From the end of the copy before to the end of a copy. In a conversation this includes what the other process does with the bytes.
+    /// From the end of the copy before to the end of a copy. In a conversation this includes what the other process does with the bytes, or
+    /// this one with those that it copied from there.
     turn: u64,
 }
 
@@ -114,7 +122,7 @@ impl Class {
             // A smaller difference may be chance.
             let is_less = |one: u64, other: u64| one.saturating_add(one / 16) < other;
             let (cached, best) = if is_less(by_loop.copy, library.copy) { (by_loop, 1) } else { (library, 0) };
-            // The other process then reads from memory. In a conversation that shows in the turn. Otherwise the thread assumes that to read
+            // Streamed bytes are then read from memory. In a conversation that shows in the turn. Otherwise the thread assumes that to read
             // there takes as long as to write there.
             let in_conversation = cached.turn.saturating_sub(cached.copy) > cached.copy / 2;
             let is_streamed = if in_conversation {
@@ -159,6 +167,19 @@ mod tests {
             }
             assert_eq!(class.way, fastest, "{copies:?} {beside:?}");
             assert!(class.left >= 1000 && class.tried == 0);
+        }
+    }
+
+    #[test]
+    fn two_that_copy_in_turns_compare_at_different_times() {
+        let (mut puts, mut gets) = (Choice::default(), Choice::later());
+        let (source, mut target) = (vec![1_u8; CHOICE_LEAST], vec![0_u8; CHOICE_LEAST]);
+        for _ in 0..Class::TRIED * if cfg!(miri) { 3 } else { 230 } {
+            assert!(puts.classes[0].left > 0 || gets.classes[0].left > 0);
+            for choice in [&mut puts, &mut gets] {
+                // SAFETY: both are long enough.
+                unsafe { choice.copy(source.as_ptr(), target.as_mut_ptr(), CHOICE_LEAST) };
+            }
         }
     }
 

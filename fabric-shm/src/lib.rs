@@ -43,7 +43,6 @@ pub mod doorbell;
 pub mod error;
 #[cfg(not(loom))]
 pub mod fabric;
-#[cfg(not(loom))]
 #[cfg(feature = "fault-points")]
 pub mod fault;
 #[cfg(not(loom))]

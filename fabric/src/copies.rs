@@ -1,6 +1,6 @@
 //! Ways to copy bytes that another processor's caches hold, or will hold.
 //!
-//! Which way is the fastest depends on the processors and their distance, so senders try several (`fabric-shm/src/lane/ways.rs`,
+//! Which way is the fastest depends on the processors and their distance, so processes try several (`fabric-shm/src/lane/ways.rs`,
 //! `fabric-shm/src/choice.rs`).
 
 /// The receiver's knowledge of a copy out of a lane.

@@ -2,8 +2,8 @@
 //!
 //! With `Inline` there is none, except on a network, where peers need answers. With `Adaptive` it turns only while nonblocking
 //! operations are pending and no thread of the application has turned the engine for a millisecond; on a network, whenever no
-//! thread has, for four milliseconds at most. With `Poller` it turns always, and no other thread does. A poller without work sleeps long, because an idle node
-//! should cost nothing. It wakes when a datagram comes, when a timer of the network is due, when an operation begins while none is pending, or when
+//! thread has. If threads turned it all the time until then, that takes up to eight milliseconds, because it looks more rarely. With `Poller` it turns always, and no other thread does. A poller without work sleeps long, because an idle node
+//! should cost nothing. It then wakes when a datagram comes, when a timer of the network is due, when an operation begins while none is pending, or when
 //! the parking leader leaves.
 
 use crate::drive::Shared;
@@ -35,8 +35,10 @@ fn unknown_progress(word: &str) -> ParseIdError {
 
 /// How long the adaptive poller leaves an engine alone after another thread turned it.
 const LEAVE_ALONE: Duration = Duration::from_millis(1);
-/// ... at most, if others turn it time and again. To wake takes the processor from them, for some 10 µs.
+/// ... at most, where others turn it all the time. Each look takes the processor from them, for some 10 µs.
 const LEAVE_ALONE_MOST: Duration = Duration::from_millis(4);
+/// Others turn it all the time if they make this number of turns in a millisecond. A thread that waits makes hundreds.
+const BUSY_TURNS: u64 = 64;
 /// How long it leaves gathered packets alone, which wait for others to be sent with, in case none follow.
 const LEAVE_GATHERED: Duration = Duration::from_micros(100);
 /// How long the adaptive poller sleeps on a bell that might not be rung.
@@ -55,9 +57,10 @@ const LOOKS_PER_CLOCK: u32 = 4;
 /// How often it checks whether an awake event loop still turns its reactor.
 const STALLED: Duration = Duration::from_millis(250);
 
-/// Why it sleeps: nothing is pending, or a thread of the application has the helm.
+/// Why it sleeps: nothing is pending, a thread of the application has the helm, or threads turn the engine all the time.
 const IDLE: u32 = 1;
 const BESIDE_HELM: u32 = 2;
+const BESIDE_OTHERS: u32 = 3;
 
 const AWAKE: u32 = 0;
 const DOZES: u32 = 1;
@@ -66,7 +69,7 @@ const SLEEPS: u32 = 2;
 /// The state shared by the application's threads and the poller.
 #[derive(Default)]
 pub struct PollerWord {
-    /// Why the poller sleeps, if not on the bell. Zero if it does not sleep, or only briefly.
+    /// Why the poller sleeps, if not on the bell. Zero if it does not sleep, or pauses, or was woken.
     asleep: AtomicU32,
     /// How the poller sleeps on the bell: [`AWAKE`], [`DOZES`] for a short time, or [`SLEEPS`] for long, because nothing is pending. It
     /// may have to be woken without a ring.
@@ -118,7 +121,9 @@ impl PollerWord {
     /// Notes that packets begin to be gathered, which perhaps no further call sends.
     pub fn gathering(&self) {
         self.gathered.fetch_add(1, Ordering::SeqCst);
-        self.wake();
+        if self.asleep.load(Ordering::SeqCst) == BESIDE_OTHERS {
+            self.wake();
+        }
     }
 
     /// Tells the poller to end.
@@ -149,9 +154,12 @@ impl PollerWord {
         self.sleep_while(IDLE, NOTHING_PENDING, || !self.is_needed());
     }
 
-    /// Leaves an engine alone that others turn, until there is something that the poller has to do soon.
-    fn sleep_beside_others(&self, most: Duration, gathered: usize) {
-        self.sleep_while(IDLE, most, || !self.is_needed() && self.gathered.load(Ordering::SeqCst) == gathered);
+    /// Leaves an engine alone that others turn all the time, until there is something that the poller has to do soon. Returns whether
+    /// there is.
+    fn sleep_beside_others(&self, most: Duration, gathered: usize) -> bool {
+        let is_quiet = || !self.is_needed() && self.gathered.load(Ordering::SeqCst) == gathered;
+        self.sleep_while(BESIDE_OTHERS, most, is_quiet);
+        !is_quiet()
     }
 
     fn sleep_while_relieved(&self, most: Duration) {
@@ -217,6 +225,11 @@ pub struct Turned {
     pub serves: bool,
 }
 
+/// Whether others turned the engine all the time, if they made so many turns while the poller left it alone.
+fn is_busy(turns: u64, alone: Duration) -> bool {
+    u128::from(turns) >= u128::from(BUSY_TURNS) * alone.as_millis()
+}
+
 /// Runs the poller until it is told to stop.
 pub fn run(shared: Arc<Shared>) {
     let me = Token::current();
@@ -246,13 +259,21 @@ pub fn run(shared: Arc<Shared>) {
             let gathering = word.gathered.load(Ordering::Relaxed);
             if turns != seen || gathering != gathered {
                 let is_gathering = gathering != gathered;
+                let is_busy = is_busy(turns.wrapping_sub(seen), alone);
                 (seen, gathered) = (turns, gathering);
-                if is_gathering || word.is_needed() {
+                if is_gathering {
                     alone = LEAVE_ALONE;
-                    word.pause(if is_gathering { LEAVE_GATHERED } else { LEAVE_ALONE });
+                    word.pause(LEAVE_GATHERED);
+                } else if word.is_needed() || !is_busy {
+                    alone = LEAVE_ALONE;
+                    word.pause(alone);
                 } else {
-                    word.sleep_beside_others(alone, gathering);
                     alone = (2 * alone).min(LEAVE_ALONE_MOST);
+                    if word.sleep_beside_others(alone, gathering) {
+                        // Brief operations that follow one another do not wake it each time.
+                        alone = LEAVE_ALONE;
+                        word.pause(if word.is_needed() { LEAVE_ALONE } else { LEAVE_GATHERED });
+                    }
                 }
                 continue;
             }
@@ -313,13 +334,30 @@ mod tests {
             let (word, began) = (PollerWord::default(), Instant::now());
             std::thread::scope(|scope| {
                 scope.spawn(|| word.sleep_beside_others(LONG, 0));
-                while word.asleep.load(Ordering::SeqCst) == AWAKE {
+                while word.asleep.load(Ordering::SeqCst) != BESIDE_OTHERS && began.elapsed() < LONG {
                     std::thread::yield_now();
                 }
                 wake(&word);
             });
             word.sleep_beside_others(LONG, 0);
             assert!(began.elapsed() < LONG / 2);
+        }
+    }
+
+    #[test]
+    fn gathered_packets_end_no_other_sleep() {
+        let word = PollerWord::default();
+        for why in [IDLE, BESIDE_HELM] {
+            word.asleep.store(why, Ordering::SeqCst);
+            word.gathering();
+            assert_eq!(word.asleep.load(Ordering::SeqCst), why);
+        }
+    }
+
+    #[test]
+    fn few_turns_do_not_keep_the_poller_away() {
+        for alone in [LEAVE_ALONE, 2 * LEAVE_ALONE, LEAVE_ALONE_MOST] {
+            assert!(!is_busy(1, alone) && is_busy(1000, alone), "{alone:?}");
         }
     }
 }

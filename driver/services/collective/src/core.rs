@@ -104,7 +104,7 @@ impl Core {
     ) -> Self {
         let counts = Arc::<Counts>::default();
         let is_crowded = members.len() > processors();
-        let (state, broken) = (Mutex::new(State::new(counts.clone())), AtomicU64::new(0));
+        let (state, broken) = (Mutex::new(State::new(counts.clone(), members.len())), AtomicU64::new(0));
         Self { shared, way, members, me, inboxes, sync, is_crowded, watch, counts, state, broken }
     }
 

@@ -149,7 +149,7 @@ impl Exchange {
         }
         let mut said = [0; WORD];
         if says_in_slot(self.what.kind) {
-            view.get(from, self.place(0, view, view.me) + self.chunk, &mut said, &mut room.gets);
+            view.get(from, self.place(0, view, view.me) + self.chunk, &mut said, &mut room.gets[from]);
         } else {
             view.words.short(from, &mut said);
         }
@@ -336,7 +336,7 @@ impl Exchange {
             }
             if len > begin && kind != Kind::Barrier && !kind.combines() {
                 let into = self.what.output.write(self.output_at(other) + begin, (len - begin).min(self.chunk));
-                self.fetch(view, other, self.place(k, view, me), into, &mut room.gets);
+                self.fetch(view, other, self.place(k, view, me), into, &mut room.gets[other]);
             }
         }
         if kind.combines() {
@@ -391,7 +391,7 @@ impl Exchange {
                 if source == view.me {
                     into.copy_from_slice(input.read(own_at + at, block));
                 } else {
-                    self.fetch(view, source, place + at, into, gets);
+                    self.fetch(view, source, place + at, into, &mut gets[source]);
                 }
             };
             let (sum, other) = (&mut sum[..block], &mut other[..block]);
@@ -449,7 +449,7 @@ impl Exchange {
             }
             let part = self.part(len, other, view.members);
             let into = self.what.output.write(begin + part.start, part.len());
-            view.get(other, self.place(k, view, other) + part.start, into, &mut room.gets);
+            view.get(other, self.place(k, view, other) + part.start, into, &mut room.gets[other]);
         }
         self.at += 1;
         self.phase = Phase::Share;
@@ -484,15 +484,18 @@ pub(super) struct Room {
     other: [u8; BLOCK],
     /// Into its own slots.
     puts: Choice,
-    /// Out of the others' slots.
-    gets: Choice,
+    /// Out of the slot of each member: some may be nearer than others.
+    gets: Vec<Choice>,
 }
 
 // Elements lie in both from the first byte on, so both begin where any element may.
 const _: () = assert!(align_of::<Room>() == ALIGN_MAX && std::mem::offset_of!(Room, other).is_multiple_of(ALIGN_MAX));
 
 impl Room {
-    pub fn new() -> Box<Self> {
-        Box::new(Self { sum: [0; BLOCK], other: [0; BLOCK], puts: Choice::default(), gets: Choice::default() })
+    /// For a team of so many members.
+    pub fn new(members: usize) -> Box<Self> {
+        // A member compares its gets while the others, which put as often, keep to a way.
+        let gets = (0..members).map(|_| Choice::later()).collect();
+        Box::new(Self { sum: [0; BLOCK], other: [0; BLOCK], puts: Choice::default(), gets })
     }
 }

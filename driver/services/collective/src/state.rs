@@ -95,7 +95,7 @@ pub(super) struct State {
 }
 
 impl State {
-    pub fn new(counts: Arc<Counts>) -> Self {
+    pub fn new(counts: Arc<Counts>, members: usize) -> Self {
         Self {
             turns: VecDeque::with_capacity(8),
             next: Place { number: 0, channel: 0, before: 0 },
@@ -103,7 +103,7 @@ impl State {
             left: 0,
             known: 0,
             ended: None,
-            room: Room::new(),
+            room: Room::new(members),
             counts,
         }
     }
