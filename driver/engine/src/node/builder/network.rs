@@ -136,7 +136,8 @@ impl NodeBuilder {
         self
     }
 
-    /// How long a node on the network must be silent before it counts as dead. The default is one second.
+    /// How long a node on the network must be silent before it counts as dead. The default is one second. Below some tens of milliseconds, live
+    /// nodes may count as dead: one whose thread has ceased to call the node answers after up to eight milliseconds.
     pub fn dead_after(mut self, silence: Duration) -> Self {
         self.network.udp.dead_after = silence;
         self
