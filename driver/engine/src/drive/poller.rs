@@ -2,8 +2,9 @@
 //!
 //! With `Inline` there is none, except on a network, where peers need answers. With `Adaptive` it turns only while nonblocking
 //! operations are pending and no thread of the application has turned the engine for a millisecond; on a network, whenever no
-//! thread has. If threads turned it all the time until then, that takes up to eight milliseconds, because it looks more rarely. With `Poller` it turns always, and no other thread does. A poller without work sleeps long, because an idle node
-//! should cost nothing. It then wakes when a datagram comes, when a timer of the network is due, when an operation begins while none is pending, or when
+//! thread has. If threads turned it all the time before, the poller looks more rarely, and may
+//! notice eight milliseconds later. With `Poller` it turns always, and no other thread does. A poller without work sleeps long, because an
+//! idle node should cost nothing. It then wakes when a datagram comes, when a timer of the network is due, when an operation begins while none is pending, or when
 //! the parking leader leaves.
 
 use crate::drive::Shared;

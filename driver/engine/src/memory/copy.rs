@@ -5,6 +5,7 @@
 //! nodes of one process did not order their accesses.
 
 use doorbell_fabric::sync::{Ordering, fence};
+use doorbell_shm::choice::{CHOICE_LEAST, Choice};
 
 /// Copies into shared memory.
 ///
@@ -59,5 +60,30 @@ pub unsafe fn out(src: *const u8, dst: *mut u8, len: usize) {
             _ => std::ptr::copy(src, dst, len),
         }
     }
+    fence(Ordering::Acquire);
+}
+
+/// As [`inward`]; `ways` chooses how, if the bytes are many.
+///
+/// # Safety
+/// As [`inward`].
+#[inline(always)]
+pub unsafe fn inward_by(ways: &mut Choice, src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: caller.
+    unsafe { if len < CHOICE_LEAST || cfg!(miri) { inward(src, dst, len) } else { ways.copy(src, dst, len) } }
+}
+
+/// As [`out`]; `ways` chooses how, if the bytes are many.
+///
+/// # Safety
+/// As [`out`].
+#[inline(always)]
+pub unsafe fn out_by(ways: &mut Choice, src: *const u8, dst: *mut u8, len: usize) {
+    if len < CHOICE_LEAST || cfg!(miri) {
+        // SAFETY: caller.
+        return unsafe { out(src, dst, len) };
+    }
+    // SAFETY: caller.
+    unsafe { ways.copy(src, dst, len) };
     fence(Ordering::Acquire);
 }

@@ -15,7 +15,7 @@ use crate::sync::op::{Op, Outcome};
 use crate::turn::Engine;
 use crate::{Node, Peer, Result};
 use doorbell_fabric::sync::{Ordering, fence};
-use doorbell_shm::choice::{CHOICE_LEAST, Choice};
+use doorbell_shm::choice::Choice;
 use doorbell_shm::error::ShmError;
 use doorbell_shm::region::PeerRegion;
 use std::sync::Arc;
@@ -319,13 +319,7 @@ impl Peer {
         let Some((region, ways, ptr)) = found else { return Ok(()) };
         // SAFETY: `ptr` is the start of `bytes` writable bytes of a region that is in the cache, and so mapped; all bytes of a
         // `T` are initialised.
-        unsafe {
-            if bytes >= CHOICE_LEAST && !cfg!(miri) {
-                ways.copy(from.as_ptr().cast(), ptr, bytes);
-            } else {
-                copy::inward(from.as_ptr().cast(), ptr, bytes);
-            }
-        }
+        unsafe { copy::inward_by(ways, from.as_ptr().cast(), ptr, bytes) };
         whole(region)
     }
 
@@ -344,15 +338,7 @@ impl Peer {
         let Some((region, ways, ptr)) = found else { return Ok(()) };
         // SAFETY: `ptr` is the start of `bytes` readable bytes of a region that is in the cache, and so mapped; any bytes are a
         // `T`, and no other code has the slice.
-        unsafe {
-            if bytes >= CHOICE_LEAST && !cfg!(miri) {
-                ways.copy(ptr, into.as_mut_ptr().cast(), bytes);
-                // Later reads must not move before this one, as with `out`.
-                fence(Ordering::Acquire);
-            } else {
-                copy::out(ptr, into.as_mut_ptr().cast(), bytes);
-            }
-        }
+        unsafe { copy::out_by(ways, ptr, into.as_mut_ptr().cast(), bytes) };
         whole(region)
     }
 
@@ -392,7 +378,7 @@ impl Peer {
         }
     }
 
-    /// The address of the bytes of `place`, with their region and the way of long puts. `None` if this node can't reach them by an address;
+    /// The address of the bytes of `place`, with their region and the ways of long copies. `None` if this node can't reach them by an address;
     /// then the network has already put them from `own`, or got them into `own`.
     ///
     /// # Safety

@@ -3,7 +3,7 @@
 use doorbell_engine::memory::copy;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_shm::channel::{Channel, Ends, Post};
-use doorbell_shm::choice::{CHOICE_LEAST, Choice};
+use doorbell_shm::choice::Choice;
 use doorbell_shm::region::{OwnRegion, PeerRegion};
 use std::sync::Arc;
 
@@ -148,7 +148,7 @@ impl View<'_> {
         // SAFETY: within the own slot, which is mapped as long as the view lives, and apart from the caller's bytes.
         unsafe {
             let (src, dst, len) = (from.as_ptr(), self.slots.add(self.me * self.slot + at), from.len());
-            if len < CHOICE_LEAST || cfg!(miri) { copy::inward(src, dst, len) } else { ways.copy(src, dst, len) }
+            copy::inward_by(ways, src, dst, len);
         }
     }
 
@@ -158,7 +158,7 @@ impl View<'_> {
         // SAFETY: within that slot, which is mapped as long as the view lives, and apart from the caller's bytes.
         unsafe {
             let (src, dst, len) = (self.slots.add(member * self.slot + at), into.as_mut_ptr(), into.len());
-            if len < CHOICE_LEAST || cfg!(miri) { copy::out(src, dst, len) } else { ways.copy(src, dst, len) }
+            copy::out_by(ways, src, dst, len);
         }
     }
 }
