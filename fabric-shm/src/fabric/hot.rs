@@ -1,5 +1,6 @@
 //! One lane from the reader's viewpoint, and the fast path that reads the busiest lane.
 
+use super::pace::{CLOSE_LOOKS, Paces};
 use crate::board::LatencyHistogram;
 use crate::domain::PeerInbox;
 use crate::lane::{Consumer, FirstWord, Opened, Peek, RawMemory, Seen, SeriesEnd, age};
@@ -33,6 +34,8 @@ pub(super) struct Lane {
     pub(super) judged: bool,
     pub(super) asked_before: bool,
     pub(super) latencies: Arc<LatencyHistogram>,
+    /// How fast a waiter looks for answers here.
+    pub(super) paces: Paces,
     /// The region that holds the producer's bulk ring.
     pub(super) bulk: Option<PeerRegion>,
 }
@@ -155,25 +158,43 @@ impl Hot<'_> {
         self.lane.consumer.taken()
     }
 
-    /// Looks for a packet up to `rounds` times.
+    /// Looks for a packet as long as `rounds` looks with a pause take.
     #[inline(always)]
-    pub fn watch(&self, rounds: u32) -> Option<FirstWord> {
+    pub fn watch(&mut self, rounds: u32) -> Option<FirstWord> {
         self.watch_for(rounds, false)
     }
 
     /// The same for the receiver of a message, which may begin with a packet that is only [opened](FirstWord::is_opened).
     #[inline(always)]
-    pub fn watch_for(&self, rounds: u32, also_opened: bool) -> Option<FirstWord> {
-        let consumer = &self.lane.consumer;
+    pub fn watch_for(&mut self, rounds: u32, also_opened: bool) -> Option<FirstWord> {
+        let Lane { ref consumer, ref mut paces, .. } = *self.lane;
         // A few of these lines may lie behind the ring's end. A prefetch changes nothing there.
         let (expected, len) = (consumer.expected_at(), consumer.expected_len());
-        consumer.watch(rounds, also_opened, || {
+        let prefetch = || {
             if len > 0 {
                 doorbell_fabric::hint::prefetch(expected);
                 (64..len).step_by(64).for_each(|at| doorbell_fabric::hint::prefetch(expected.wrapping_add(at)));
             }
-            doorbell_fabric::sync::spin_hint();
-        })
+        };
+        let awaits_answer = consumer.awaits_answer();
+        // Two loops, because each instruction between two looks counts.
+        let steps = paces.steps();
+        let found = if awaits_answer && *steps > 0 {
+            let rounds = if rounds > 1 { rounds.saturating_mul(CLOSE_LOOKS) } else { rounds };
+            consumer.watch(rounds, also_opened, || {
+                prefetch();
+                doorbell_fabric::sync::between_looks(steps);
+            })
+        } else {
+            consumer.watch(rounds, also_opened, || {
+                prefetch();
+                doorbell_fabric::sync::spin_hint();
+            })
+        };
+        if awaits_answer && found.is_some() {
+            paces.count();
+        }
+        found
     }
 
     /// The fast path for most messages: takes the first packet if it is a whole message that fits into `buf`, has this sequence

@@ -6,6 +6,7 @@
 mod callers;
 mod hot;
 mod link;
+mod pace;
 mod peers;
 
 use crate::board::LatencyHistogram;
@@ -22,6 +23,7 @@ pub use hot::Hot;
 use hot::Lane;
 use link::Larger;
 pub use link::ShmLink;
+use pace::Paces;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -130,6 +132,7 @@ impl ShmFabric {
                 judged: false,
                 asked_before: false,
                 latencies: latencies.clone(),
+                paces: Paces::default(),
                 bulk: None,
             }
         };

@@ -214,14 +214,17 @@ impl<M: LaneMemory + Clone> Consumer<M> {
         // Acquire, both loads: pair with PUBLISH.
         let appended = || Some(behind.load(Ordering::Acquire)).filter(|check| ahead.len_by(*check).is_some());
         for _ in 0..rounds {
-            // Too early: the producer may append a message, and write the next packet, before the load of that.
-            let early = if planted_bug("append") { Some(appended()) } else { None };
-            let check = word.load(Ordering::Acquire);
-            // After the load of the next packet, before which the producer has appended the message.
-            if let Some(check) = early.unwrap_or_else(appended) {
+            if let Some(check) = appended() {
                 return Some(FirstWord(check));
             }
+            let check = word.load(Ordering::Acquire);
             if check as u32 == position && check & enough != 0 {
+                // Once more, after that load: before the producer wrote this packet, it may have appended a message.
+                if !planted_bug("append")
+                    && let Some(check) = appended()
+                {
+                    return Some(FirstWord(check));
+                }
                 let first = FirstWord(check);
                 if !also_opened || !first.is_opened() || self.given_up != self.head + 1 {
                     return Some(first);

@@ -129,7 +129,7 @@ impl Engine {
             return 0;
         }
         let inbound = &mut self.inbound;
-        let Some(hot) = self.fabric.same_hot() else { return 0 };
+        let Some(mut hot) = self.fabric.same_hot() else { return 0 };
         if !accepts.accepts_peer(hot.source()) {
             return 0;
         }

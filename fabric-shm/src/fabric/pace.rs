@@ -1,0 +1,119 @@
+//! How fast a waiter looks for an answer.
+//!
+//! A look at a line that another processor is about to write can make the writer fetch the line again. Whether that happens depends on the
+//! distance of the processors, and on a few nanoseconds in either program. So a waiter tries several paces now and then, and keeps to the one
+//! by which its conversation goes fastest.
+
+use doorbell_fabric::hint;
+
+/// So many looks without a pause take about as long as one with a pause.
+pub(super) const CLOSE_LOOKS: u32 = 4;
+
+/// The pace of the answers in one lane.
+#[derive(Debug)]
+pub(super) struct Paces {
+    /// The steps between two looks ([`between_looks`](doorbell_fabric::sync::between_looks)), or 0: a pause
+    /// ([`spin_hint`](doorbell_fabric::sync::spin_hint)).
+    steps: u32,
+    /// The number of answers until this batch ends, or the next comparison begins.
+    left: u32,
+    /// The batches of this comparison that have begun.
+    begun: u32,
+    /// When the present batch began, in ticks.
+    began: u64,
+    /// The shortest batch at each pace, in ticks.
+    shortest: [u64; Self::PACES],
+}
+
+impl Default for Paces {
+    fn default() -> Self {
+        Self { steps: 1, left: 0, begun: 0, began: 0, shortest: [0; Self::PACES] }
+    }
+}
+
+impl Paces {
+    /// A pause, and one to three steps.
+    const PACES: usize = 4;
+    /// The answers of a batch.
+    const BATCH: u32 = 16;
+    /// The batches of a comparison, at all paces in turn. The shortest one counts, because any other may have been interrupted.
+    const BATCHES: u32 = 5 * Self::PACES as u32;
+    /// The answers between two comparisons: 19 of 20.
+    const REST: u32 = 19 * Self::BATCH * Self::BATCHES;
+
+    /// The steps between two looks of the next wait, or 0: a pause.
+    #[inline(always)]
+    pub fn steps(&self) -> &u32 {
+        &self.steps
+    }
+
+    /// Counts an answer that was waited for.
+    #[inline(always)]
+    pub fn count(&mut self) {
+        match self.left.checked_sub(1) {
+            Some(left) => self.left = left,
+            None => self.end_batch(hint::ticks()),
+        }
+    }
+
+    /// Ends a batch, or the time between two comparisons, and begins what follows.
+    #[cold]
+    #[inline(never)]
+    fn end_batch(&mut self, now: u64) {
+        if self.begun == 0 {
+            self.shortest = [u64::MAX; Self::PACES];
+        } else if let Some(took @ 1..) = now.checked_sub(self.began) {
+            // Without a length, the thread has come to a processor whose clock is behind.
+            let shortest = &mut self.shortest[self.steps as usize];
+            *shortest = took.min(*shortest);
+        }
+        (self.left, self.began) = (Self::BATCH - 1, now);
+        if self.begun < Self::BATCHES {
+            self.steps = self.begun % Self::PACES as u32;
+            self.begun += 1;
+            return;
+        }
+        let fastest = (0..).zip(&self.shortest).min_by_key(|(_, shortest)| **shortest);
+        self.steps = fastest.map_or(0, |(steps, _)| steps);
+        (self.begun, self.left) = (0, Self::REST);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fastest_pace_is_found_and_found_again() {
+        let (mut paces, mut now) = (Paces::default(), 1000);
+        for (times, fastest) in [([100, 120, 99, 130], 2), ([90, 100, 120, 110], 0), ([90, 120, 100, 80], 3), ([7; 4], 0)] {
+            paces.end_batch(now);
+            for batch in 0..Paces::BATCHES {
+                // The first batches are interrupted.
+                let interrupted = if batch < 6 { 1 << 40 } else { 0 };
+                now += interrupted + times[*paces.steps() as usize];
+                paces.end_batch(now);
+            }
+            assert_eq!((*paces.steps(), paces.begun, paces.left), (fastest, 0, Paces::REST), "{times:?}");
+        }
+    }
+
+    #[test]
+    fn all_paces_are_tried_now_and_then() {
+        let (mut paces, mut answers) = (Paces::default(), [0; Paces::PACES]);
+        for _ in 0..2 * Paces::REST {
+            answers[*paces.steps() as usize] += 1;
+            paces.count();
+        }
+        assert!(answers.iter().all(|answers| *answers >= 2 * Paces::BATCH * Paces::BATCHES / 4), "{answers:?}");
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_measures_nothing() {
+        let mut paces = Paces::default();
+        for batch in 0..=Paces::BATCHES {
+            paces.end_batch(u64::from(1000 - batch));
+        }
+        assert_eq!((*paces.steps(), paces.shortest), (0, [u64::MAX; Paces::PACES]));
+    }
+}
