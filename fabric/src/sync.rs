@@ -36,9 +36,9 @@ pub fn spin_hint() {
     loom::thread::yield_now();
 }
 
-/// What a waiter does between two looks at a word that another processor is about to write. The next look begins only when the earlier one
-/// is over: a processor that looks ahead disturbs the writer, and has to look again. A [`spin_hint`] has the same effect, but takes 20 to 40
-/// ns. This takes some cycles for each of `steps`, at least one.
+/// What a waiter does between two looks at a word that another processor is about to write, if a [`spin_hint`] is too long. It takes some
+/// cycles for each of `steps`, at least one. The next look begins only when the earlier one is over: a processor that looks ahead disturbs the
+/// writer, and has to look again. On other processors than x86-64 it is a `spin_hint`.
 #[inline(always)]
 pub fn between_looks(steps: &u32) {
     #[cfg(all(target_arch = "x86_64", not(any(loom, miri))))]
@@ -51,7 +51,7 @@ pub fn between_looks(steps: &u32) {
                 std::arch::x86_64::_mm_lfence();
             }
             step += 1;
-            // From memory each time: the fence is to be followed by a branch that waits for a load.
+            // The number comes from memory each time, so that the branch behind the fence waits for a load. Messages are faster by that.
             // SAFETY: a reference.
             if step >= unsafe { std::ptr::read_volatile(steps) } {
                 break;
@@ -59,7 +59,10 @@ pub fn between_looks(steps: &u32) {
         }
     }
     #[cfg(not(all(target_arch = "x86_64", not(any(loom, miri)))))]
-    (0..*steps).for_each(|_| spin_hint());
+    {
+        let _ = steps;
+        spin_hint();
+    }
 }
 
 /// The frequent side of the asymmetric barrier. It compiles to no instruction. It is not enough where [`Barriers::join`] found no

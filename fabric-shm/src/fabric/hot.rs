@@ -1,6 +1,6 @@
 //! One lane from the reader's viewpoint, and the fast path that reads the busiest lane.
 
-use super::pace::{CLOSE_LOOKS, Paces};
+use super::pace::Paces;
 use crate::board::LatencyHistogram;
 use crate::domain::PeerInbox;
 use crate::lane::{Consumer, FirstWord, Opened, Peek, RawMemory, Seen, SeriesEnd, age};
@@ -158,7 +158,7 @@ impl Hot<'_> {
         self.lane.consumer.taken()
     }
 
-    /// Looks for a packet as long as `rounds` looks with a pause take.
+    /// Looks for a packet for about as long as `rounds` looks with a pause take.
     #[inline(always)]
     pub fn watch(&mut self, rounds: u32) -> Option<FirstWord> {
         self.watch_for(rounds, false)
@@ -176,12 +176,11 @@ impl Hot<'_> {
                 (64..len).step_by(64).for_each(|at| doorbell_fabric::hint::prefetch(expected.wrapping_add(at)));
             }
         };
-        let awaits_answer = consumer.awaits_answer();
-        // Two loops, because each instruction between two looks counts.
+        let sent = consumer.awaits_answer();
         let steps = paces.steps();
-        let found = if awaits_answer && *steps > 0 {
-            let rounds = if rounds > 1 { rounds.saturating_mul(CLOSE_LOOKS) } else { rounds };
-            consumer.watch(rounds, also_opened, || {
+        // Two loops, because each instruction between two looks counts.
+        let found = if sent.is_some() && *steps > 0 {
+            consumer.watch(paces.looks(rounds), also_opened, || {
                 prefetch();
                 doorbell_fabric::sync::between_looks(steps);
             })
@@ -191,8 +190,10 @@ impl Hot<'_> {
                 doorbell_fabric::sync::spin_hint();
             })
         };
-        if awaits_answer && found.is_some() {
-            paces.count();
+        if let (Some(sent), Some(first)) = (sent, found)
+            && !first.is_opened()
+        {
+            paces.count(sent);
         }
         found
     }

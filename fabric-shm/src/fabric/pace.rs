@@ -2,12 +2,13 @@
 //!
 //! A look at a line that another processor is about to write can make the writer fetch the line again. Whether that happens depends on the
 //! distance of the processors, and on a few nanoseconds in either program. So a waiter tries several paces now and then, and keeps to the one
-//! by which its conversation goes fastest.
+//! by which its conversation goes fastest. Both ends of a conversation compare at the same time, and mostly try the same pace together, as
+//! they will use it.
 
 use doorbell_fabric::hint;
 
-/// So many looks without a pause take about as long as one with a pause.
-pub(super) const CLOSE_LOOKS: u32 = 4;
+/// Whether the time of a batch can be measured.
+const HAS_TICKS: bool = cfg!(all(target_arch = "x86_64", not(any(miri, loom))));
 
 /// The pace of the answers in one lane.
 #[derive(Debug)]
@@ -15,8 +16,10 @@ pub(super) struct Paces {
     /// The steps between two looks ([`between_looks`](doorbell_fabric::sync::between_looks)), or 0: a pause
     /// ([`spin_hint`](doorbell_fabric::sync::spin_hint)).
     steps: u32,
-    /// The number of answers until this batch ends, or the next comparison begins.
+    /// The number of answers until the last one of this batch, or of the time between two comparisons.
     left: u32,
+    /// The messages that the thread had sent when it counted the last answer.
+    sent: u32,
     /// The batches of this comparison that have begun.
     begun: u32,
     /// When the present batch began, in ticks.
@@ -27,7 +30,7 @@ pub(super) struct Paces {
 
 impl Default for Paces {
     fn default() -> Self {
-        Self { steps: 1, left: 0, begun: 0, began: 0, shortest: [0; Self::PACES] }
+        Self { steps: HAS_TICKS.into(), left: 0, sent: 0, begun: 0, began: 0, shortest: [0; Self::PACES] }
     }
 }
 
@@ -38,7 +41,7 @@ impl Paces {
     const BATCH: u32 = 16;
     /// The batches of a comparison, at all paces in turn. The shortest one counts, because any other may have been interrupted.
     const BATCHES: u32 = 5 * Self::PACES as u32;
-    /// The answers between two comparisons: 19 of 20.
+    /// The answers between two comparisons. One answer of 20 is part of a comparison.
     const REST: u32 = 19 * Self::BATCH * Self::BATCHES;
 
     /// The steps between two looks of the next wait, or 0: a pause.
@@ -47,9 +50,20 @@ impl Paces {
         &self.steps
     }
 
-    /// Counts an answer that was waited for.
+    /// The looks without a pause that take about as long as so many with one.
     #[inline(always)]
-    pub fn count(&mut self) {
+    pub fn looks(&self, rounds: u32) -> u32 {
+        // A single look is not to wait.
+        if rounds > 1 { rounds.saturating_mul(4 / self.steps.max(1)) } else { rounds }
+    }
+
+    /// Counts an answer that was waited for. The thread has sent so many messages. Nothing happens if it has sent none since the last answer:
+    /// then it has seen the same packet again.
+    #[inline(always)]
+    pub fn count(&mut self, sent: u32) {
+        if !HAS_TICKS || std::mem::replace(&mut self.sent, sent) == sent {
+            return;
+        }
         match self.left.checked_sub(1) {
             Some(left) => self.left = left,
             None => self.end_batch(hint::ticks()),
@@ -99,13 +113,18 @@ mod tests {
     }
 
     #[test]
+    #[cfg(not(miri))]
     fn all_paces_are_tried_now_and_then() {
         let (mut paces, mut answers) = (Paces::default(), [0; Paces::PACES]);
-        for _ in 0..2 * Paces::REST {
+        for sent in 1..=2 * (Paces::REST + Paces::BATCH * Paces::BATCHES) {
             answers[*paces.steps() as usize] += 1;
-            paces.count();
+            paces.count(sent);
+            // The same answer.
+            paces.count(sent);
         }
-        assert!(answers.iter().all(|answers| *answers >= 2 * Paces::BATCH * Paces::BATCHES / 4), "{answers:?}");
+        let tried = Paces::BATCH * Paces::BATCHES / Paces::PACES as u32;
+        assert!(answers.iter().all(|answers| *answers >= tried), "{answers:?}");
+        assert_eq!(answers.iter().sum::<u32>(), 2 * (Paces::REST + Paces::BATCH * Paces::BATCHES));
     }
 
     #[test]

@@ -48,7 +48,7 @@ use std::time::{Duration, Instant};
 
 /// The most turns in a row before the clock is read.
 pub const TURNS_MAX: usize = 64;
-/// The most looks at the busy lanes before the baton is released for a moment.
+/// The most looks at the busy lanes, with a pause behind each, before the baton is released for a moment.
 pub const SPIN_ROUNDS: u32 = 64;
 
 /// How long a wait for a joining node sleeps if both the directory and the network may report one.

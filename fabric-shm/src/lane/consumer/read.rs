@@ -15,17 +15,19 @@ const EXPECTED_MOST: usize = 64;
 const EXPECTED_REPLY_MOST: usize = 512;
 
 impl Consumer<RawMemory> {
-    /// Whether this thread has sent a message since it left the last cell, so that the next packet is probably an answer.
+    /// The number of messages that this thread has sent, if it has sent one since it left the last cell. Then the next packet is probably an
+    /// answer.
     #[inline(always)]
-    pub fn awaits_answer(&self) -> bool {
-        self.sent != conversation::messages_sent()
+    pub fn awaits_answer(&self) -> Option<u32> {
+        let sent = conversation::messages_sent();
+        (self.sent != sent).then_some(sent)
     }
 
     /// The bytes of the next payload whose lines are worth a prefetch at each look, or 0. Then they arrive together with the cell and not after
     /// it. A prefetch may take a line from a producer that is still writing it, so only few lines are worth it.
     #[inline(always)]
     pub fn expected_len(&self) -> usize {
-        let most = if self.awaits_answer() { EXPECTED_REPLY_MOST } else { EXPECTED_MOST };
+        let most = if self.awaits_answer().is_some() { EXPECTED_REPLY_MOST } else { EXPECTED_MOST };
         if self.last_len <= most { self.last_len } else { 0 }
     }
 
