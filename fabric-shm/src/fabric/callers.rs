@@ -24,10 +24,15 @@ impl Default for Blank {
 impl Blank {
     /// The end of a lane that is empty as long as it has no file. Only valid while `self` lives.
     pub(super) fn consumer(self: &Arc<Self>) -> Consumer<RawMemory> {
+        Consumer::new(self.memory(), None)
+    }
+
+    /// The memory of that lane. Only valid while `self` lives.
+    pub(super) fn memory(&self) -> RawMemory {
         let place = LanePlace { control: 0, cells: PAGE / 2, cell_count: 8, data: PAGE / 2 + 512, data_bytes: 1024 };
         let start = self.0.as_ptr().cast::<u8>().cast_mut();
         // SAFETY: the place lies within the page, which the caller keeps; all of it are atomics.
-        Consumer::new(unsafe { RawMemory::new(start, place) }, None)
+        unsafe { RawMemory::new(start, place) }
     }
 }
 

@@ -95,7 +95,63 @@ impl Paces {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{callers::Blank, hot::Hot, hot::Lane};
     use super::*;
+    use crate::lane::Producer;
+    use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, PeerWord, Priority, Push};
+    use std::sync::Arc;
+
+    fn push(producer: &mut Producer<crate::lane::RawMemory>, sequence: u32) {
+        let head = PacketHead { kind: PacketKind::Whole, tag: 7, sequence, total: 8 };
+        // SAFETY: eight bytes. The first attempt counts the message of this thread.
+        let done = unsafe {
+            producer.push_whole(7, sequence, [1; 8].as_ptr(), 8) || producer.push(&head, [1; 8].as_ptr(), 8) == Push::Done
+        };
+        assert!(done);
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_lane_counts_each_answer_once_and_nothing_else() {
+        let (here, there) = (Arc::new(Blank::default()), Arc::new(Blank::default()));
+        let claim = |page: &Blank| Producer::claim(page.memory(), 1).unwrap();
+        let (mut questions, mut answers) = (claim(&there), claim(&here));
+        // By another thread, whose messages do not count here.
+        let mut answer = |sequence| std::thread::scope(|scope| scope.spawn(|| push(&mut answers, sequence)).join().unwrap());
+        let mut lane = Lane {
+            consumer: here.consumer(),
+            peer: PeerWord::new(NodeId(1), Incarnation(1)),
+            priority: Priority::Normal,
+            producer: None,
+            idle_looks: 0,
+            busy: false,
+            damaged: false,
+            by_association: false,
+            later: false,
+            judged: false,
+            asked_before: false,
+            latencies: Arc::default(),
+            paces: Paces::default(),
+            bulk: None,
+        };
+        // Looks twice, and then takes the packet. Returns the state of the count.
+        let mut receive = || {
+            let mut hot = Hot { lane: &mut lane, index: 0 };
+            let seen = [hot.watch(2), hot.watch(2)].map(|first| hot.examine(first.unwrap()).unwrap());
+            lane.take(&seen[1]);
+            (lane.paces.begun, lane.paces.left)
+        };
+        answer(0);
+        assert_eq!(receive(), (0, 0), "nobody asked");
+        push(&mut questions, 0);
+        answer(1);
+        assert_eq!(receive(), (1, Paces::BATCH - 1));
+        answer(2);
+        assert_eq!(receive(), (1, Paces::BATCH - 1), "nobody asked");
+        push(&mut questions, 1);
+        answer(3);
+        assert_eq!(receive(), (1, Paces::BATCH - 2));
+    }
 
     #[test]
     fn the_fastest_pace_is_found_and_found_again() {
