@@ -190,9 +190,7 @@ impl Hot<'_> {
                 doorbell_fabric::sync::spin_hint();
             })
         };
-        if let (Some(sent), Some(first)) = (sent, found)
-            && !first.is_opened()
-        {
+        if let (Some(sent), Some(_)) = (sent, found) {
             paces.count(sent);
         }
         found
