@@ -54,6 +54,9 @@ pub fn offer(line: *const u8) {
     let _ = line;
 }
 
+/// Whether [`ticks`] counts. Otherwise it is always 0.
+pub const HAS_TICKS: bool = cfg!(all(target_arch = "x86_64", not(any(miri, loom))));
+
 /// The processor's time-stamp counter. The length of a tick is unknown, so it serves only for estimates.
 #[inline(always)]
 pub fn ticks() -> u64 {

@@ -52,7 +52,7 @@ pub fn between_looks(steps: &u32) {
             }
             step += 1;
             // The number comes from memory each time, so that the branch behind the fence waits for a load. Messages are faster by that.
-            // SAFETY: a reference.
+            // SAFETY: `steps` is a reference.
             if step >= unsafe { std::ptr::read_volatile(steps) } {
                 break;
             }

@@ -41,6 +41,26 @@ pub(super) struct Lane {
 }
 
 impl Lane {
+    /// A lane from this node, of which no incarnation is known yet.
+    pub(super) fn new(consumer: Consumer<RawMemory>, node: NodeId, priority: Priority, latencies: Arc<LatencyHistogram>) -> Self {
+        Self {
+            consumer,
+            peer: PeerWord::new(node, Incarnation(0)),
+            priority,
+            producer: None,
+            idle_looks: 0,
+            busy: false,
+            damaged: false,
+            by_association: false,
+            later: false,
+            judged: false,
+            asked_before: false,
+            latencies,
+            paces: Paces::default(),
+            bulk: None,
+        }
+    }
+
     /// The node that sends here.
     #[inline(always)]
     pub(super) fn source(&self) -> NodeId {

@@ -18,12 +18,11 @@ use crate::lane::{LaneMemory, Peek, Producer, age, packet_bytes};
 use crate::layout::FLAG_FENCE;
 use callers::Blank;
 use doorbell_fabric::sync::Barriers;
-use doorbell_fabric::{Fabric, Incarnation, NodeId, PRIORITIES, PeerWord, Priority, Sink, Verdict};
+use doorbell_fabric::{Fabric, Incarnation, NodeId, PRIORITIES, Priority, Sink, Verdict};
 pub use hot::Hot;
 use hot::Lane;
 use link::Larger;
 pub use link::ShmLink;
-use pace::Paces;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,22 +118,7 @@ impl ShmFabric {
         let blank = Arc::new(Blank::default());
         let lane_of = |index: usize| {
             let (node, priority) = (NodeId((index / PRIORITIES) as u16), Priority::ALL[index % PRIORITIES]);
-            Lane {
-                consumer: blank.consumer(),
-                peer: PeerWord::new(node, Incarnation(0)),
-                priority,
-                producer: None,
-                idle_looks: 0,
-                busy: false,
-                damaged: false,
-                by_association: false,
-                later: false,
-                judged: false,
-                asked_before: false,
-                latencies: latencies.clone(),
-                paces: Paces::default(),
-                bulk: None,
-            }
+            Lane::new(blank.consumer(), node, priority, latencies.clone())
         };
         let count = membership.max_nodes();
         let mut fabric = Self {

@@ -5,10 +5,7 @@
 //! by which its conversation goes fastest. Both ends of a conversation compare at the same time, and mostly try the same pace together, as
 //! they will use it.
 
-use doorbell_fabric::hint;
-
-/// Whether the time of a batch can be measured.
-const HAS_TICKS: bool = cfg!(all(target_arch = "x86_64", not(any(miri, loom))));
+use doorbell_fabric::hint::{self, HAS_TICKS};
 
 /// The pace of the answers in one lane.
 #[derive(Debug)]
@@ -98,7 +95,7 @@ mod tests {
     use super::super::{callers::Blank, hot::Hot, hot::Lane};
     use super::*;
     use crate::lane::Producer;
-    use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, PeerWord, Priority, Push};
+    use doorbell_fabric::{NodeId, PacketHead, PacketKind, Priority, Push};
     use std::sync::Arc;
 
     fn push(producer: &mut Producer<crate::lane::RawMemory>, sequence: u32) {
@@ -111,29 +108,14 @@ mod tests {
     }
 
     #[test]
-    #[cfg(not(miri))]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     fn a_lane_counts_each_answer_once_and_nothing_else() {
         let (here, there) = (Arc::new(Blank::default()), Arc::new(Blank::default()));
         let claim = |page: &Blank| Producer::claim(page.memory(), 1).unwrap();
         let (mut questions, mut answers) = (claim(&there), claim(&here));
         // By another thread, whose messages do not count here.
         let mut answer = |sequence| std::thread::scope(|scope| scope.spawn(|| push(&mut answers, sequence)).join().unwrap());
-        let mut lane = Lane {
-            consumer: here.consumer(),
-            peer: PeerWord::new(NodeId(1), Incarnation(1)),
-            priority: Priority::Normal,
-            producer: None,
-            idle_looks: 0,
-            busy: false,
-            damaged: false,
-            by_association: false,
-            later: false,
-            judged: false,
-            asked_before: false,
-            latencies: Arc::default(),
-            paces: Paces::default(),
-            bulk: None,
-        };
+        let mut lane = Lane::new(here.consumer(), NodeId(1), Priority::Normal, Arc::default());
         // Looks twice, and then takes the packet. Returns the state of the count.
         let mut receive = || {
             let mut hot = Hot { lane: &mut lane, index: 0 };
@@ -169,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg(not(miri))]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     fn all_paces_are_tried_now_and_then() {
         let (mut paces, mut answers) = (Paces::default(), [0; Paces::PACES]);
         for sent in 1..=2 * (Paces::REST + Paces::BATCH * Paces::BATCHES) {
@@ -180,7 +162,6 @@ mod tests {
         }
         let tried = Paces::BATCH * Paces::BATCHES / Paces::PACES as u32;
         assert!(answers.iter().all(|answers| *answers >= tried), "{answers:?}");
-        assert_eq!(answers.iter().sum::<u32>(), 2 * (Paces::REST + Paces::BATCH * Paces::BATCHES));
     }
 
     #[test]

@@ -10,8 +10,8 @@
 //! After a reply of less than 2 KiB, the producer requests no lines of its next payload (`producer/room.rs`).
 //!
 //! A consumer guesses whether it waits for an answer: has the waiting thread sent a message, in any lane, since it left the last cell? Then the
-//! consumer prefetches more of the next payload (`consumer/read.rs`), and looks at a pace of its own (`fabric/pace.rs`). Where threads take turns at one consumer, the guess means nothing. In a
-//! stream, the producer may be writing those lines at any time.
+//! consumer prefetches more of the next payload (`consumer/read.rs`), and looks at a pace of its own (`fabric/pace.rs`). Where threads take
+//! turns at one consumer, the guess means nothing. In a stream, the producer may be writing those lines at any time.
 
 use std::cell::Cell;
 
